@@ -1,0 +1,111 @@
+"""How vectors of several nodes become one: pure functions on k vectors of length d.
+
+Every function takes a matrix [k, d] or a sequence of k vectors [d]. They walk over the vectors in
+pieces that fit the processor's cache, so that each input is read from memory once, and they add in
+the given order, so that the result does not depend on where the vectors lie.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Vectors = Tensor | Sequence[Tensor]
+
+PIECE = 1 << 15  # entries; a piece of three float32 vectors stays inside a 1 MB cache
+EPSILON = 1e-12  # curvature below this (times its mean, if that is above one) says nothing
+
+
+def uniform_weights(k: int) -> Tensor:
+    return torch.full((k,), 1.0 / k)
+
+
+def data_weights(examples: Sequence[int]) -> Tensor:
+    """In proportion to the numbers of examples; uniform when nobody has any.
+
+    >>> data_weights([30, 10]).tolist()
+    [0.75, 0.25]
+    """
+    total = sum(examples)
+    if total == 0:
+        return uniform_weights(len(examples))
+    return torch.tensor([count / total for count in examples])
+
+
+def metropolis_weights(degrees: Sequence[int], own: int) -> Tensor:
+    """Metropolis-Hastings weights: symmetric and doubly stochastic using only the two degrees.
+
+    1 / (1 + max(k_i, k_j)) for a neighbour j of i, and what is left for i, at position `own`.
+    """
+    weights = [1.0 / (1 + max(degrees[own], degree)) for degree in degrees]
+    weights[own] = 0.0
+    weights[own] = 1.0 - sum(weights)
+    return torch.tensor(weights)
+
+
+def weighted_mean(x: Vectors, weights: Tensor | Sequence[float]) -> Tensor:
+    """[d] the sum of `weights[j] * x[j]`, with weights that should add up to one.
+
+    >>> weighted_mean(torch.tensor([[0.0, 2.0], [4.0, 6.0]]), [0.25, 0.75]).tolist()
+    [3.0, 5.0]
+    """
+    factors = _floats(weights, len(x))
+    mean = torch.empty_like(x[0])
+    for piece in _pieces(mean):
+        total = torch.mul(x[0][piece], factors[0], out=mean[piece])
+        for vector, factor in zip(x[1:], factors[1:], strict=True):
+            total.add_(vector[piece], alpha=factor)
+    return mean
+
+
+def curvature_weighted(x: Vectors, h: Vectors, otherwise: Tensor | Sequence[float]) -> Tensor:
+    """[d] every entry of `x` averaged with its own weights, in proportion to the curvature `h`.
+
+    Entry p is sum_j h[j, p] x[j, p] / s_p with s_p = sum_j h[j, p] (Eq. 6-8 of P0). Where s_p is
+    zero, or below 1e-12 max(1, mean of h), curvature says nothing and the weights `otherwise`
+    count.
+
+    >>> x, h = torch.tensor([[1.0, 1.0], [5.0, 5.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+    >>> curvature_weighted(x, h, otherwise=[0.5, 0.5]).tolist()
+    [2.0, 3.0]
+    """
+    factors = _floats(otherwise, len(x))
+    total, mean = torch.empty_like(x[0]), torch.empty_like(x[0])
+    for piece in _pieces(mean):
+        s = total[piece].copy_(h[0][piece])
+        m = torch.mul(x[0][piece], s, out=mean[piece])
+        for j in range(1, len(x)):
+            s.add_(h[j][piece])
+            m.addcmul_(x[j][piece], h[j][piece])
+        m.div_(s)
+    threshold = EPSILON * max(1.0, float(total.mean(dtype=torch.float64)) / len(x))
+    silent = torch.nonzero(~(total > threshold)).squeeze(1)
+    if silent.numel():
+        mean[silent] = weighted_mean([vector[silent] for vector in x], factors)
+    return mean
+
+
+def unit(vector: Tensor) -> Tensor:
+    """The vector divided by its Euclidean norm; zeros if the norm is zero or not finite.
+
+    >>> unit(torch.tensor([3.0, 4.0])).tolist()
+    [0.6000000238418579, 0.800000011920929]
+    """
+    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    if norm == 0.0 or norm != norm or norm == float("inf"):
+        return torch.zeros_like(vector)
+    return vector / norm
+
+
+def _floats(weights: Tensor | Sequence[float], k: int) -> list[float]:
+    values = weights.tolist() if isinstance(weights, Tensor) else [float(w) for w in weights]
+    if len(values) != k or k == 0:
+        raise ValueError(
+            f"{len(values)} weights for {k} vectors; both must be the same, above zero"
+        )
+    return values
+
+
+def _pieces(vector: Tensor) -> Iterator[slice]:
+    for start in range(0, vector.numel(), PIECE):
+        yield slice(start, start + PIECE)

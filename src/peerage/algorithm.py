@@ -1,0 +1,110 @@
+"""The contract: an algorithm is one round of one node, written as a coroutine.
+
+Every `await` is a request that an engine answers: train, curvature, candidate losses, send,
+receive. The same coroutine runs in a simulator, on a cluster and between real machines. An
+algorithm is a frozen dataclass of hyperparameters; it knows mathematics only, no device, socket,
+clock or file.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from peerage.curvature import Curvature, Gradient, Losses
+from peerage.randomness import torch_stream
+from peerage.requests import Inbox, Message, Receive, Send
+from peerage.training import LocalSGD, Train, TrainStats
+from peerage.vectors import Layout
+
+S = TypeVar("S")  # what a node remembers between rounds
+
+
+@dataclass
+class Node(Generic[S]):
+    """What an algorithm may know and do. Assign new tensors; never change one in place."""
+
+    id: int
+    num_nodes: int
+    num_examples: int
+    label_proportions: Tensor  # [classes], of the node's own training data
+    architecture: str
+    layout: Layout
+    params: Tensor  # [d]
+    buffers: Tensor  # [b] running statistics; averaged with scalar weights only
+    seed: int = field(repr=False)
+    state: S = None  # type: ignore[assignment]  # Algorithm.init fills it before the first round
+    round: int = 0  # the first is 0
+    rounds: int = 0  # how many there will be
+    graph: Sequence[tuple[int, ...]] = ()  # public: the neighbours of every node in this round
+    rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
+    coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
+
+    def enter(self, round: int, graph: Sequence[tuple[int, ...]]) -> None:
+        """Begin a round: engines call this, with what everybody knows about it."""
+        self.round, self.graph = round, graph
+        self.rng = torch_stream(self.seed, "node", self.id, round)
+        # Equal on every node: whatever all draw from it alike needs no coordinator.
+        self.coin = torch_stream(self.seed, "coin", round)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        return self.graph[self.id]
+
+    async def train(self, work: LocalSGD, **given: Tensor) -> TrainStats:
+        """Train the own model; `given` are vectors for the work order's gradient correction."""
+        trained = await Train(work, self.params, self.buffers, given)
+        self.params, self.buffers = trained.params, trained.buffers
+        return trained.stats
+
+    async def curvature(self, kind: str = "batch", batch_size: int = 100) -> Tensor:
+        """[d] diagonal curvature of the loss on the own data, at the own parameters."""
+        return await Curvature(self.params, self.buffers, kind, batch_size)
+
+    async def gradient(self) -> Tensor:
+        """[d] gradient of the mean loss on the own data, at the own parameters."""
+        return await Gradient(self.params, self.buffers)
+
+    async def losses(self, candidates: Sequence[Tensor], examples: int | None = None) -> Tensor:
+        """[k] mean losses of candidate parameters, all on the same examples of the own data."""
+        return await Losses(tuple(candidates), self.buffers, examples)
+
+    async def send(self, to: int | Iterable[int], **payload: Tensor) -> None:
+        """Send to one node or several; messages between two nodes arrive in order."""
+        await Send((to,) if isinstance(to, int) else tuple(to), payload)
+
+    async def receive(self, senders: int | Iterable[int] | None = None) -> Inbox:
+        """The next message of each sender (default: of each neighbour)."""
+        if senders is None:
+            senders = self.neighbours
+        messages = await Receive((senders,) if isinstance(senders, int) else tuple(senders))
+        return Inbox(messages, self.id)
+
+    async def exchange(self, *, to: Iterable[int] | None = None, **payload: Tensor) -> Inbox:
+        """Send to the neighbours and receive from them; the inbox includes the own message."""
+        peers = self.neighbours if to is None else tuple(to)
+        await Send(peers, payload)
+        received = await Receive(peers)
+        messages = sorted((*received, self.message(payload)), key=lambda message: message.sender)
+        return Inbox(tuple(messages), self.id)
+
+    def message(self, payload: dict[str, Tensor]) -> Message:
+        degree = len(self.neighbours)
+        return Message(self.id, self.num_examples, degree, self.architecture, payload)
+
+
+class Algorithm(Generic[S]):
+    """A frozen dataclass of hyperparameters with one method that matters: `round`."""
+
+    def init(self, node: Node[S]) -> S:
+        """What a node remembers between rounds: tensors, numbers, or a dataclass of them."""
+        return None  # type: ignore[return-value]
+
+    async def round(self, node: Node[S]) -> None:
+        raise NotImplementedError
+
+    def evaluated(self, node: Node[S]) -> Tensor:
+        """[d] the parameters that metrics judge: the node's own, unless an algorithm says else."""
+        return node.params

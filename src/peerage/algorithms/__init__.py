@@ -1,0 +1,14 @@
+"""All algorithms by name: a new one is one file, one line here, and one test of its own numbers."""
+
+from typing import Any
+
+from peerage.algorithm import Algorithm
+from peerage.algorithms.decavg import DecAvg
+from peerage.algorithms.dechw import DecHW
+from peerage.algorithms.local import Local
+
+ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
+    "local": Local,
+    "decavg": DecAvg,
+    "dechw": DecHW,
+}

@@ -1,0 +1,101 @@
+"""DecHW: curvature-weighted averaging of the neighbourhood (P0).
+
+Ahmad, Boldrini, Valerio, Passarella, Conti, 2026. arXiv:2601.19938.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from peerage.aggregation import curvature_weighted, unit, weighted_mean
+from peerage.algorithm import Algorithm, Node
+from peerage.curvature import check_kind
+from peerage.errors import InputError
+from peerage.requests import Inbox
+from peerage.training import LocalSGD
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a node of DecHW remembers."""
+
+    h: Tensor  # [d] accumulated curvature
+    frozen: dict[str, Tensor]  # sender -> its last curvature, for the ending `frozen`
+
+
+@dataclass(frozen=True)
+class DecHW(Algorithm[Memory]):
+    """Weight every parameter by how much the local data has had to say about it so far."""
+
+    local: LocalSGD = LocalSGD(epochs=5)
+    beta: float = 1.0  # share of each new curvature that is accumulated (Eq. 5)
+    theta: int | None = None  # send curvature in the first theta rounds only (DecHW*)
+    after_stop: Literal["average", "frozen"] = (
+        "average"  # then: plain averaging, or the last weights
+    )
+    accumulate: Literal["sum", "ema", "none"] = "sum"  # Eq. 5; the released code; Fig. 6
+    normalise: Literal["unit", "none"] = "unit"  # one norm over the whole model (Eq. 4), or raw
+    curvature: str = "batch"  # batch, sample or full
+    include_self: bool = True  # the own model counts as one of the neighbourhood
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < float("inf"):
+            raise InputError(f"beta must be a number above 0, got {self.beta}")
+        if self.accumulate == "ema" and self.beta > 1:
+            raise InputError(f"beta must be at most 1 with accumulate=ema, got {self.beta}")
+        if self.theta is not None and self.theta < 1:
+            raise InputError(f"theta must be at least 1 round, got {self.theta}")
+        for name, known in (
+            ("after_stop", ("average", "frozen")),
+            ("accumulate", ("sum", "ema", "none")),
+            ("normalise", ("unit", "none")),
+        ):
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}"
+                )
+        check_kind(self.curvature)
+
+    def init(self, node: Node[Memory]) -> Memory:
+        return Memory(torch.zeros_like(node.params), {})
+
+    async def round(self, node: Node[Memory]) -> None:
+        await node.train(self.local)
+        if self.theta is None or node.round < self.theta:
+            h = await node.curvature(self.curvature, self.local.batch_size)
+            node.state = Memory(self.add(node, h), node.state.frozen)
+            inbox = await node.exchange(x=node.params, b=node.buffers, h=node.state.h)
+            if self.after_stop == "frozen" and node.round + 1 == self.theta:
+                known = {str(m.sender): m.payload["h"] for m in inbox.messages}
+                node.state = Memory(node.state.h, known)
+        else:
+            inbox = await node.exchange(x=node.params, b=node.buffers)
+        self.combine(node, inbox.alike(node.architecture))
+
+    def add(self, node: Node[Memory], h: Tensor) -> Tensor:
+        """The accumulator [d] after one more curvature (Eq. 4, 5)."""
+        if self.normalise == "unit":
+            h = unit(h)
+        if node.round == 0 or self.accumulate == "none":
+            return h
+        keep = 1.0 if self.accumulate == "sum" else 1.0 - self.beta
+        return keep * node.state.h + self.beta * h
+
+    def combine(self, node: Node[Memory], inbox: Inbox) -> None:
+        """Average the neighbourhood (Eq. 6-8)."""
+        if not self.include_self and len(inbox) > 1:
+            inbox = inbox.others()
+        tau = inbox.data_weights()
+        node.buffers = weighted_mean(inbox["b"], tau)
+        if self.theta is None or node.round < self.theta:
+            node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau)
+        elif self.after_stop == "frozen":
+            # A sender that was not heard in round theta has no known curvature and no weight.
+            known = [
+                node.state.frozen.get(str(s), torch.zeros_like(node.params)) for s in inbox.senders
+            ]
+            node.params = curvature_weighted(inbox["x"], known, otherwise=tau)
+        else:
+            node.params = weighted_mean(inbox["x"], tau)

@@ -1,0 +1,16 @@
+"""Local: every node trains alone; the floor that any exchange must beat."""
+
+from dataclasses import dataclass
+
+from peerage.algorithm import Algorithm, Node
+from peerage.training import LocalSGD
+
+
+@dataclass(frozen=True)
+class Local(Algorithm[None]):
+    """Train on the own data and talk to nobody."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)

@@ -1,0 +1,88 @@
+"""Checkpoints of a run: written aside, hashed, and renamed into place at a round boundary.
+
+`checkpoint/round-000012/` holds one safetensors file per worker and `manifest.json`, which lists
+their hashes, which file holds which node, and the JSON part of every node's state. The newest two
+are kept.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peerage.errors import CheckpointError
+from peerage.records import disk_errors, write_json
+from peerage.sim.lockstep import Lockstep
+
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    folder: Path
+    round: int  # rounds that are finished
+    trees: dict[str, Any]
+    parts: dict[str, str]
+
+
+def save(engine: Lockstep, run: Path, round: int) -> None:
+    """Write the state after `round` rounds; whatever happens, older checkpoints stay readable."""
+    home = run / "checkpoint"
+    final = home / f"round-{round:06d}"
+    aside = home / f".round-{round:06d}.{os.getpid()}"
+    with disk_errors(final, f"run `peerage resume {run}`"):
+        try:
+            aside.mkdir(parents=True)
+            trees, parts = engine.save(aside)
+            hashes = {name: _hash_and_sync(aside / name) for name in sorted(set(parts.values()))}
+            manifest = {"round": round, "files": hashes, "parts": parts, "trees": trees}
+            write_json(aside / "manifest.json", manifest)
+            if final.exists():  # a round that is written again after an earlier resume
+                shutil.rmtree(final)
+            os.replace(aside, final)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    for old in finished(run)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def finished(run: Path) -> list[Path]:
+    """The folders of whole checkpoints, oldest first."""
+    return sorted(path for path in (run / "checkpoint").glob("round-*") if path.is_dir())
+
+
+def latest_round(run: Path) -> int | None:
+    folders = finished(run)
+    return int(folders[-1].name.removeprefix("round-")) if folders else None
+
+
+def load(run: Path) -> Checkpoint | None:
+    """The newest checkpoint, every file checked against its hash; None if there is none yet."""
+    folders = finished(run)
+    if not folders:
+        return None
+    folder = folders[-1]
+    remedy = f"delete {folder} and resume again"
+    remedy += f" from {folders[-2].name}" if len(folders) > 1 else ", which starts over"
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name, digest in manifest["files"].items():
+            if _hash(folder / name) != digest:
+                raise CheckpointError(f"checkpoint file {folder / name} is corrupted; {remedy}")
+        return Checkpoint(folder, manifest["round"], manifest["trees"], manifest["parts"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {folder} cannot be read ({error}); {remedy}") from None
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_and_sync(path: Path) -> str:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,23 @@
+"""Data sets, their files, and how the examples are spread over the nodes."""
+
+from peerage.data.datasets import DATASETS, Dataset, DatasetSpec, in_memory
+from peerage.data.fetch import fetch, status
+from peerage.data.partition import PARTITIONS, Partition, hold_out, label_counts
+from peerage.data.sources import PUBLISHED
+from peerage.data.store import Progress, cache_folder
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "PUBLISHED",
+    "Dataset",
+    "DatasetSpec",
+    "Partition",
+    "Progress",
+    "cache_folder",
+    "fetch",
+    "hold_out",
+    "in_memory",
+    "label_counts",
+    "status",
+]

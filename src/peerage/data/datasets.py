@@ -1,0 +1,158 @@
+"""The data sets by name; each is a frozen dataclass that loads itself from the cache folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peerage.data.fetch import read_files
+from peerage.data.formats import read_cifar, read_idx
+from peerage.data.local import Folder, Npz
+from peerage.data.partition import stratified
+from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from peerage.data.tensors import Dataset, in_memory
+from peerage.errors import InputError
+from peerage.randomness import numpy_stream
+
+__all__ = [
+    "DATASETS",
+    "Cifar10",
+    "Dataset",
+    "DatasetSpec",
+    "Digits",
+    "FashionMnist",
+    "Folder",
+    "Mnist",
+    "Npz",
+    "in_memory",
+]
+
+TEN_DIGITS = tuple("0123456789")
+CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+THINGS = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+
+
+class DatasetSpec(Protocol):
+    def load(self, cache: Path) -> Dataset: ...
+
+
+@dataclass(frozen=True)
+class Digits:
+    """1797 handwritten digits of 8 x 8 pixels, shipped with scikit-learn: no download.
+
+    Pixels (0 to 16) are scaled to [0, 1] and standardised with the mean and the deviation of all
+    training pixels. 360 images are the test set, the same ones for every seed, with every class in
+    proportion; 1437 are for training.
+    """
+
+    def load(self, cache: Path) -> Dataset:
+        from sklearn.datasets import load_digits  # takes a second to import, and only this needs it
+
+        digits = load_digits()
+        x, y = digits.images[:, None] / 16.0, digits.target.astype(np.int64)
+        test = np.zeros(len(y), dtype=bool)
+        test[stratified(y, 360, numpy_stream(0, "digits test set"))] = True
+        x = (x - x[~test].mean()) / x[~test].std()
+        return in_memory(x[~test], y[~test], x[test], y[test], classes=TEN_DIGITS, name="digits")
+
+
+@dataclass(frozen=True)
+class Mnist:
+    """70 000 handwritten digits of 28 x 28 pixels, (x - 0.1307) / 0.3081."""
+
+    def load(self, cache: Path) -> Dataset:
+        return _idx_dataset("mnist", cache, TEN_DIGITS)
+
+
+@dataclass(frozen=True)
+class FashionMnist:
+    """70 000 pictures of clothes of 28 x 28 pixels, normalised with MNIST's numbers as in P0."""
+
+    def load(self, cache: Path) -> Dataset:
+        return _idx_dataset("fashion-mnist", cache, CLOTHES)
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """60 000 colour pictures of 32 x 32 pixels, values in [0, 1] (P0) or in [-1, 1] (P3, P4)."""
+
+    normalise: Literal["unit", "signed"] = "unit"
+
+    def __post_init__(self) -> None:
+        if self.normalise not in ("unit", "signed"):
+            raise InputError(f"normalise must be unit or signed, got {self.normalise!r}")
+
+    def load(self, cache: Path) -> Dataset:
+        files = read_files("cifar10", cache)
+        batches = {name: read_cifar(content, name) for name, content in files.items()}
+        test_x, test_y = batches.pop("test_batch.bin")
+        train_x = np.concatenate([x for x, _ in batches.values()])
+        train_y = np.concatenate([y for _, y in batches.values()])
+        mean, deviation = (0.5, 0.5) if self.normalise == "signed" else (0.0, 1.0)
+        return Dataset(
+            "cifar10",
+            _normalised(train_x, mean, deviation),
+            _labels(train_y),
+            _normalised(test_x, mean, deviation),
+            _labels(test_y),
+            THINGS,
+        )
+
+
+DATASETS: dict[str, type[DatasetSpec]] = {
+    "digits": Digits,
+    "mnist": Mnist,
+    "fashion-mnist": FashionMnist,
+    "cifar10": Cifar10,
+    "npz": Npz,
+    "folder": Folder,
+}
+
+
+def _idx_dataset(name: str, cache: Path, classes: tuple[str, ...]) -> Dataset:
+    files = {key: read_idx(content, key) for key, content in read_files(name, cache).items()}
+    return Dataset(
+        name,
+        _normalised(files[TRAIN_IMAGES][:, None], 0.1307, 0.3081),
+        _labels(files[TRAIN_LABELS]),
+        _normalised(files[TEST_IMAGES][:, None], 0.1307, 0.3081),
+        _labels(files[TEST_LABELS]),
+        classes,
+    )
+
+
+def _normalised(images: NDArray[np.uint8], mean: float, deviation: float) -> Tensor:
+    """(x / 255 - mean) / deviation; turned to channels_last while it is still bytes."""
+    x = torch.from_numpy(images).contiguous(memory_format=torch.channels_last).to(torch.float32)
+    x /= 255
+    return x if (mean, deviation) == (0.0, 1.0) else x.sub_(mean).div_(deviation)
+
+
+def _labels(labels: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(labels.astype(np.int64))

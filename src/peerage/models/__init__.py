@@ -1,0 +1,57 @@
+"""Reference networks, one small file per family; `MODELS` gives them their names.
+
+Options are a frozen dataclass; `build(shape, classes)` makes the network. Input channels, image
+size and classes are those of the data; a network that the data cannot fit says so.
+"""
+
+from torch import nn
+
+from peerage.errors import InputError
+from peerage.models.base import Model
+from peerage.models.cifar_cnn import CifarCNN
+from peerage.models.digits_cnn import DigitsCNN
+from peerage.models.fashion_cnn import FashionCNN
+from peerage.models.gn_lenet import GnLeNet
+from peerage.models.mlp import MLP, DigitsMLP, GainMLP, HwaMLP, Logistic
+from peerage.models.mnist_cnn import MnistCNN
+
+__all__ = ["MODELS", "Model", "default_model", "head_parameters"]
+
+MODELS: dict[str, type[Model]] = {
+    "cifar-cnn": CifarCNN,
+    "digits-cnn": DigitsCNN,
+    "digits-mlp": DigitsMLP,
+    "fashion-cnn": FashionCNN,
+    "gain-mlp": GainMLP,
+    "gn-lenet": GnLeNet,
+    "hwa-mlp": HwaMLP,
+    "logistic": Logistic,
+    "mlp": MLP,
+    "mnist-cnn": MnistCNN,
+}
+
+_DEFAULTS = {
+    "cifar10": "cifar-cnn",
+    "digits": "digits-mlp",
+    "fashion-mnist": "fashion-cnn",
+    "mnist": "mnist-cnn",
+}
+
+
+def default_model(dataset: str, shape: tuple[int, ...] = ()) -> str:
+    """The network for a data set that asks for none; your own data is judged by its shape."""
+    if dataset in _DEFAULTS:
+        return _DEFAULTS[dataset]
+    is_large_image = len(shape) == 3 and min(shape[1:]) >= 16
+    return "cifar-cnn" if is_large_image else "mlp"
+
+
+def head_parameters(module: nn.Module) -> list[str]:
+    """The names of the parameters of the output layer: the last linear layer of the network."""
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise InputError(
+            "this network has no linear layer, so it has no head; choose another model"
+        )
+    prefix = f"{linear[-1]}." if linear[-1] else ""
+    return [name for name, _ in module.named_parameters() if name.startswith(prefix)]

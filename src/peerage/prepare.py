@@ -1,0 +1,140 @@
+"""From an experiment to a world: load, split, wire and check, before anything is written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from peerage.data import Dataset, cache_folder, hold_out, label_counts
+from peerage.data.datasets import DATASETS
+from peerage.errors import InputError
+from peerage.experiment import Experiment, display_name
+from peerage.initialise import Architecture, own_architecture
+from peerage.local import Examples
+from peerage.mixing import describe
+from peerage.models import MODELS, default_model
+from peerage.randomness import numpy_stream
+from peerage.sim.world import World
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A world, the experiment with nothing left open, and what reports show of both."""
+
+    experiment: Experiment
+    world: World
+    setup: dict[str, Any]
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    dataset = load_dataset(experiment)
+    if not experiment.model:
+        name = default_model(display_name(experiment.dataset, DATASETS), dataset.shape)
+        experiment = experiment.model_copy(update={"model": (MODELS[name](),)})
+    architectures = build_architectures(experiment, dataset)
+    names = list(architectures)
+    graph = experiment.topology.build(experiment.nodes, experiment.seed)
+    parts, validation = split(experiment, dataset)
+    counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
+    world = World(
+        algorithm=experiment.algorithm,
+        seed=experiment.seed,
+        rounds=experiment.rounds,
+        graph=graph,
+        train=Examples(dataset.train_x, dataset.train_y),
+        test=test_examples(experiment, dataset),
+        parts=[torch.from_numpy(part) for part in parts],
+        validation=[torch.from_numpy(part) for part in validation],
+        label_counts=torch.from_numpy(counts),
+        architectures=architectures,
+        assignment=[names[node % len(names)] for node in range(experiment.nodes)],
+        shared_start=experiment.init.start == "shared",
+        gains=experiment.init.gain.factors(graph).tolist(),
+        evaluate_at=experiment.evaluation.at,
+    )
+    setup = {
+        "allocation": counts.tolist(),
+        "classes": list(dataset.classes),
+        "examples": [len(part) for part in parts],
+        "edges": [list(edge) for edge in graph.edges()],
+        "topology": describe(graph).as_dict(),
+        "parameters": [world.layout(node).size for node in range(world.nodes)],
+        "test_examples": len(world.test),
+    }
+    return Prepared(experiment, world, setup)
+
+
+def load_dataset(experiment: Experiment) -> Dataset:
+    if isinstance(experiment.dataset, Dataset):
+        return experiment.dataset
+    loaded: Dataset = experiment.dataset.load(cache_folder())
+    return loaded
+
+
+def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any]]:
+    """(training, validation) indices of every node."""
+    labels, classes = dataset.train_y.numpy(), len(dataset.classes)
+    rng = numpy_stream(experiment.seed, "partition")
+    parts = experiment.partition.split(labels, experiment.nodes, classes, rng)
+    fraction = experiment.evaluation.validation
+    if fraction == 0:
+        return parts, [np.empty(0, dtype=np.int64)] * len(parts)
+    streams = [numpy_stream(experiment.seed, "validation", node) for node in range(len(parts))]
+    pairs = [hold_out(p, labels, fraction, r) for p, r in zip(parts, streams, strict=True)]
+    return [train for train, _ in pairs], [held for _, held in pairs]
+
+
+def test_examples(experiment: Experiment, dataset: Dataset) -> Examples:
+    whole = Examples(dataset.test_x, dataset.test_y)
+    wanted = experiment.evaluation.samples
+    if wanted is None or wanted == len(whole):
+        return whole
+    if wanted > len(whole):
+        raise InputError(
+            f"--eval-samples {wanted} is more than the {len(whole)} test examples of "
+            f"{dataset.name}; use {len(whole)} or fewer"
+        )
+    order = numpy_stream(experiment.seed, "test").permutation(len(whole))[:wanted]
+    return whole.subset(torch.from_numpy(np.sort(order)))
+
+
+def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, Architecture]:
+    architectures = {}
+    for i, model in enumerate(experiment.model):
+        name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
+        if isinstance(model, nn.Module) or not hasattr(model, "build"):
+            architecture = own_architecture(model, name, experiment.init.scheme)
+        else:
+            build: Callable[[], nn.Module] = partial(
+                model.build, dataset.shape, len(dataset.classes)
+            )
+            architecture = Architecture(name, build, experiment.init.scheme)
+        check_fit(architecture, dataset)
+        architectures[name] = architecture
+    return architectures
+
+
+def check_fit(architecture: Architecture, dataset: Dataset) -> None:
+    """Try two examples: a model that does not fit the data should say so before the run."""
+    module = architecture.build().eval()
+    if not list(module.parameters()):
+        raise InputError(f"model {architecture.name!r} has no parameters to learn")
+    wanted = (2, len(dataset.classes))
+    try:
+        with torch.no_grad():
+            shape = tuple(module(dataset.train_x[:2]).shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"model {architecture.name!r} does not fit data of shape {dataset.shape}: {reason}; "
+            "choose another --model (see `peerage list models`)"
+        ) from None
+    if shape != wanted:
+        raise InputError(
+            f"model {architecture.name!r} gives {shape[1:]} outputs for an example of "
+            f"{dataset.name}, which has {wanted[1]} classes; change its output layer"
+        )

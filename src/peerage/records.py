@@ -1,0 +1,299 @@
+"""What a run leaves behind: the only door between a run and everything people look at afterwards.
+
+A run is a folder with `experiment.toml`, `setup.json`, `metrics.jsonl`, `summary.json` and
+`environment.json`. Rows of `metrics.jsonl` count finished rounds: row 0 is the initial models.
+Files other than the metrics are written aside and renamed, so a reader never sees half of one.
+"""
+
+import errno
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NotRequired, Self, TypedDict, cast
+
+import numpy as np
+
+from peerage.errors import CheckpointError, DiskError
+
+Row = dict[str, Any]
+
+
+class Seconds(TypedDict, total=False):
+    """Means over the workers, except `total`, which is the wall time of the round."""
+
+    train: float
+    curvature: float
+    combine: float
+    exchange: float
+    evaluate: float
+    wait: float  # how long the workers waited for each other
+    total: float
+
+
+class NetworkRow(TypedDict):
+    """One finished round; what comes after `seconds` is there when the round was evaluated."""
+
+    scope: Literal["network"]
+    round: int
+    nodes: int
+    train_loss: NotRequired[float | None]
+    bytes: int  # sent in this round, by all nodes together
+    bytes_total: int  # sent since the start
+    seconds: Seconds
+    accuracy: NotRequired[float | None]  # a fraction, the mean over the nodes
+    accuracy_std: NotRequired[float | None]
+    accuracy_min: NotRequired[float | None]
+    accuracy_max: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    loss_std: NotRequired[float | None]
+    loss_min: NotRequired[float | None]
+    loss_max: NotRequired[float | None]
+    consensus: NotRequired[float | None]
+
+
+class NodeRow(TypedDict):
+    """One node in a round that was evaluated."""
+
+    scope: Literal["node"]
+    round: int
+    node: int
+    accuracy: float | None
+    loss: float | None
+    train_loss: NotRequired[float | None]
+
+
+class MetricWriter:
+    """Appends rows, each handed to the operating system before `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        with disk_errors(self.path):
+            if self.path.is_file():
+                _mend_end(self.path)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+
+    def append(self, row: Mapping[str, object]) -> None:
+        line = memoryview(_dumps(row).encode() + b"\n")
+        with disk_errors(self.path):
+            while line:  # an unbuffered write may take only a part
+                line = line[self._file.write(line) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """All rows; a last line that a crash cut short is ignored."""
+    return [row for row, _ in _rows(path)]
+
+
+def truncate_after(path: Path, round: int) -> None:
+    """Forget all rows after a round, so that a resumed run can write them again."""
+    write_bytes(path, b"".join(line for row, line in _rows(path) if row["round"] <= round))
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """One key per line: readable for people, and short when a value is a long list."""
+    lines = [f"  {json.dumps(key)}: {_dumps(entry)}" for key, entry in value.items()]
+    write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def write_bytes(path: Path, content: bytes, remedy: str = "") -> None:
+    """Replace a file in one step: after a crash or an error it holds either the old or the new."""
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path, remedy):
+        try:
+            with open(aside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def disk_errors(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turns what the operating system says about a file into one line with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = remedy or f"run `peerage resume {path.parent}`"
+            raise DiskError(
+                f"disk is full while writing {path}; free space and {remedy}"
+            ) from error
+        reason = error.strerror or str(error)
+        raise DiskError(
+            f"cannot write {path}: {reason}; choose a folder that you may write to"
+        ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """A run as its folder tells it, finished or not."""
+
+    folder: Path
+    experiment: dict[str, Any]
+    setup: dict[str, Any]
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    network: tuple[NetworkRow, ...]
+    nodes: tuple[NodeRow, ...]
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"there is no run folder {str(folder)!r}; give a folder that `peerage run` made"
+            )
+        rows = read_metrics(folder / "metrics.jsonl")
+        return cls(
+            folder=folder,
+            experiment=_read_toml(folder / "experiment.toml"),
+            setup=_read_json(folder / "setup.json"),
+            summary=_read_json(folder / "summary.json"),
+            environment=_read_json(folder / "environment.json"),
+            network=tuple(cast(NetworkRow, row) for row in rows if row["scope"] == "network"),
+            nodes=tuple(cast(NodeRow, row) for row in rows if row["scope"] == "node"),
+        )
+
+    @property
+    def label(self) -> str:
+        return str(self.summary.get("label") or self.algorithm)
+
+    @property
+    def algorithm(self) -> str:
+        table = self.experiment.get("algorithm", {})
+        return str(self.summary.get("algorithm") or table.get("name") or self.folder.name)
+
+    @property
+    def status(self) -> str:
+        return str(self.summary.get("status", "running"))
+
+    @property
+    def rounds(self) -> int:
+        """Finished rounds, counted in the metrics: the summary of a killed run is out of date."""
+        return max((row["round"] for row in self.network), default=0)
+
+    def curve(self, key: str) -> tuple[list[int], list[float]]:
+        """Rounds and values of the network rows that have a (finite) value under this key."""
+        pairs = [(row["round"], cast(Row, row).get(key)) for row in self.network]
+        known = [(round, float(value)) for round, value in pairs if value is not None]
+        return [round for round, _ in known], [value for _, value in known]
+
+    def node_values(self, key: str, round: int) -> dict[int, float]:
+        """The value of each node in a round, by node; nodes without a finite value are left out."""
+        rows = (cast(Row, row) for row in self.nodes if row["round"] == round)
+        return {row["node"]: float(row[key]) for row in rows if row.get(key) is not None}
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first evaluated round whose mean accuracy over the nodes reaches the target."""
+        return next(
+            (r for r, value in zip(*self.curve("accuracy"), strict=True) if value >= target), None
+        )
+
+
+def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
+    """Each row with the line it came from."""
+    lines = _read(path).splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if row is not None:
+            yield row, line if line.endswith(b"\n") else line + b"\n"
+        elif number < len(lines):
+            raise CheckpointError(
+                f"{path} line {number} is not a row of metrics; "
+                "delete that line, or run the experiment again"
+            )
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "scope" in row and "round" in row else None
+
+
+def _mend_end(path: Path) -> None:
+    """Cut the half line that a crash left, so that the next row does not continue it."""
+    content = path.read_bytes()
+    start = content.rstrip(b"\n").rfind(b"\n") + 1
+    last = content[start:]
+    if last and _parse(last) is None:
+        os.truncate(path, start)
+    elif last and not last.endswith(b"\n"):
+        with open(path, "ab") as file:
+            file.write(b"\n")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"run folder {str(path.parent)!r} has no {path.name}; "
+            "give a folder that `peerage run` made, or run the experiment again"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror}; check its permissions"
+        ) from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(path))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is not valid JSON ({error}); run the experiment again"
+        ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object; run the experiment again")
+    return value
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read(path).decode())
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is not valid TOML ({error}); run the experiment again"
+        ) from None
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(_plain(value), allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    """JSON has no infinity and no NaN: what is not a finite number becomes null."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value

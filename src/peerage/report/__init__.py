@@ -1,0 +1,1 @@
+"""Tables, figures and pages made from run folders only, never from live objects."""

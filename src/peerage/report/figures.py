@@ -1,0 +1,585 @@
+"""Figures of runs: one look for the project, and one colour and marker per algorithm everywhere."""
+
+import base64
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+from zlib import crc32
+
+import matplotlib
+import networkx as nx
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from peerage.errors import InputError
+from peerage.records import Row, RunRecord, write_bytes
+from peerage.report.tables import duration, labels, size
+
+# The colours of Okabe and Ito, without yellow (invisible on white) and with grey instead of black.
+BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":")
+LOOKS = {
+    "dechw": (BLUE, "o"), "decavg": (RED, "s"), "cfa": (GREEN, "^"), "decdiff": (PINK, "D"),
+    "decdiff-vt": (ORANGE, "v"), "desa": (GREY, "P"),
+    "dfml": (BLUE, "D"), "fedavg": (GREY, "o"), "fedprox": (GREEN, "v"), "def-kt": (PINK, "s"),
+    "heterofl": (ORANGE, "^"), "fedrolex": (SKY, "P"), "fml": (RED, "X"),
+    "hwa": (BLUE, "^"), "fedcurv": (PINK, "P"), "fednl": (ORANGE, "X"),
+    "facade": (BLUE, "s"), "el": (RED, "^"), "dpsgd": (SKY, "o"), "deprl": (GREEN, "D"),
+    "dac": (PINK, "v"), "ifca": (GREY, "s"),
+}  # fmt: skip
+PHASES = {
+    "train": (BLUE, ""), "curvature": (ORANGE, "//"), "combine": (GREEN, "\\\\"),
+    "exchange": (PINK, "xx"), "evaluate": (SKY, ".."), "wait": ("#BBBBBB", "--"),
+    "other": ("#EEEEEE", ""),
+}  # fmt: skip
+STYLE: Any = {
+    "figure.facecolor": "white",
+    "figure.dpi": 100,
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same text everywhere
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#222222",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "xtick.labelcolor": "#222222",
+    "ytick.labelcolor": "#222222",
+    "legend.frameon": False,
+    "hatch.color": "white",
+    "hatch.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.5,
+    "svg.hashsalt": "peerage",
+}
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
+MANY = 100  # nodes; above it, single nodes can no longer be told apart in a figure
+EDGES = 4000  # more of them blacken the picture of a graph
+PANELS = 6  # side by side at most
+SIZE = (5.6, 3.7)  # inches; small, so that the text stays readable on a telephone
+WIDE = 11.4
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A run with the name and the look it has in every figure of a comparison."""
+
+    place: int
+    record: RunRecord
+    label: str
+    colour: str
+    marker: str
+    dash: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        hollow = "white" if self.dash != "-" else self.colour
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "linestyle": self.dash,
+            "markerfacecolor": hollow,
+            "markeredgecolor": self.colour,
+        }
+
+
+def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
+    """Runs that would look the same get other shades and dashes of their algorithm's colour."""
+    seen: dict[tuple[str, str], int] = {}
+    result = []
+    for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
+        look = colour, marker = look_of(record.algorithm)
+        repeat = seen[look] = seen.get(look, -1) + 1
+        shade = _shade(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
+        turned = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
+        name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
+        result.append(Drawn(place, record, name, shade, turned, DASHES[repeat % len(DASHES)]))
+    return result
+
+
+def look_of(algorithm: str) -> tuple[str, str]:
+    """Colour and marker of an algorithm: chosen for those of the papers, by hash for all others."""
+    name = algorithm.lower().replace("_", "-")
+    number = crc32(name.encode())
+    other = (COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)])
+    return LOOKS.get(name, other)
+
+
+def accuracy_curves(records: Sequence[RunRecord]) -> Figure:
+    """Mean over the nodes, in a band of one standard deviation that stays within min and max."""
+    with _figure() as (figure, axes):
+        for run in drawn(records):
+            _band(axes, run, "accuracy")
+        _curves(axes, records, "accuracy")
+        _percent_axis(axes)
+        axes.set_ylabel("test accuracy, mean over nodes")
+        _end_labels(axes, records, "accuracy")
+    return figure
+
+
+def loss_curves(records: Sequence[RunRecord]) -> Figure:
+    """Test loss; the axis is logarithmic when the values differ by more than a factor of thirty."""
+    with _figure() as (figure, axes):
+        values = [value for record in records for value in record.curve("loss")[1] if value > 0]
+        if values and max(values) > 30 * min(values):
+            axes.set_yscale("log")
+        _curves(axes, records, "loss")
+        axes.set_ylabel("test loss, mean over nodes")
+        _end_labels(axes, records, "loss")
+    return figure
+
+
+def consensus_curves(records: Sequence[RunRecord]) -> Figure:
+    """How far the models of the nodes are apart, on a logarithmic axis."""
+    with _figure() as (figure, axes):
+        axes.set_yscale("log")
+        _curves(axes, records, "consensus", positive=True)
+        axes.set_ylabel("consensus distance")
+        _end_labels(axes, records, "consensus")
+    return figure
+
+
+def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
+    """Accuracy over what a node had sent by then: what an accuracy costs in traffic."""
+    with _figure() as (figure, axes):
+        ends = []
+        for run in drawn(records):
+            rows = [cast(Row, row) for row in run.record.network if row.get("accuracy") is not None]
+            x = [row["bytes_total"] / max(row["nodes"], 1) for row in rows]
+            y = [row["accuracy"] for row in rows]
+            _plot(axes, run, x, y)
+            ends += [(run, x[-1], y[-1])] if x else []
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_size(value)))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        most = max((x for _, x, _ in ends), default=0.0)
+        axes.set_xlim(0, 1.05 * most or 1.0)
+        _percent_axis(axes)
+        axes.set_xlabel("sent per node")
+        axes.set_ylabel("test accuracy, mean over nodes")
+        _label_ends(axes, ends)
+    return figure
+
+
+def node_accuracies(records: Sequence[RunRecord]) -> Figure:
+    """Every node is a dot; bars mark the quartiles and the median of a run."""
+    runs = drawn(records)
+    with _figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
+        for place, run in enumerate(runs):
+            _strip(axes, run, -place)
+        axes.set_yticks(
+            [-place for place in range(len(runs))], [_folded(run.label) for run in runs]
+        )
+        axes.set_ylim(-len(runs) + 0.4, 0.6)
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("test accuracy of a node, last evaluated round")
+    return figure
+
+
+def phase_seconds(records: Sequence[RunRecord]) -> Figure:
+    """Where the wall time of a mean round goes; the rest that no phase claims is `other`."""
+    runs = drawn(records)
+    with _figure(SIZE[0], 1.7 + max(0.42 * len(runs), 0.9)) as (figure, axes):
+        used = dict.fromkeys(PHASES, 0.0)
+        longest = 0.0
+        for place, run in enumerate(runs):
+            start = 0.0
+            for phase, seconds in phases(run.record).items():
+                colour, hatch = PHASES[phase]
+                axes.barh(
+                    -place, seconds, 0.62, start, color=colour, hatch=hatch, edgecolor="white"
+                )
+                start += seconds
+                used[phase] += seconds
+            axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
+            longest = max(longest, start)
+        axes.set_yticks(
+            [-place for place in range(len(runs))], [_folded(run.label) for run in runs]
+        )
+        axes.set_ylim(-len(runs) + 0.4, 0.6)
+        axes.set_xlim(0, 1.15 * longest or 1.0)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("seconds per round")
+        shown = [phase for phase in PHASES if used[phase] > 0]
+        handles = [
+            matplotlib.patches.Patch(
+                facecolor=PHASES[phase][0], hatch=PHASES[phase][1], edgecolor="white", label=phase
+            )
+            for phase in shown
+        ]
+        figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
+    return figure
+
+
+def phases(record: RunRecord) -> dict[str, float]:
+    """Mean seconds per round of each phase, in the order of a round."""
+    rows = [row.get("seconds", {}) for row in record.network if row["round"] > 0]
+    count = max(len(rows), 1)
+    means = {
+        phase: sum(cast(Row, row).get(phase) or 0.0 for row in rows) / count for phase in PHASES
+    }
+    total = sum(row.get("total") or 0.0 for row in rows) / count
+    means["other"] = max(total - sum(means.values()), 0.0)
+    # Below half a percent a phase is a hair that only crowds the legend.
+    return {phase: mean for phase, mean in means.items() if mean > 0.005 * total}
+
+
+def allocation(record: RunRecord) -> Figure:
+    """Which node holds how many examples of which class: bubbles, or a heat map of many nodes."""
+    table = np.array(record.setup["allocation"], dtype=float)  # [nodes, classes]
+    names = [str(name) for name in record.setup["classes"]]
+    classes = len(names)
+    with _figure(WIDE, 1.1 + min(max(0.27 * classes, 2.0), 6.0)) as (figure, axes):
+        if crowded(record):
+            _allocation_heat(figure, axes, table)
+        else:
+            _allocation_bubbles(figure, axes, table)
+        step = math.ceil(classes / 25)
+        axes.set_yticks(range(0, classes, step), names[::step])
+        axes.set_ylabel("class")
+    return figure
+
+
+def crowded(record: RunRecord) -> bool:
+    """Whether bubbles would be too many or too small to be told apart."""
+    return len(record.setup["examples"]) > MANY or len(record.setup["classes"]) > 40
+
+
+def graph(records: Sequence[RunRecord]) -> Figure:
+    """The graph of the first round, one panel per run, nodes coloured by their last accuracy."""
+    runs = drawn(records)[:PANELS]
+    columns = min(len(runs), 3)
+    lines = math.ceil(len(runs) / columns)
+    ends = [_last_accuracies(run.record) for run in runs]
+    known = [value for end in ends for value in end.values()] or [0.0, 1.0]
+    width = SIZE[0] if columns == 1 else WIDE
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(
+            figsize=(width, lines * (4.4 if columns < 3 else 3.8)), layout="constrained"
+        )
+        panels = figure.subplots(lines, columns, squeeze=False).ravel()
+        places: dict[Any, dict[int, Any]] = {}  # compared runs usually have the same graph
+        for axes, run, end in zip(panels, runs, ends, strict=False):
+            edges = run.record.setup["edges"]
+            count = len(run.record.setup["examples"])
+            key = (count, tuple(map(tuple, edges)))
+            if key not in places:
+                places[key] = _places(count, edges)
+            dots = _draw_graph(axes, places[key], edges, end, (min(known), max(known)))
+            axes.set_title(run.label)
+        for axes in panels:
+            axes.set_axis_off()
+        bar = figure.colorbar(dots, ax=list(panels), shrink=0.8, format=PERCENT)
+        bar.outline.set_visible(False)
+        bar.set_label("test accuracy of the node")
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a .png or .svg file in one step; equal figures give equal bytes."""
+    kind = Path(path).suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise InputError(f"cannot draw a figure as {str(path)!r}; end its name in .png or .svg")
+    write_bytes(Path(path), render(figure, kind[1:]), "draw the figure again")
+
+
+def render(figure: Figure, kind: str) -> bytes:
+    content = io.BytesIO()
+    # Without these entries there is no date and no foreign address in the file.
+    empty = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(
+            content,
+            format=kind,
+            dpi=160 if kind == "png" else 110,
+            metadata=cast(dict[str, str], empty),
+        )
+    return content.getvalue()
+
+
+def data_uri(figure: Figure) -> str:
+    """The figure as the address of an image that needs no file."""
+    return "data:image/svg+xml;base64," + base64.b64encode(render(figure, "svg")).decode()
+
+
+@contextmanager
+def _figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[Figure, Axes]]:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.add_subplot()
+
+
+def _curves(axes: Axes, records: Sequence[RunRecord], key: str, *, positive: bool = False) -> None:
+    for run in drawn(records):
+        rounds, values = run.record.curve(key)
+        kept = [(x, y) for x, y in zip(rounds, values, strict=True) if y > 0 or not positive]
+        _plot(axes, run, [x for x, _ in kept], [y for _, y in kept])
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if max(record.rounds for record in records) == 0:
+        axes.set_xticks([0])
+
+
+def _plot(axes: Axes, run: Drawn, x: Sequence[float], y: Sequence[float]) -> None:
+    every = max(len(x) // 8, 1)
+    # Markers of the runs take turns, so that equal curves do not hide each other completely.
+    axes.plot(x, y, markevery=(min(run.place % every, len(x)), every), label=run.label, **run.line)
+    if x and run.record.status in ("diverged", "failed"):
+        axes.plot(x[-1], y[-1], marker="x", color=run.colour, markersize=10, markeredgewidth=2.5)
+
+
+def _band(axes: Axes, run: Drawn, key: str) -> None:
+    rows = [cast(Row, row) for row in run.record.network if row.get(f"{key}_std") is not None]
+    mean = np.array([row[key] for row in rows])
+    std = np.array([row[f"{key}_std"] for row in rows])
+    low = np.maximum(mean - std, [row[f"{key}_min"] for row in rows])
+    high = np.minimum(mean + std, [row[f"{key}_max"] for row in rows])
+    axes.fill_between(
+        [row["round"] for row in rows], low, high, color=run.colour, alpha=0.15, linewidth=0
+    )
+
+
+def _end_labels(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
+    ends = []
+    for run in drawn(records):
+        rounds, values = run.record.curve(key)
+        if values and (values[-1] > 0 or axes.get_yscale() == "linear"):
+            ends.append((run, float(rounds[-1]), values[-1]))
+    _label_ends(axes, ends)
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[Drawn, float, float]]) -> None:
+    """Names at the right of the axes, as near to the ends of their curves as they can be."""
+    axes.autoscale_view()  # the limits are lazy, and the transformation does not ask for them
+    to_axes = axes.transScale + axes.transLimits
+    heights = [float(to_axes.transform((x, y))[1]) for _, x, y in ends]
+    right = axes.get_xlim()[1]
+    for (run, x, y), height in zip(ends, spread(heights, 0.058), strict=True):
+        axes.annotate(
+            run.label if len(run.label) <= 28 else f"{run.label[:27]}…",
+            (x, y),
+            xytext=(1.03, height),
+            textcoords="axes fraction",
+            va="center",
+            color=_shade(run.colour, -0.25),
+            arrowprops={
+                "arrowstyle": "-",
+                "color": run.colour,
+                "linestyle": ":",  # a solid line would look like more of the curve
+                "linewidth": 1.0,
+                "shrinkA": 1,
+                "shrinkB": 3,
+            },
+        )
+    axes.set_xlim(right=right)
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """The nearest heights (least squares) that keep their order and a distance of `gap`.
+
+    Those that are too close form a block around their mean; blocks that then touch are joined.
+    """
+    blocks: list[list[tuple[int, float]]] = []
+    for index, height in sorted(enumerate(heights), key=lambda pair: pair[1]):
+        blocks.append([(index, height)])
+        while len(blocks) > 1 and _bottom(blocks[-1], gap) < _top(blocks[-2], gap) + gap:
+            last = blocks.pop()
+            blocks[-1] += last
+    result = [0.0] * len(heights)
+    for block in blocks:
+        for place, (index, _) in enumerate(block):
+            result[index] = _bottom(block, gap) + place * gap
+    return result
+
+
+def _bottom(block: Sequence[tuple[int, float]], gap: float) -> float:
+    return sum(height for _, height in block) / len(block) - gap * (len(block) - 1) / 2
+
+
+def _top(block: Sequence[tuple[int, float]], gap: float) -> float:
+    return _bottom(block, gap) + gap * (len(block) - 1)
+
+
+def _percent_axis(axes: Axes) -> None:
+    """Start at zero unless all values lie in the upper half: differences near the top matter."""
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    low, high = axes.get_ylim()
+    axes.set_ylim(0 if low < 0.5 * high or high - low < 0.02 else low, min(high, 1.0))
+
+
+def _strip(axes: Axes, run: Drawn, place: float) -> None:
+    values = np.sort(list(_last_accuracies(run.record).values()))
+    if not len(values):
+        return
+    axes.scatter(
+        values,
+        place + _swarm(values),
+        s=14 if len(values) <= MANY else 5,
+        color=run.colour,
+        alpha=0.55 if len(values) <= MANY else 0.35,
+        linewidths=0,
+        rasterized=len(values) > 5 * MANY,
+    )
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    axes.plot([low, high], [place, place], color="#222222", linewidth=1.2, zorder=3)
+    axes.plot([middle] * 2, [place - 0.22, place + 0.22], color="#222222", linewidth=2.2, zorder=3)
+
+
+def _swarm(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Offsets that make a heap of dots as wide as there are values nearby (`values` is sorted)."""
+    span = max(float(values[-1] - values[0]), 1e-9)
+    counts = [len(list(group)) for _, group in groupby(np.round(25 * (values - values[0]) / span))]
+    widest = max(*counts, 8)
+    # Multiples of the golden ratio fill an interval evenly without looking like a pattern.
+    spots = (np.arange(len(values)) * 0.6180339887) % 1.0 - 0.5
+    return np.asarray(0.64 * spots * np.repeat(counts, counts) / widest)
+
+
+def _allocation_bubbles(figure: Figure, axes: Axes, table: np.ndarray[Any, Any]) -> None:
+    nodes, classes = table.shape
+    node, label = np.nonzero(table)
+    largest = max(float(table.max()), 1.0)
+    pitch = 72 * min(10.0 / nodes, (figure.get_figheight() - 1.0) / classes)  # points per cell
+    area = (1.6 * min(pitch, 28)) ** 2 / largest
+    axes.scatter(
+        node,
+        label,
+        s=area * table[node, label],
+        color=BLUE,
+        alpha=0.6,
+        edgecolors="white",
+        linewidths=0.5,
+    )
+    axes.set_xlim(-0.8, nodes - 0.2)
+    axes.set_ylim(-0.8, classes - 0.2)
+    axes.set_xlabel("node")
+    for count in sorted({_round_down(largest * share) for share in (0.1, 0.4, 1.0)}):
+        axes.scatter(
+            [], [], s=area * count, color=BLUE, alpha=0.6, linewidths=0, label=f"{count:g}"
+        )
+    axes.legend(
+        title="examples",
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        labelspacing=1.4,
+        borderpad=1.0,
+    )
+
+
+def _allocation_heat(figure: Figure, axes: Axes, table: np.ndarray[Any, Any]) -> None:
+    """Nodes in the order of their largest class, so that the eye finds a pattern among many."""
+    order = np.lexsort((-table.max(axis=1), table.argmax(axis=1)))
+    picture = axes.imshow(
+        np.sqrt(table[order].T),
+        aspect="auto",
+        origin="lower",
+        cmap="Blues",
+        interpolation="nearest",
+    )
+    axes.grid(visible=False)
+    axes.set_xlabel("nodes, in the order of their largest class")
+    root = float(np.sqrt(table.max()))
+    counts = sorted({_round_down(table.max() * share) for share in (0.05, 0.25, 0.6, 1.0)})
+    bar = figure.colorbar(picture, ax=axes, ticks=[0, *np.sqrt(counts)], pad=0.01)
+    bar.ax.set_yticklabels(["0", *[f"{count:g}" for count in counts]])
+    bar.set_label("examples")
+    picture.set_clim(0, root)
+
+
+def _round_down(value: float) -> float:
+    """To 1, 2 or 5 times a power of ten: a number that people like to see in a legend."""
+    if value < 1:
+        return 1.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return max(step * unit for step in (1, 2, 5) if step * unit <= value)
+
+
+def _places(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
+    network = nx.Graph()
+    network.add_nodes_from(range(count))
+    network.add_edges_from((u, v) for u, v in edges)
+    rounds = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs the square of the count
+    return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=rounds))
+
+
+def _draw_graph(
+    axes: Axes,
+    place: dict[int, Any],
+    edges: Sequence[Sequence[int]],
+    values: dict[int, float],
+    bounds: tuple[float, float],
+) -> Any:
+    many = len(place) > MANY
+    axes.add_collection(
+        LineCollection(
+            [(place[u], place[v]) for u, v in edges[:: math.ceil(len(edges) / EDGES) or 1]],
+            colors="#555555",
+            linewidths=0.6 if not many else 0.3,
+            alpha=0.1 if many else 0.35,
+            rasterized=len(edges) > 2000,
+        )
+    )
+    spots = np.array([place[node] for node in range(len(place))])
+    missing = [node for node in range(len(place)) if node not in values]
+    size_of_dot = 90 if not many else max(20_000 / len(place), 8) * 0.8
+    axes.scatter(
+        spots[missing, 0],
+        spots[missing, 1],
+        s=size_of_dot,
+        color="#DDDDDD",
+        edgecolors="white",
+        linewidths=0.5,
+    )
+    present = sorted(values)
+    axes.margins(0.04)
+    return axes.scatter(
+        spots[present, 0],
+        spots[present, 1],
+        c=[values[node] for node in present],
+        s=size_of_dot,
+        cmap="viridis",
+        vmin=bounds[0],
+        vmax=bounds[1],
+        edgecolors="white",
+        linewidths=0.5 if not many else 0.2,
+        zorder=2,
+    )
+
+
+def _last_accuracies(record: RunRecord) -> dict[int, float]:
+    rounds, _ = record.curve("accuracy")
+    return record.node_values("accuracy", rounds[-1]) if rounds else {}
+
+
+def _folded(label: str) -> str:
+    return label.replace(" (", "\n(") if len(label) > 14 else label
+
+
+def _short_size(value: float) -> str:
+    return size(value).replace(".00 ", " ").replace(".0 ", " ")
+
+
+def _shade(colour: str, amount: float) -> str:
+    """Mix with white (positive) or black (negative)."""
+    target = 1.0 if amount > 0 else 0.0
+    red, green, blue = ((1 - abs(amount)) * c + abs(amount) * target for c in to_rgb(colour))
+    return to_hex((red, green, blue))

@@ -1,0 +1,154 @@
+"""A picture of a graph: who talks to whom, the degrees, and the numbers that matter."""
+
+import math
+from pathlib import Path
+
+import matplotlib
+import networkx as nx
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from peerage.errors import DiskError, InputError
+from peerage.graph import Graph, degrees, is_connected
+from peerage.mixing import GraphReport, describe
+
+FORMATS = (".png", ".svg")
+LABELLED_NODES = 60  # more ids than this cannot be read
+STRESS_NODES = 150  # the layout by distances is the clearest, but its cost grows as n^3
+COLOURS = "viridis"
+
+
+def plot(graph: Graph, path: str | Path) -> None:
+    """Draw the graph of round 0 into a PNG or SVG file; equal graphs give equal files."""
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise InputError(f"cannot draw into {target.name!r}; use a name ending in .png or .svg")
+    if not target.parent.is_dir():
+        raise InputError(f"the folder {target.parent} does not exist; create it first")
+    figure = _figure(graph)
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": "peerage"}):
+            figure.savefig(target, dpi=150, metadata=_metadata(target))
+    except OSError as error:
+        raise DiskError(f"cannot write {target}: {error.strerror}") from None
+
+
+def caption(report: GraphReport) -> str:
+    """The main numbers in two lines."""
+    mixing = "" if report.mixing_time_exact else "at most "
+    if report.connected:
+        gain = f"gain {report.gain:.3f}"
+    else:
+        low, high = min(report.component_gains), max(report.component_gains)
+        gain = f"{report.components} components with gains {low:.3f} to {high:.3f}"
+    speed = (
+        f"spectral gap {report.spectral_gap:.4g}, "
+        f"relaxation time {_rounds(report.relaxation_time)}, "
+        f"mixing time {mixing}{_rounds(report.mixing_time)}"
+    )
+    reach = f", diameter {report.diameter}" if report.diameter is not None else ""
+    return f"{gain}, {_degree(report)}{reach}\n{speed}"
+
+
+def _degree(report: GraphReport) -> str:
+    low, high = report.degree_min, report.degree_max
+    return (
+        f"degree {low}"
+        if low == high
+        else f"mean degree {report.degree_mean:.4g} ({low} to {high})"
+    )
+
+
+def _rounds(value: float) -> str:
+    if math.isinf(value):
+        return "infinite"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _figure(graph: Graph) -> Figure:
+    report = describe(graph)
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    nodes = _draw_graph(left, graph)
+    bar = figure.colorbar(nodes, ax=left, label="degree", shrink=0.8)
+    bar.locator = MaxNLocator(integer=True, nbins=8, min_n_ticks=1)
+    _draw_histogram(right, report)
+    noun = "round 0 of a dynamic graph: " if graph.dynamic else ""
+    figure.suptitle(f"{noun}{_count(report.nodes, 'node')}, {_count(report.edges, 'edge')}")
+    figure.supxlabel(caption(report), fontsize=10)
+    return figure
+
+
+def _draw_graph(axes: Axes, graph: Graph) -> PathCollection:
+    at = _positions(graph)  # [n, 2]
+    k = degrees(graph)
+    edges = graph.edges()
+    axes.add_collection(
+        LineCollection(
+            [at[[i, j]] for i, j in edges],
+            colors="0.45",
+            linewidths=0.8,
+            alpha=min(0.8, 8 / math.sqrt(len(edges) + 1)),
+            zorder=1,
+        )
+    )
+    # Half a degree beyond the extremes gives regular graphs a scale, too.
+    nodes = axes.scatter(
+        at[:, 0],
+        at[:, 1],
+        c=k,
+        s=min(220, max(6, 9000 / graph.nodes)),
+        cmap=COLOURS,
+        vmin=k.min() - 0.5,
+        vmax=k.max() + 0.5,
+        edgecolors="white",
+        linewidths=0.6,
+        zorder=2,
+    )
+    if graph.nodes <= LABELLED_NODES:
+        middle = (k.min() + k.max()) / 2
+        for node, (x, y) in enumerate(at):
+            colour = "black" if k[node] > middle else "white"
+            axes.text(x, y, str(node), color=colour, fontsize=7, ha="center", va="center")
+    axes.set_aspect("equal")
+    axes.margins(0.06)
+    axes.set_axis_off()
+    return nodes
+
+
+def _draw_histogram(axes: Axes, report: GraphReport) -> None:
+    k = list(report.degree_histogram)
+    axes.bar(k, list(report.degree_histogram.values()), width=0.9, color="#3b6e8f")
+    axes.set_xlabel("degree")
+    axes.set_ylabel("nodes")
+    margin = max(1, 3 - (max(k) - min(k)) / 2)  # a single bar does not fill the axes
+    axes.set_xlim(min(k) - margin, max(k) + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _positions(graph: Graph) -> NDArray[np.float64]:
+    """Where every node is drawn; depends on the graph alone."""
+    drawn = graph.networkx()
+    centre = [node for node, others in enumerate(graph.neighbours(0)) if len(others) > 1]
+    if len(centre) == 1:  # a star, whose leaves other layouts put at uneven distances
+        at = nx.shell_layout(drawn, [centre, [node for node in drawn if node not in centre]])
+    elif graph.nodes <= STRESS_NODES and is_connected(graph):
+        at = nx.kamada_kawai_layout(drawn)
+    else:
+        at = nx.spring_layout(drawn, seed=0)
+    return np.array([at[node] for node in range(graph.nodes)])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _metadata(target: Path) -> dict[str, None]:
+    """Without the date and version that would make equal pictures differ."""
+    return {"Date": None} if target.suffix.lower() == ".svg" else {"Software": None}

@@ -1,0 +1,364 @@
+"""One self-contained page about one run or several: no script, no font, no image from elsewhere."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from peerage.errors import InputError
+from peerage.records import RunRecord, disk_errors, write_bytes
+from peerage.report import figures
+from peerage.report.tables import cells, compare, differing, labels, percent, settings
+
+ENDS = 10  # nodes shown at either end when there are too many to show all
+LEVEL = 0.0005  # accuracies that are nearer than this look the same when printed
+# Title, which runs have something to show, figure, how to read it.
+CURVES: tuple[
+    tuple[str, Callable[[RunRecord], bool], Callable[[Sequence[RunRecord]], Figure], str],
+    ...,
+] = (
+    (
+        "Accuracy",
+        lambda record: bool(record.curve("accuracy")[1]),
+        figures.accuracy_curves,
+        "Higher is better, and so is earlier; the line is the mean over the nodes, and the band is "
+        "one standard deviation over the nodes to either side.",
+    ),
+    (
+        "Loss",
+        lambda record: bool(record.curve("loss")[1]),
+        figures.loss_curves,
+        "Lower is better; the loss on the test set, as the mean over the nodes.",
+    ),
+    (
+        "Agreement",
+        lambda record: any(value > 0 for value in record.curve("consensus")[1]),
+        figures.consensus_curves,
+        "How far the models of the nodes are apart (logarithmic); a falling curve means that they "
+        "agree more and more.",
+    ),
+    (
+        "Traffic",
+        lambda record: any(row["bytes_total"] > 0 for row in record.network),
+        figures.bytes_and_accuracy,
+        "Further left is cheaper: the mean accuracy over the bytes that a node had sent by then.",
+    ),
+    (
+        "Nodes",
+        lambda record: bool(record.nodes),
+        figures.node_accuracies,
+        "Every dot is a node; the upright bar is the median, and the line through it spans the "
+        "middle half of the nodes. A narrow heap means that all nodes are served alike.",
+    ),
+    (
+        "Time",
+        lambda record: record.rounds > 0,
+        figures.phase_seconds,
+        "Where the wall time of an average round goes; while they 'wait', workers are idle until "
+        "the others are ready.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    title: str
+    caption: str
+    address: str
+    wide: bool
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Named values of several runs, split into what differs between them and what does not."""
+
+    title: str
+    tables: list[Mapping[str, str]]
+    changed: list[str]
+    shared: list[str]
+
+
+def write_report(records: Sequence[RunRecord], out: Path) -> None:
+    """Write the page in one step; the same runs give the same bytes."""
+    if not records:
+        raise InputError("a report needs at least one run; give the folder of a run")
+    out = Path(out)
+    with disk_errors(out, "write the report again"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(out, page(records).encode(), "write the report again")
+
+
+def page(records: Sequence[RunRecord]) -> str:
+    rows = compare(records)
+    titles, texts = cells(rows)
+    names = labels(records)
+    if len(records) <= 3:  # so few runs are read best as columns, on a telephone too
+        titles, *texts = (list(line) for line in zip(titles, *texts, strict=True))
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template("template.html").render(
+        title=title(records),
+        headline=headline(rows, _where(records)),
+        notes=notes(records),
+        titles=titles,
+        lines=texts,
+        best=max((row["best_accuracy"] or 0.0 for row in rows), default=0.0),
+        rows=rows,
+        percent=percent,
+        pictures=pictures(records),
+        runs=list(zip(names, figures.drawn(records), records, strict=True)),
+        names=names,
+        sheets=[
+            _sheet("Settings", [settings(record) for record in records]),
+            _sheet("Data and graph", [facts(record) for record in records]),
+            _sheet("Environment", [_texts(record.environment) for record in records]),
+        ],
+        node_tables=[_node_table(record) for record in records],
+        commands=[_commands(record) for record in records],
+    )
+
+
+def title(records: Sequence[RunRecord]) -> str:
+    names = labels(records)
+    start = _and(names) if len(names) <= 4 else f"{len(names)} runs"
+    return f"{start} on {_and(_data_sets(records))}"
+
+
+def headline(rows: Sequence[Mapping[str, Any]], where: str) -> str:
+    """What was compared and who is ahead by how much, in plain words."""
+    broken = [row for row in rows if row["status"] in ("diverged", "failed")]
+    ranked = [row for row in rows if row["accuracy"] is not None and row not in broken]
+    ranked.sort(key=lambda row: -row["accuracy"])
+    sentences = [f"{_count(len(rows), 'run')} on {where}."]
+    if ranked:
+        sentences.append(_lead(ranked))
+    sentences += [_broken(row) for row in broken]
+    silent = [row["label"] for row in rows if row["accuracy"] is None and row not in broken]
+    if silent:
+        sentences.append(f"{_and(silent)}: no round has been evaluated yet.")
+    return " ".join(sentences)
+
+
+def notes(records: Sequence[RunRecord]) -> list[str]:
+    """What a reader should know before trusting the numbers."""
+    result = []
+    for name, record in zip(labels(records), records, strict=True):
+        planned = record.summary.get("rounds_planned")
+        if record.status in ("running", "interrupted"):
+            state = "is not finished" if record.status == "running" else "was interrupted"
+            result.append(f"{name} {state}: {record.rounds} of {planned} rounds are done.")
+        if record.summary.get("message"):
+            result.append(f"{name}: {record.summary['message']}")
+        if record.setup.get("topology", {}).get("connected") is False:
+            result.append(
+                f"{name}: the graph is not connected, so some nodes never hear of others."
+            )
+    if len(_data_sets(records)) > 1:
+        result.append("The runs use different data sets; their accuracies cannot be compared.")
+    elif len(records) > 1:
+        result.append(
+            "Every curve is a single run; with other seeds, small differences can turn round."
+        )
+    return result
+
+
+def pictures(records: Sequence[RunRecord]) -> list[Picture]:
+    """The figures for which the runs have data, each with how to read it."""
+    result = [
+        Picture(name, caption, figures.data_uri(draw(records)), wide=False)
+        for name, known, draw, caption in CURVES
+        if any(map(known, records))
+    ]
+    for names, record in _allocations(records):
+        name = "Data of each node" + (f": {names}" if names else "")
+        address = figures.data_uri(figures.allocation(record))
+        result.append(Picture(name, _allocation_caption(record), address, wide=True))
+    address = figures.data_uri(figures.graph(records))
+    result.append(Picture("Graph", _graph_caption(records), address, wide=len(records) > 1))
+    return result
+
+
+def facts(record: RunRecord) -> dict[str, str]:
+    """What the settings led to: the graph that was drawn, the examples that were dealt out."""
+    graph = record.setup.get("topology", {})
+    degrees = [graph.get(f"degree_{which}") for which in ("min", "mean", "max")]
+    return {
+        "examples per node": _span(record.setup["examples"]),
+        "test examples": _number(record.setup.get("test_examples")),
+        "parameters per node": _span(record.setup["parameters"]),
+        "links": _number(len(record.setup["edges"])),
+        "neighbours (fewest, mean, most)": ", ".join(map(_number, degrees)),
+        "connected": {True: "yes", False: "no"}.get(graph.get("connected"), "-"),
+        "spectral gap": _number(graph.get("spectral_gap")),
+        "gain": _number(graph.get("gain")),
+    }
+
+
+def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
+    first = ranked[0]
+    level = [row["label"] for row in ranked if first["accuracy"] - row["accuracy"] < LEVEL]
+    if len(ranked) == 1:
+        return (
+            f"{first['label']} reached a mean test accuracy of {percent(first['accuracy'])} "
+            f"{_after(first)}; {_best(first)}."
+        )
+    if len(level) > 1:
+        return f"{_and(level)} are level at {percent(first['accuracy'])} mean test accuracy."
+    second, last = ranked[1], ranked[-1]
+    text = (
+        f"{first['label']} is ahead with a mean test accuracy of {percent(first['accuracy'])} "
+        f"{_after(first)}, {_points(first, second)} percentage points more than "
+        f"{second['label']} ({_short(second, first)})"
+    )
+    if last is not second:
+        text += f" and {_points(first, last)} more than {last['label']} ({_short(last, first)})"
+    return text + "."
+
+
+def _points(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    # The difference of what is printed: a reader who subtracts must not find another last digit.
+    return f"{round(100 * one['accuracy'], 1) - round(100 * other['accuracy'], 1):.1f}"
+
+
+def _short(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    same = row["evaluated_round"] == first["evaluated_round"]
+    return percent(row["accuracy"]) + ("" if same else f" {_after(row)}")
+
+
+def _after(row: Mapping[str, Any]) -> str:
+    return f"after {_count(row['evaluated_round'], 'round')}"
+
+
+def _best(row: Mapping[str, Any]) -> str:
+    if row["best_round"] == row["evaluated_round"]:
+        return "this is also its best"
+    return f"its best was {percent(row['best_accuracy'])} in round {row['best_round']}"
+
+
+def _broken(row: Mapping[str, Any]) -> str:
+    text = f"{row['label']} {row['status']} in round {row['rounds']} of {row['rounds_planned']}"
+    if row["accuracy"] is None:
+        return text + "."
+    return f"{text}; its last known accuracy is {percent(row['accuracy'])} {_after(row)}."
+
+
+def _where(records: Sequence[RunRecord]) -> str:
+    counts = sorted({len(record.setup["examples"]) for record in records})
+    spread = _count(counts[0], "node") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} nodes"
+    return f"{_and(_data_sets(records))} with {spread}"
+
+
+def _data_sets(records: Sequence[RunRecord]) -> list[str]:
+    return list(dict.fromkeys(str(record.summary.get("dataset", "?")) for record in records))
+
+
+def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
+    """One run for each different way of dealing out the data, with the runs that share it."""
+    groups: list[tuple[list[str], RunRecord]] = []
+    for name, record in zip(labels(records), records, strict=True):
+        for names, other in groups:
+            if other.setup["allocation"] == record.setup["allocation"]:
+                names.append(name)
+                break
+        else:
+            groups.append(([name], record))
+    shown = groups[: figures.PANELS]
+    return [(_and(names) if len(groups) > 1 else "", record) for names, record in shown]
+
+
+def _allocation_caption(record: RunRecord) -> str:
+    if figures.crowded(record):
+        return (
+            "Darker is more: a column is a node, a row is a class; nodes are sorted by the class "
+            "that they have most of."
+        )
+    return "The area of a bubble is the number of training examples of that class at that node."
+
+
+def _graph_caption(records: Sequence[RunRecord]) -> str:
+    text = "Who exchanges models with whom in the first round; brighter nodes ended more accurate."
+    if max(len(record.setup["edges"]) for record in records) > figures.EDGES:
+        text += f" Only about {figures.EDGES} of the links are drawn."
+    if len(records) > figures.PANELS:
+        text += f" The first {figures.PANELS} runs are shown."
+    return text
+
+
+def _node_table(record: RunRecord) -> dict[str, Any]:
+    """Every node of a small network, the worst and the best of a large one."""
+    rounds, _ = record.curve("accuracy")
+    accuracy = record.node_values("accuracy", rounds[-1]) if rounds else {}
+    loss = record.node_values("loss", rounds[-1]) if rounds else {}
+    degree: dict[int, int] = {}
+    for u, v in record.setup["edges"]:
+        degree[u] = degree.get(u, 0) + 1
+        degree[v] = degree.get(v, 0) + 1
+    count = len(record.setup["examples"])
+    order = sorted(range(count), key=lambda node: (accuracy.get(node, -1.0), node))
+    few = count <= figures.MANY
+    lines = [
+        [
+            str(node),
+            _number(record.setup["examples"][node]),
+            str(degree.get(node, 0)),
+            _number(record.setup["parameters"][node]),
+            percent(accuracy.get(node)),
+            _number(loss.get(node)),
+        ]
+        for node in (order if few else order[:ENDS] + order[-ENDS:])
+    ]
+    which = (
+        f"all {count} nodes" if few else f"the {ENDS} lowest and {ENDS} highest of {count} nodes"
+    )
+    return {
+        "which": f"{which}, by accuracy",
+        "titles": ["node", "examples", "neighbours", "parameters", "accuracy", "loss"],
+        "lines": lines,
+    }
+
+
+def _commands(record: RunRecord) -> list[str]:
+    folder = shlex.quote(str(record.folder))
+    experiment = shlex.quote(str(record.folder / "experiment.toml"))
+    return [f"peerage run {experiment}", f"peerage verify {folder}"]
+
+
+def _sheet(name: str, tables: Sequence[Mapping[str, str]]) -> Sheet:
+    changed = differing(tables)
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return Sheet(name, list(tables), changed, [key for key in keys if key not in changed])
+
+
+def _texts(table: Mapping[str, Any]) -> dict[str, str]:
+    return {key: "-" if value is None else str(value) for key, value in table.items()}
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+
+
+def _number(value: float | None) -> str:
+    """With a thin gap between thousands; fractions with three digits."""
+    if value is None:
+        return "-"
+    if float(value).is_integer():
+        return f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:.3g}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,245 @@
+"""Runs side by side: plain rows of numbers first, then the same rows as text, Markdown or CSV."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from peerage.records import NetworkRow, RunRecord
+
+SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
+
+
+def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """One row of numbers per run; accuracies are fractions, and what is not known is None.
+
+    `rounds_to_x` is the first evaluated round whose mean accuracy over the nodes reaches x % of the
+    best accuracy of any of the runs; `target_x` is the accuracy that this means.
+    """
+    best = max((max(record.curve("accuracy")[1], default=0.0) for record in records), default=0.0)
+    names = labels(records)
+    return [_row(record, name, best) for record, name in zip(records, names, strict=True)]
+
+
+def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Column titles and one list of texts per run: the comparison as people read it."""
+    targets = [
+        f"rounds to {x} % ({percent(rows[0][f'target_{x}'])})" if rows else "" for x in SHARES
+    ]
+    titles = ["run", "algorithm", "rounds", "accuracy ± std", "nodes min..max", "last 10 rounds"]
+    titles += ["best (round)", *targets, "sent per node", "sent in total", "time per round"]
+    return titles, [_texts(row) for row in rows]
+
+
+def rich_table(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Group:
+    """The comparison for a terminal: runs as lines where that fits, otherwise runs as columns.
+
+    If the columns do not fit either, there are several tables with as many runs each as fit.
+    """
+    titles, texts = cells(rows)
+    table = _table(titles, texts)
+    if _width(table) <= width:
+        return Group(table)
+    per_table = len(texts)
+    while per_table > 1 and max(map(_width, _turned(titles, texts, per_table))) > width:
+        per_table -= 1
+    return Group(*_turned(titles, texts, per_table))
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    titles, texts = cells(rows)
+    rule = ["---", "---", *["--:"] * (len(titles) - 2)]
+    lines = [[text.replace("|", "\\|") for text in line] for line in [titles, *texts]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], rule, *lines[1:]])
+
+
+def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
+    """CSV of the numbers themselves, for other programs; an unknown value is an empty field."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def labels(records: Sequence[RunRecord]) -> list[str]:
+    """A name for each run; equal labels are told apart by settings that differ, or by folder."""
+    names = [record.label for record in records]
+    for label, count in Counter(names).items():
+        if count > 1:
+            same = [index for index, record in enumerate(records) if record.label == label]
+            for index, name in zip(same, _distinct([records[i] for i in same]), strict=True):
+                names[index] = f"{label} ({name})"
+    return names
+
+
+def settings(record: RunRecord) -> dict[str, str]:
+    """The experiment as one flat list: `partition.alpha` -> `0.2`."""
+    return dict(_flatten("", record.experiment))
+
+
+def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose values are not the same in all tables, in the order of first appearance."""
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [key for key in keys if len({table.get(key) for table in tables}) > 1]
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units with three digits: 12345678 -> '12.3 MB'."""
+    if count is None:
+        return "-"
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        # 999.5 and above would be rounded to four digits: it belongs to the next unit.
+        if value < 999.5 or unit == "PB":
+            break
+        value /= 1000
+    return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{_three_digits(1000 * seconds)} ms"
+    return f"{_three_digits(seconds)} s"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
+    rounds, values = record.curve("accuracy")
+    last: Mapping[str, Any] = _last_evaluated(record) or {}
+    peak = max(range(len(values)), key=values.__getitem__) if values else None
+    ending = [value for r, value in zip(rounds, values, strict=True) if r > rounds[-1] - 10]
+    count = record.summary.get("nodes") or record.experiment.get("nodes")
+    sent = record.network[-1]["bytes_total"] if record.network else None
+    row = {
+        "run": record.folder.name,
+        "label": label,
+        "algorithm": record.algorithm,
+        "status": record.status,
+        "nodes": count,
+        "rounds": record.rounds,
+        "rounds_planned": record.summary.get("rounds_planned"),
+        "evaluated_round": rounds[-1] if rounds else None,
+        "accuracy": values[-1] if values else None,
+        "accuracy_std": last.get("accuracy_std"),
+        "accuracy_min": last.get("accuracy_min"),
+        "accuracy_max": last.get("accuracy_max"),
+        "accuracy_last_10": sum(ending) / len(ending) if ending else None,
+        "best_accuracy": None if peak is None else values[peak],
+        "best_round": None if peak is None else rounds[peak],
+    }
+    for share in SHARES:
+        target = share / 100 * best_of_all
+        row[f"target_{share}"] = target
+        row[f"rounds_to_{share}"] = record.rounds_to(target) if best_of_all > 0 else None
+    row["bytes_per_node"] = sent / count if sent is not None and count else None
+    row["bytes_total"] = sent
+    row["seconds_per_round"] = _seconds_per_round(record)
+    return row
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    planned = row["rounds_planned"]
+    done = (
+        f"{row['rounds']}" if planned in (None, row["rounds"]) else f"{row['rounds']} of {planned}"
+    )
+    spread = [row["accuracy_min"], row["accuracy_max"]]
+    return [
+        row["label"],
+        row["algorithm"],
+        done if row["status"] == "finished" else f"{done}, {row['status']}",
+        _with_spread(row["accuracy"], row["accuracy_std"]),
+        "-" if None in spread else f"{100 * spread[0]:.1f}..{100 * spread[1]:.1f} %",
+        percent(row["accuracy_last_10"]),
+        "-"
+        if row["best_round"] is None
+        else f"{percent(row['best_accuracy'])} ({row['best_round']})",
+        *["-" if row[f"rounds_to_{x}"] is None else str(row[f"rounds_to_{x}"]) for x in SHARES],
+        size(row["bytes_per_node"]),
+        size(row["bytes_total"]),
+        duration(row["seconds_per_round"]),
+    ]
+
+
+def _with_spread(mean: float | None, deviation: float | None) -> str:
+    if mean is None or deviation is None:
+        return percent(mean)
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+
+
+def _last_evaluated(record: RunRecord) -> NetworkRow | None:
+    rows = (row for row in reversed(record.network) if row.get("accuracy") is not None)
+    return next(rows, None)
+
+
+def _seconds_per_round(record: RunRecord) -> float | None:
+    """Round 0 is left out: it is an evaluation without a round before it."""
+    totals = [row.get("seconds", {}).get("total") for row in record.network if row["round"] > 0]
+    known = [total for total in totals if total is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    table = Table(header_style="bold")
+    for number, title in enumerate(titles):
+        table.add_column(Text(title), justify="left" if number == 0 else "right")
+    for line in lines:
+        table.add_row(*map(Text, line))  # as Text: a label may hold square brackets
+    return table
+
+
+def _turned(titles: list[str], texts: list[list[str]], per_table: int) -> list[Table]:
+    tables = []
+    for start in range(0, len(texts), per_table):
+        lines = list(zip(titles, *texts[start : start + per_table], strict=True))
+        tables.append(_table([text.replace(" (", "\n(") for text in lines[0]], lines[1:]))
+    return tables
+
+
+def _width(table: Table) -> int:
+    console = Console(width=10_000)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def _distinct(records: Sequence[RunRecord]) -> list[str]:
+    tables = [settings(record) for record in records]
+    # The engine changes how fast a run is, never what it computes: a poor name.
+    keys = [key for key in differing(tables) if not key.startswith("engine.")]
+    names = [", ".join(f"{_short(key)}={table.get(key, '-')}" for key in keys) for table in tables]
+    if len(set(names)) < len(names) or max(map(len, names)) > 30:
+        names = [record.folder.name for record in records]
+    if len(set(names)) < len(names):
+        names = [str(record.folder) for record in records]
+    return names
+
+
+def _short(key: str) -> str:
+    return key.removesuffix(".name").rpartition(".")[2]
+
+
+def _flatten(prefix: str, table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pairs = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            pairs += _flatten(f"{prefix}{key}.", value)
+        else:
+            pairs.append(
+                (prefix + key, value if isinstance(value, str) else json.dumps(value, default=str))
+            )
+    return pairs

@@ -1,0 +1,296 @@
+"""What a person at a terminal sees: a chart of finished rounds, and how far a run has come."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from peerage.report.tables import percent
+
+Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+COLOURS = ("blue", "red", "green", "magenta", "yellow", "cyan", "bright_black")
+MARKERS = "●▲■◆▼★✚○△□◇▽"
+PLAIN_MARKERS = "ox+*#@%&abcd"
+# The bit of each of the 2 x 4 dots of a braille character, [row from the top][column].
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart that takes the width of whatever console prints it."""
+
+    curves: Curves
+    height: int = 16
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        plain = options.ascii_only
+        yield chart(self.curves, min(options.max_width, 120), self.height, plain=plain)
+
+
+def chart(curves: Curves, width: int = 80, height: int = 16, *, plain: bool = False) -> Text:
+    """Accuracy (fractions) over rounds; every curve has its own marker, so colour is not needed.
+
+    The legend is sorted by the last value. `plain` restricts the drawing to ASCII.
+    """
+    points = {label: _finite(*curve) for label, curve in curves.items()}
+    known = [point for curve in points.values() for point in curve]
+    if not known:
+        return Text("no round has been evaluated yet")
+    low, high, step = _range([value for _, value in known], height)
+    first, last = min(x for x, _ in known), max(x for x, _ in known)
+    digits = 1 if step < 0.01 else 0
+    ticks = {
+        _row(low + number * step, low, high, height): percent(low + number * step, digits)
+        for number in range(round((high - low) / step) + 1)
+    }
+    margin = max(len(text) for text in ticks.values())
+    canvas = Canvas(max(width - margin - 2, 10), height, (first, last), (low, high), plain)
+    for number, curve in enumerate(points.values()):
+        canvas.draw(curve, number, len(points))
+    drawing = Text("accuracy\n", no_wrap=True, overflow="crop")
+    for row in range(height):
+        corner = ("+" if plain else "┤") if row in ticks else ("|" if plain else "│")
+        drawing.append(f"{ticks.get(row, ''):>{margin}} {corner}")
+        drawing.append_text(canvas.line(row))
+        drawing.append("\n")
+    drawing.append(_round_axis(first, last, canvas.width, margin, plain=plain))
+    drawing.append_text(_legend(points, width, plain=plain))
+    return drawing
+
+
+@dataclass
+class Canvas:
+    """Character cells; lines are made of 2 x 4 braille dots per cell, markers take a whole cell."""
+
+    width: int
+    height: int
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    plain: bool
+    dots: dict[tuple[int, int], int] = field(default_factory=dict)  # (row, column) -> braille bits
+    marks: dict[tuple[int, int], str] = field(default_factory=dict)
+    owner: dict[tuple[int, int], int] = field(default_factory=dict)  # the curve that colours a cell
+
+    def draw(self, curve: Sequence[tuple[float, float]], number: int, count: int) -> None:
+        """A polyline, with markers on some of its points; the markers of the curves take turns."""
+        fine = [self._dot(x, y) for x, y in curve]
+        for (x0, y0), (x1, y1) in pairwise(fine):
+            length = max(abs(x1 - x0), abs(y1 - y0), 1)
+            for k in range(length + 1):
+                x, y = x0 + round(k * (x1 - x0) / length), y0 + round(k * (y1 - y0) / length)
+                cell = (y // 4, x // 2)
+                self.dots[cell] = self.dots.get(cell, 0) | DOTS[y % 4][x % 2]
+                self.owner.setdefault(cell, number)
+        gap = 8  # columns between the markers of one curve
+        free = -gap + gap * number // count
+        for x, y in fine[:-1]:
+            if x // 2 >= free + gap:
+                self._mark((y // 4, x // 2), number)
+                free = x // 2
+        if fine:
+            self._mark((fine[-1][1] // 4, fine[-1][0] // 2), number)
+
+    def line(self, row: int) -> Text:
+        text = Text()
+        used = [column for at, column in [*self.dots, *self.marks] if at == row]
+        for column in range(max(used, default=-1) + 1):
+            cell = (row, column)
+            if cell in self.marks:
+                text.append(self.marks[cell], style=f"bold {_colour(self.owner[cell])}")
+            elif cell in self.dots:
+                mark = "." if self.plain else chr(0x2800 + self.dots[cell])
+                text.append(mark, style=_colour(self.owner[cell]))
+            else:
+                text.append(" ")
+        return text
+
+    def _dot(self, x: float, y: float) -> tuple[int, int]:
+        column = _place(x, self.x_range, 2 * self.width)
+        return column, 4 * self.height - 1 - _place(y, self.y_range, 4 * self.height)
+
+    def _mark(self, cell: tuple[int, int], number: int) -> None:
+        if cell not in self.marks:
+            self.marks[cell] = _marker(number, plain=self.plain)
+            self.owner[cell] = number
+
+
+class RunProgress:
+    """One bar per run on standard error; in a log file one plain line about every tenth instead."""
+
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self.clock = clock
+        # Standard output is left alone: its last line may be the JSON that another program reads.
+        self.bars = Progress(
+            TextColumn("[bold]{task.description}", markup=True),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=self.console,
+            redirect_stdout=False,
+        )
+        self.label, self.rounds, self.round = "", 0, 0
+        self.accuracy: float | None = None
+        self.task: TaskID | None = None
+        self.began = 0.0
+        self.recent: deque[tuple[int, float]] = deque(maxlen=11)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            self.bars.stop()
+
+    def start(self, label: str, rounds: int, done: int = 0) -> None:
+        """Begin a run of so many rounds, some of which an earlier process may have done."""
+        self.label, self.rounds, self.round, self.accuracy = label, rounds, done, None
+        self.began = self.clock()
+        self.recent.clear()
+        self.recent.append((done, self.began))
+        self.task = None
+        if self.console.is_terminal:
+            self.task = self.bars.add_task(
+                label.replace("[", r"\["), total=rounds, completed=done, text=self._text()
+            )
+
+    def advance(self, round: int, accuracy: float | None = None) -> None:
+        """Tell that a round is finished, and its mean accuracy if it was evaluated."""
+        before, self.round = self.round, round
+        self.accuracy = self.accuracy if accuracy is None else accuracy
+        self.recent.append((round, self.clock()))
+        if self.task is not None:
+            self.bars.update(self.task, completed=round, text=self._text())
+        elif 10 * round // max(self.rounds, 1) > 10 * before // max(self.rounds, 1):
+            self._say()
+
+    def finish(self) -> None:
+        """Stop the clock of this run, whether or not it did all of its rounds."""
+        if self.task is not None:
+            self.bars.update(self.task, text=self._text(left=False))
+            self.bars.stop_task(self.task)
+        elif self.round < self.rounds:
+            self._say()
+        self.task = None
+
+    def seconds_left(self) -> float | None:
+        """The rounds to go at the pace of the last ten rounds."""
+        (first, then), (last, now) = self.recent[0], self.recent[-1]
+        return None if last == first else (self.rounds - last) * (now - then) / (last - first)
+
+    def _text(self, *, left: bool = True) -> str:
+        parts = [f"round {self.round}/{self.rounds}"]
+        if self.accuracy is not None:
+            parts.append(f"accuracy {percent(self.accuracy)}")
+        parts.append(f"{_clock_text(self.clock() - self.began)} elapsed")
+        remaining = self.seconds_left()
+        if left and remaining is not None and self.round < self.rounds:
+            parts.append(f"{_clock_text(remaining)} left")
+        return ", ".join(parts)
+
+    def _say(self) -> None:
+        self.console.print(
+            f"{self.label}: {self._text()}", markup=False, highlight=False, soft_wrap=True
+        )
+
+
+def _clock_text(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _finite(rounds: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in zip(rounds, values, strict=True) if math.isfinite(y)]
+
+
+def _place(value: float, bounds: tuple[float, float], count: int) -> int:
+    """The one of `count` places in which a value lies; the two bounds are the outermost places."""
+    low, high = bounds
+    share = (value - low) / (high - low) if high > low else 0.0
+    return min(max(round(share * (count - 1)), 0), count - 1)
+
+
+def _row(value: float, low: float, high: float, height: int) -> int:
+    return (4 * height - 1 - _place(value, (low, high), 4 * height)) // 4
+
+
+def _range(values: Sequence[float], height: int) -> tuple[float, float, float]:
+    """Round bounds of the accuracy axis and the step of its ticks, two or more rows apart."""
+    narrow = 0.5 * max(values) <= min(values) < max(values)
+    bottom = min(values) if narrow else 0.0
+    span = max(max(values) - bottom, 0.01)
+    step = next((s for s in STEPS if span / s <= max(2 * height // 5, 1)), STEPS[-1])
+    low = math.floor(bottom / step + 1e-9) * step
+    high = math.ceil(max(values) / step - 1e-9) * step
+    return low, max(high, low + step), step
+
+
+def _round_axis(first: float, last: float, width: int, margin: int, *, plain: bool) -> str:
+    corner, rule, tick = ("+", "-", "+") if plain else ("└", "─", "┬")
+    axis, names = [rule] * width, [" "] * (width + margin + 2)
+    span = last - first
+    count = max(min(width // 10, 10), 1)
+    step = next(
+        (s * 10**e for e in range(7) for s in (1, 2, 5) if span / (s * 10**e) <= count), span or 1
+    )
+    at = math.ceil(first / step) * step
+    while at <= last:
+        column = _place(at, (first, last), 2 * width) // 2
+        axis[column] = tick
+        text = f"{at:g}"
+        start = min(margin + 2 + column - len(text) // 2, len(names) - len(text))
+        names[start : start + len(text)] = text
+        at += step
+    title = "round"
+    below = "".join(names).rstrip()
+    return (
+        f"{'':>{margin}} {corner}{''.join(axis)}\n{below}\n{title:^{width + 2 * margin}}".rstrip()
+        + "\n"
+    )
+
+
+def _legend(
+    points: Mapping[str, Sequence[tuple[float, float]]], width: int, *, plain: bool
+) -> Text:
+    """Marker, label and last value of each curve, best first, as many on a line as fit."""
+    entries = []
+    for number, (label, curve) in enumerate(points.items()):
+        ending = percent(curve[-1][1]) if curve else "not evaluated"
+        entries.append((curve[-1][1] if curve else -1.0, number, f" {label} {ending}"))
+    text, used = Text(), 0
+    for _, number, entry in sorted(entries, key=lambda entry: -entry[0]):
+        gap = "" if used == 0 else "   "
+        if used and used + len(gap) + 1 + len(entry) > width:
+            gap, used = "\n", 0
+        text.append(gap)
+        text.append(_marker(number, plain=plain), style=f"bold {_colour(number)}")
+        text.append(entry)
+        used += len(gap) + 1 + len(entry)
+    return text
+
+
+def _marker(number: int, *, plain: bool) -> str:
+    markers = PLAIN_MARKERS if plain else MARKERS
+    return markers[number % len(markers)]
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]

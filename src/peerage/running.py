@@ -1,0 +1,443 @@
+"""Runs: from an experiment to a folder of records, again after a crash, and once more to verify."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from peerage import checkpoint, specs
+from peerage.algorithms import ALGORITHMS
+from peerage.data.datasets import DATASETS
+from peerage.environment import environment
+from peerage.errors import (
+    CheckpointError,
+    Diverged,
+    InputError,
+    Interrupted,
+    PeerageError,
+    WorkerDied,
+)
+from peerage.experiment import Experiment, display_name
+from peerage.prepare import Prepared, prepare
+from peerage.records import (
+    MetricWriter,
+    Row,
+    RunRecord,
+    disk_errors,
+    read_metrics,
+    truncate_after,
+    write_bytes,
+    write_json,
+)
+from peerage.sim.lockstep import Lockstep, RoundReport, SerialTeam
+from peerage.sim.pool import PoolTeam
+from peerage.vectors import Layout
+
+Watch = Callable[[Row], None]  # called with the network row of every finished round
+
+CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every says how often
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    experiment: Experiment
+    summary: dict[str, Any]
+    rows: list[Row]
+    parameters: Sequence[Tensor] = field(repr=False)  # node -> [d]
+    layouts: Sequence[Layout] = field(repr=False)
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The final mean over the nodes, as a fraction."""
+        return float(self.summary["accuracy"])
+
+    @property
+    def digest(self) -> str:
+        return str(self.summary["digest"])
+
+    def state_dict(self, node: int) -> dict[str, Tensor]:
+        """The trained parameters of a node by name, for `module.load_state_dict`."""
+        views = self.layouts[node].views(self.parameters[node])
+        return {name: view.contiguous() for name, view in views.items()}
+
+    def frame(self, scope: str = "network") -> Any:
+        """The rows of one scope (`network` or `node`) as a pandas DataFrame."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise InputError("result.frame() needs pandas; pip install pandas") from None
+        return pd.json_normalize([row for row in self.rows if row["scope"] == scope])
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    checkpoint_every: int | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run an experiment; with `out`, keep its records and checkpoints in that new folder."""
+    check_every(checkpoint_every)
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        check_free(folder)
+    prepared = prepare(experiment)
+    if folder is None:
+        return _Run(prepared, None, checkpoint_every, watch).go()
+    with disk_folder(folder), locked(folder):
+        write_bytes(folder / "experiment.toml", prepared.experiment.to_toml().encode())
+        write_json(folder / "setup.json", prepared.setup)
+        write_json(folder / "environment.json", environment())
+        return _Run(prepared, folder, checkpoint_every, watch).go()
+
+
+def resume(
+    folder: str | Path,
+    *,
+    experiment: Experiment | None = None,
+    engine: Mapping[str, Any] | None = None,
+    checkpoint_every: int | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Continue a run after its last checkpoint, with the same bits as an uninterrupted one.
+
+    `experiment` is needed only if the run's own used Python objects; `engine` may change what runs
+    the nodes, which changes no result.
+    """
+    check_every(checkpoint_every)
+    folder = Path(folder)
+    experiment = experiment or load_experiment(folder)
+    if engine:
+        experiment = experiment.model_copy(
+            update={"engine": experiment.engine.model_copy(update=dict(engine))}
+        )
+    with locked(folder):
+        if RunRecord.load(folder).status == "finished":
+            raise CheckpointError(f"run {folder} is finished; there is nothing to resume")
+        saved = checkpoint.load(folder)
+        truncate_after(folder / "metrics.jsonl", saved.round if saved else -1)
+        return _Run(prepare(experiment), folder, checkpoint_every, watch).go(saved)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a second run gave the same numbers, and if not, where they part."""
+
+    same: bool
+    digest: str
+    again: str
+    difference: str = ""
+
+
+def verify(
+    folder: str | Path, *, experiment: Experiment | None = None, watch: Watch | None = None
+) -> Verdict:
+    """Run the experiment of a finished run again and compare every number with its records."""
+    folder = Path(folder)
+    record = RunRecord.load(folder)
+    if record.status != "finished":
+        raise CheckpointError(
+            f"run {folder} is {record.status}, so there is no result to verify; "
+            f"finish it with `peerage resume {folder}`"
+        )
+    result = run(experiment or load_experiment(folder), watch=watch)
+    old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
+    new = [_without_time(row) for row in result.rows]
+    digest = str(record.summary["digest"])
+    difference = first_difference(old, new)
+    if not difference and digest != result.digest:
+        difference = "the final parameters differ, although all metrics agree"
+    return Verdict(not difference, digest, result.digest, difference)
+
+
+def load_experiment(folder: Path) -> Experiment:
+    path = folder / "experiment.toml"
+    try:
+        return Experiment.from_toml(path.read_text(), str(path))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{str(folder)!r} holds no run; give a folder that `peerage run` made"
+        ) from None
+
+
+def first_difference(old: list[Row], new: list[Row]) -> str:
+    for a, b in zip(old, new, strict=False):
+        for key in a.keys() | b.keys():
+            if a.get(key) != b.get(key):
+                where = f"node {a['node']}, " if a.get("scope") == "node" else ""
+                return f"{where}round {a['round']}: {key} was {a.get(key)}, is now {b.get(key)}"
+    return (
+        "" if len(old) == len(new) else f"{len(old)} rows were recorded, there are now {len(new)}"
+    )
+
+
+def _without_time(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+class _Run:
+    """One run on its way: the loop over rounds, and what it writes down."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        folder: Path | None,
+        checkpoint_every: int | None,
+        watch: Watch | None,
+    ) -> None:
+        self.experiment, self.world = prepared.experiment, prepared.world
+        self.folder, self.every, self.watch = folder, checkpoint_every, watch
+        self.rows: list[Row] = []
+        self.writer: MetricWriter | None = None
+        self.started = perf_counter()
+        self.seconds_before = 0.0  # spent by earlier processes on this run
+        self.bytes_total = 0
+        self.last_save = (
+            perf_counter(),
+            0.0,
+        )  # when the last checkpoint was done, how long it took
+
+    def go(self, saved: checkpoint.Checkpoint | None = None) -> Result:
+        if self.folder is not None:
+            self._take_up(self.folder)
+        self._summarise("running")
+        try:
+            with self._engine() as engine:
+                if saved is not None:
+                    engine.restore(saved.folder, saved.trees, saved.parts)
+                self._rounds(engine, saved.round if saved else 0)
+                parameters = [engine.parameters(node) for node in range(self.world.nodes)]
+        except BaseException as error:
+            raise self._failed(error) from (None if isinstance(error, PeerageError) else error)
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+        layouts = [self.world.layout(node) for node in range(self.world.nodes)]
+        summary = self._summarise("finished", digest=digest(parameters, layouts))
+        return Result(self.experiment, summary, self.rows, parameters, layouts, self.folder)
+
+    def _take_up(self, folder: Path) -> None:
+        """Open the metrics, and remember what an earlier process has already recorded there."""
+        path = folder / "metrics.jsonl"
+        if path.exists():
+            self.rows = read_metrics(path)
+            network = [row for row in self.rows if row["scope"] == "network"]
+            self.bytes_total = network[-1]["bytes_total"] if network else 0
+            self.seconds_before = sum(row["seconds"]["total"] for row in network)
+        self.writer = MetricWriter(path)
+
+    def _engine(self) -> Lockstep:
+        settings = self.experiment.engine
+        if settings.name == "serial":
+            return Lockstep(self.world, SerialTeam(self.world))
+        workers = settings.workers or len(os.sched_getaffinity(0))
+        return Lockstep(self.world, PoolTeam(self.world, workers))
+
+    def _rounds(self, engine: Lockstep, done: int) -> None:
+        last, every = self.experiment.rounds, self.experiment.evaluation.every
+        if done == 0:
+            self._record(0, engine.measure())
+        for round in range(done, last):
+            evaluate = (round + 1) % every == 0 or round + 1 == last
+            self._record(round + 1, engine.round(round, evaluate))
+            if self.folder is not None and self._save_is_due(round + 1):
+                start = perf_counter()
+                checkpoint.save(engine, self.folder, round + 1)
+                self.last_save = (perf_counter(), perf_counter() - start)
+
+    def _save_is_due(self, round: int) -> bool:
+        if round == self.experiment.rounds:
+            return True
+        if self.every is not None:
+            return round % self.every == 0
+        when, took = self.last_save
+        return (perf_counter() - when) * CHECKPOINT_SHARE >= took
+
+    def _record(self, round: int, report: RoundReport) -> None:
+        self.bytes_total += report.bytes
+        row = network_row(round, report, self.bytes_total)
+        # The network row comes last: a round counts once all of its rows are there.
+        for new in [*node_rows(round, report), row]:
+            self.rows.append(new)
+            if self.writer is not None:
+                self.writer.append(new)
+        if self.watch is not None:
+            self.watch(row)
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Write down how the run ended; the error to raise, with what the user can do next."""
+        round = 1 + max((row["round"] for row in self.rows), default=-1)
+        if isinstance(error, KeyboardInterrupt | Interrupted):
+            status, error = (
+                "interrupted",
+                Interrupted(f"interrupted in round {round}" + self._next()),
+            )
+        elif isinstance(error, WorkerDied):
+            status, error = "failed", WorkerDied(f"{error} in round {round}" + self._next())
+        else:
+            status = "diverged" if isinstance(error, Diverged) else "failed"
+            if isinstance(error, Diverged) and self.folder is not None:
+                error = Diverged(f"{error}; the rounds before are kept in {self.folder}")
+        # A disk that refused the run's records refuses this one as well.
+        with suppress(PeerageError):
+            self._summarise(status, message=str(error))
+        return error
+
+    def _next(self) -> str:
+        if self.folder is None:
+            return "; nothing was saved, as the run has no folder"
+        last = checkpoint.latest_round(self.folder)
+        kept = f"the last checkpoint is of round {last}" if last else "there is no checkpoint yet"
+        return f"; {kept}; continue with `peerage resume {self.folder}`"
+
+    def _summarise(
+        self, status: str, digest: str | None = None, message: str = ""
+    ) -> dict[str, Any]:
+        network = [row for row in self.rows if row["scope"] == "network"]
+        judged = [row for row in network if row.get("accuracy") is not None]
+        best = max(judged, key=lambda row: float(row["accuracy"]), default=None)
+        final: Row = judged[-1] if judged else {}
+        summary = {
+            "run": self.folder.name if self.folder else None,
+            "status": status,
+            "algorithm": display_name(self.experiment.algorithm, ALGORITHMS),
+            "label": label(self.experiment),
+            "dataset": display_name(self.experiment.dataset, DATASETS),
+            "nodes": self.world.nodes,
+            "rounds": max((row["round"] for row in network), default=0),
+            "rounds_planned": self.experiment.rounds,
+            "accuracy": final.get("accuracy"),
+            "accuracy_std": final.get("accuracy_std"),
+            "loss": final.get("loss"),
+            "bytes_sent": self.bytes_total,
+            "seconds": self.seconds_before + perf_counter() - self.started,
+            "digest": digest,
+            "best_accuracy": best["accuracy"] if best else None,
+            "best_round": best["round"] if best else None,
+            "message": message,
+        }
+        if self.folder is not None:
+            write_json(self.folder / "summary.json", summary)
+        return summary
+
+
+def network_row(round: int, report: RoundReport, bytes_total: int) -> Row:
+    losses = [n.train_loss for n in report.nodes if n.train_loss is not None]
+    row: Row = {"scope": "network", "round": round, "nodes": len(report.nodes)}
+    if losses:
+        row["train_loss"] = float(np.mean(losses))
+    row |= {"bytes": report.bytes, "bytes_total": bytes_total}
+    scores = [n.score for n in report.nodes if n.score is not None]
+    if scores:
+        row |= _moments("accuracy", [score.accuracy for score in scores])
+        row |= _moments("loss", [score.loss for score in scores])
+        row["consensus"] = report.consensus
+    held_out = [n.validation for n in report.nodes if n.validation is not None]
+    if held_out:
+        row["validation_accuracy"] = float(np.mean([score.accuracy for score in held_out]))
+        row["validation_loss"] = float(np.mean([score.loss for score in held_out]))
+    row["seconds"] = report.seconds
+    return row
+
+
+def _moments(name: str, values: list[float]) -> Row:
+    x = np.array(values)
+    named = {"": x.mean(), "_std": x.std(), "_min": x.min(), "_max": x.max()}
+    return {name + suffix: float(value) for suffix, value in named.items()}
+
+
+def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
+    for n in report.nodes:
+        if n.score is None:
+            continue
+        row: Row = {"scope": "node", "round": round, "node": n.node}
+        row |= {"accuracy": n.score.accuracy, "loss": n.score.loss}
+        if n.train_loss is not None:
+            row["train_loss"] = n.train_loss
+        if n.validation is not None:
+            row["validation_accuracy"] = n.validation.accuracy
+            row["validation_loss"] = n.validation.loss
+        yield row
+
+
+def digest(parameters: Sequence[Tensor], layouts: Sequence[Layout]) -> str:
+    """SHA-256 over the parameters of all nodes in order, each tensor row-major as float32."""
+    sha = hashlib.sha256()
+    for params, layout in zip(parameters, layouts, strict=True):
+        sha.update(layout.canonical(params).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def label(experiment: Experiment) -> str:
+    """A short name for tables and legends: the class, and the options that are not the defaults."""
+    algorithm = experiment.algorithm
+    cls = type(algorithm)
+    options = specs.text(algorithm, "algorithm", {"": cls}).removeprefix(":")
+    shared = "shared start" if experiment.init.start == "shared" else ""
+    extra = ", ".join(filter(None, [options.replace(",", ", "), shared]))
+    return f"{cls.__name__} ({extra})" if extra else cls.__name__
+
+
+def new_folder(experiment: Experiment, home: Path) -> Path:
+    """A folder name that nobody has taken yet: what ran, and when."""
+    names = (
+        display_name(experiment.algorithm, ALGORITHMS),
+        display_name(experiment.dataset, DATASETS),
+        datetime.now().strftime("%Y%m%d-%H%M%S"),
+    )
+    base = home / "-".join(names)
+    candidates = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 1000))]
+    return next(path for path in candidates if not path.exists())
+
+
+def check_every(checkpoint_every: int | None) -> None:
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise InputError(f"checkpoint-every must be at least 1 round, got {checkpoint_every}")
+
+
+def check_free(folder: Path) -> None:
+    if (folder / "experiment.toml").exists():
+        raise InputError(
+            f"output folder {str(folder)!r} already holds a run; choose another --out, "
+            f"or continue that one with `peerage resume {folder}`"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"output folder {str(folder)!r} is not empty; choose another --out")
+
+
+@contextmanager
+def disk_folder(folder: Path) -> Iterator[None]:
+    """Make a run folder; take it away again if nothing of the run got that far."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if not (folder / "experiment.toml").exists():
+            (folder / ".lock").unlink(missing_ok=True)
+            folder.rmdir()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder while this one works in it."""
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no run folder {str(folder)!r}")
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"another process is working in {folder}; wait for it") from None
+        yield

@@ -1,0 +1,1 @@
+"""The simulator: many nodes on one machine, in lockstep."""

@@ -1,0 +1,144 @@
+"""The engine: rounds in lockstep over a team of shards, wherever these live."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from peerage.errors import Diverged
+from peerage.evaluation import consensus_distance
+from peerage.sim.post import PostOffice
+from peerage.sim.shard import PHASES, NodeReport, References, Shard, ShardReport
+from peerage.sim.world import World
+
+
+class Team(Protocol):
+    """Shards that carry out orders, all at once if they can."""
+
+    @property
+    def members(self) -> Sequence[Sequence[int]]:
+        """Which nodes each shard holds."""
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Every shard's answer to `method(*arguments[shard])`."""
+
+    def open(self, place: Any) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class SerialTeam:
+    """One shard with all nodes, in this process: the reference."""
+
+    def __init__(self, world: World) -> None:
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the order of floating-point sums depends on it
+        self.members = [range(world.nodes)]
+        self.shard = Shard(world, range(world.nodes), References())
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [getattr(self.shard, method)(*arguments[0])]
+
+    def open(self, place: Tensor) -> Tensor:
+        return place
+
+    def close(self) -> None:
+        torch.set_num_threads(self.threads)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round came to: values of every node, in order, and of the network."""
+
+    nodes: list[NodeReport]
+    bytes: int
+    consensus: float | None
+    seconds: dict[str, float]
+
+
+class Lockstep:
+    """Answers the coroutines of all nodes, one communication step after the other."""
+
+    def __init__(self, world: World, team: Team) -> None:
+        self.world, self.team = world, team
+        self.owner = {node: i for i, nodes in enumerate(team.members) for node in nodes}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.team.close()
+
+    def round(self, round: int, evaluate: bool) -> RoundReport:
+        start = perf_counter()
+        office = PostOffice()
+        steps = self._all("begin", round, evaluate)
+        while True:
+            diverged = sorted(node for step in steps for node in step.diverged)
+            if diverged:
+                raise Diverged(_diverged(diverged, round))
+            for step in steps:
+                office.accept(step)
+            deliveries = office.deliver()
+            if not deliveries:
+                break
+            orders: list[dict[int, Any]] = [{} for _ in self.team.members]
+            for node, parcels in deliveries.items():
+                orders[self.owner[node]][node] = parcels
+            steps = self.team.call("resume", [(order,) for order in orders])
+        return self._merge(self._all("finish"), office.bytes, perf_counter() - start)
+
+    def measure(self) -> RoundReport:
+        """Judge the models as they are."""
+        start = perf_counter()
+        return self._merge(self._all("measure"), 0, perf_counter() - start)
+
+    def parameters(self, node: int) -> Tensor:
+        """[d] a copy of a node's parameters."""
+        shard = self.owner[node]
+        arguments = [
+            (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.members)
+        ]
+        return self.team.open(self.team.call("parameters", arguments)[shard]).clone()
+
+    def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """Write every shard's part; (trees, file of each node) go into the manifest."""
+        names = [f"part-{i}.safetensors" for i in range(len(self.team.members))]
+        answers = self.team.call("save", [(str(folder / name),) for name in names])
+        trees = {node: tree for answer in answers for node, tree in answer.items()}
+        return trees, {node: names[self.owner[int(node)]] for node in trees}
+
+    def restore(self, folder: Path, trees: Mapping[str, Any], parts: Mapping[str, str]) -> None:
+        self._all("restore", str(folder), trees, parts)
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return self.team.call(method, [arguments] * len(self.team.members))
+
+    def _merge(self, reports: list[ShardReport], sent: int, wall: float) -> RoundReport:
+        nodes = sorted((n for r in reports for n in r.nodes), key=lambda report: report.node)
+        phases = sorted({phase for r in reports for phase in r.seconds} | set(PHASES))
+        seconds = {p: sum(r.seconds.get(p, 0.0) for r in reports) / len(reports) for p in phases}
+        sums = [(name, self.team.open(place)) for r in reports for name, place in r.spread]
+        squares: dict[str, dict[int, float]] = {}
+        for report in reports:
+            for name, values in report.squares.items():
+                squares.setdefault(name, {}).update(values)
+        consensus = consensus_distance(sums, squares) if sums else None
+        return RoundReport(nodes, sent, consensus, {**seconds, "total": wall})
+
+
+def _diverged(nodes: list[int], round: int) -> str:
+    some = ", ".join(map(str, nodes[:10])) + (", ..." if len(nodes) > 10 else "")
+    return (
+        f"the loss or the parameters of node{'s' * (len(nodes) > 1)} {some} became NaN or infinite "
+        f"in round {round + 1}; lower --lr (or the gain) and run again"
+    )

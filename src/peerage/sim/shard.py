@@ -1,0 +1,352 @@
+"""Some of the nodes, driven in lockstep: what a worker does, and what `serial` does for all."""
+
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from peerage.algorithm import Node
+from peerage.errors import InputError, PeerageError
+from peerage.evaluation import Score, Spread, score
+from peerage.local import Local
+from peerage.requests import Compute, Message, Receive, Send
+from peerage.sim.post import Parcel, Step
+from peerage.sim.world import World
+from peerage.state import map_tensors, pack, unpack
+from peerage.training import Train, Trained
+
+PHASES = ("train", "curvature", "losses", "compute", "combine", "exchange", "evaluate", "wait")
+
+
+class Store(Protocol):
+    """Where payloads lie between sending and receiving."""
+
+    def put(self, tensor: Tensor) -> Any: ...
+    def open(self, place: Any) -> Tensor: ...
+    def own(self, tensor: Tensor) -> Tensor: ...
+    def clear(self) -> None: ...
+
+
+class References:
+    """The store of a single process: a payload is the tensor itself."""
+
+    def put(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def open(self, place: Tensor) -> Tensor:
+        return place
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A tensor that stays as it is after `clear`."""
+        return tensor
+
+    def clear(self) -> None:
+        """Forget all payloads: here, they go when nobody holds them any more."""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node's round came to."""
+
+    node: int
+    train_loss: float | None
+    score: Score | None = None
+    validation: Score | None = None
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    nodes: list[NodeReport]
+    spread: list[tuple[str, Any]]  # (architecture, place of the sum of parameters)
+    squares: dict[str, dict[int, float]]
+    seconds: dict[str, float]
+
+
+@dataclass
+class Member:
+    """A node with the machinery around it."""
+
+    node: Node[Any]
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    local: Local | None = None
+    coroutine: Coroutine[Any, Any, None] | None = None
+    answer: Any = None
+    train_loss: float = 0.0
+    train_examples: int = 0
+    score: Score | None = None
+    validation: Score | None = None
+
+
+class Shard:
+    """Drives the coroutines of its nodes; every method is one order of the lockstep engine."""
+
+    def __init__(self, world: World, nodes: Sequence[int], store: Store) -> None:
+        self.world, self.store = world, store
+        self.models = {name: a.workbench() for name, a in world.architectures.items()}
+        self.members = {node: self._member(node) for node in sorted(nodes)}
+        self.held_out = {
+            node: world.train.subset(world.validation[node])
+            for node in self.members
+            if len(world.validation[node])
+        }
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.spread = Spread()
+        self.sent: list[tuple[int, str, Tensor, int]] = []  # what must not change in this round
+        self.evaluating = False
+
+    def _member(self, node: int) -> Member:
+        world = self.world
+        architecture = world.architectures[world.assignment[node]]
+        start = None if world.shared_start else node
+        params, buffers = architecture.initial(world.seed, start, float(world.gains[node]))
+        counts = world.label_counts[node]
+        member = Member(
+            Node(
+                id=node,
+                num_nodes=world.nodes,
+                num_examples=len(world.parts[node]),
+                label_proportions=counts / counts.sum().clamp(min=1),
+                architecture=architecture.name,
+                layout=architecture.layout,
+                params=params,
+                buffers=buffers,
+                seed=world.seed,
+                rounds=world.rounds,
+            )
+        )
+        member.node.enter(0, world.graph.neighbours(0))
+        member.node.state = world.algorithm.init(member.node)
+        return member
+
+    # The round
+
+    def begin(self, round: int, evaluate: bool) -> Step:
+        self.store.clear()
+        self._reset(evaluate)
+        graph = self.world.graph.neighbours(round)
+        for member in self.members.values():
+            node = member.node
+            node.enter(round, graph)
+            member.local = Local(
+                node=node.id,
+                round=round,
+                seed=self.world.seed,
+                data=self.world.train,
+                indices=self.world.parts[node.id],
+                architecture=node.architecture,
+                models=self.models,
+                memory=member.memory,
+            )
+            member.coroutine = self.world.algorithm.round(node)
+        return self._advance(self.members)
+
+    def resume(self, deliveries: Mapping[int, list[Parcel]]) -> Step:
+        for node, parcels in deliveries.items():
+            self.members[node].answer = tuple(self._timed("exchange", self._open, parcels))
+        return self._advance(deliveries)
+
+    def finish(self) -> ShardReport:
+        """Close the round: check what the contract promises, and say what was measured."""
+        for sender, name, tensor, version in self.sent:
+            if tensor._version != version:
+                raise PeerageError(
+                    f"the algorithm changed tensor {name!r} of node {sender} in place after "
+                    "sending it; assign a new tensor instead (x = x + dx, not x += dx)"
+                )
+        for member in self.members.values():
+            self._settle(member.node)
+            if self.evaluating and member.score is None:
+                self._timed("evaluate", self._evaluate, member)
+        return self._report()
+
+    def measure(self) -> ShardReport:
+        """Judge the models as they are, without a round."""
+        self.store.clear()
+        self._reset(evaluate=True)
+        for member in self.members.values():
+            self._timed("evaluate", self._evaluate, member)
+        return self._report()
+
+    def _advance(self, nodes: Iterable[int]) -> Step:
+        step = Step()
+        for node in sorted(nodes):
+            try:
+                self._drive(self.members[node], step)
+            except PeerageError:
+                raise
+            except Exception as error:
+                error.add_note(f"at node {node} in round {self.members[node].node.round}")
+                raise
+        return step
+
+    def _drive(self, member: Member, step: Step) -> None:
+        """Run one node until it waits for messages or its round is over."""
+        assert member.coroutine is not None
+        assert member.local is not None
+        node = member.node
+        while True:
+            try:
+                request = self._timed("combine", member.coroutine.send, member.answer)
+            except StopIteration:
+                step.finished.append(node.id)
+                return
+            member.answer = None
+            if isinstance(request, Compute):
+                member.answer = self._timed(request.phase, request.run, member.local)
+                if isinstance(request, Train) and not self._note(member, member.answer):
+                    step.diverged.append(node.id)
+                    step.finished.append(node.id)
+                    member.coroutine.close()
+                    return
+            elif isinstance(request, Send | Receive):
+                at_exchange = self.world.evaluate_at == "exchange"
+                if self.evaluating and at_exchange and member.score is None:
+                    self._timed("evaluate", self._evaluate, member)
+                if isinstance(request, Receive):
+                    step.waiting[node.id] = request.senders
+                    return
+                step.parcels.append(self._timed("exchange", self._post, node, request))
+            else:
+                raise PeerageError(f"the algorithm awaited {request!r}, which is not a request")
+
+    def _note(self, member: Member, trained: Trained) -> bool:
+        """Record a training result; False if it is no longer made of finite numbers."""
+        stats = trained.stats
+        member.train_loss += stats.loss * stats.examples
+        member.train_examples += stats.examples
+        return bool(torch.isfinite(trained.params.sum() + stats.loss))
+
+    def _post(self, node: Node[Any], request: Send) -> Parcel:
+        unknown = [
+            peer for peer in request.to if not 0 <= peer < self.world.nodes or peer == node.id
+        ]
+        if unknown:
+            raise PeerageError(f"node {node.id} sent to {unknown[0]}, which is not another node")
+        message = node.message(dict(request.payload))
+        for name, tensor in request.payload.items():
+            self.sent.append((node.id, name, tensor, tensor._version))
+        return Parcel(
+            message.sender,
+            request.to,
+            message.examples,
+            message.degree,
+            message.architecture,
+            {name: self.store.put(tensor) for name, tensor in request.payload.items()},
+            sum(tensor.numel() * tensor.element_size() for tensor in request.payload.values()),
+        )
+
+    def _open(self, parcels: list[Parcel]) -> list[Message]:
+        return [
+            Message(
+                p.sender,
+                p.examples,
+                p.degree,
+                p.architecture,
+                {name: self.store.open(place) for name, place in p.payload.items()},
+            )
+            for p in parcels
+        ]
+
+    def _settle(self, node: Node[Any]) -> None:
+        """What a node keeps must be whole and its own: payloads are forgotten after the round."""
+        if node.params.shape != (node.layout.size,) or node.params.dtype != torch.float32:
+            raise PeerageError(
+                f"the algorithm gave node {node.id} parameters of shape {tuple(node.params.shape)} "
+                f"and type {node.params.dtype}; its model needs ({node.layout.size},) in float32"
+            )
+        node.params = self.store.own(node.params)
+        node.buffers = self.store.own(node.buffers)
+        node.state = map_tensors(self.store.own, node.state)
+
+    # Measuring
+
+    def _reset(self, evaluate: bool) -> None:
+        self.evaluating = evaluate
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.spread = Spread()
+        self.sent = []
+        for member in self.members.values():
+            member.answer = None
+            member.train_loss, member.train_examples = 0.0, 0
+            member.score, member.validation = None, None
+
+    def _evaluate(self, member: Member) -> None:
+        node = member.node
+        params = self.world.algorithm.evaluated(node)
+        model = self.models[node.architecture]
+        model.load(params, node.buffers)
+        member.score = score(model, self.world.test)
+        if node.id in self.held_out:
+            member.validation = score(model, self.held_out[node.id])
+        self.spread.add(node.id, node.architecture, params)
+
+    def _report(self) -> ShardReport:
+        reports = [
+            NodeReport(
+                id,
+                m.train_loss / m.train_examples if m.train_examples else None,
+                m.score,
+                m.validation,
+            )
+            for id, m in self.members.items()
+        ]
+        spread = [(name, self.store.put(total)) for name, total in self.spread.sums.items()]
+        return ShardReport(reports, spread, self.spread.squares, self.seconds)
+
+    def _timed(self, phase: str, call: Any, *arguments: Any) -> Any:
+        start = perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
+
+    # Saving
+
+    def parameters(self, node: int) -> Any:
+        """Where a copy of the node's parameters lies."""
+        self.store.clear()
+        return self.store.put(self.members[node].node.params)
+
+    def save(self, path: str) -> dict[str, Any]:
+        """Write everything that survives a round; the answer is the JSON part of it."""
+        tensors: dict[str, Tensor] = {}
+        trees = {}
+        for id, member in self.members.items():
+            tensors[f"{id}.params"] = member.node.params
+            if member.node.buffers.numel():
+                tensors[f"{id}.buffers"] = member.node.buffers
+            trees[str(id)] = {
+                "state": pack(member.node.state, tensors, f"{id}.state"),
+                "memory": pack(member.memory, tensors, f"{id}.memory"),
+            }
+        save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path)
+        return trees
+
+    def restore(self, folder: str, trees: Mapping[str, Any], parts: Mapping[str, str]) -> None:
+        """Take over what `save` wrote; `parts` says which file holds which node."""
+        for id, member in self.members.items():
+            node, tree = member.node, trees[str(id)]
+            with safe_open(Path(folder) / parts[str(id)], framework="pt") as file:
+                own = [key for key in file.keys() if key.startswith(f"{id}.")]  # noqa: SIM118
+                tensors = {key: file.get_tensor(key) for key in own}
+            if tensors[f"{id}.params"].shape != node.params.shape:
+                raise InputError(
+                    f"the checkpoint holds {tensors[f'{id}.params'].numel()} parameters for node "
+                    f"{id}, the model has {node.params.numel()}; the experiment was changed"
+                )
+            node.params = tensors[f"{id}.params"]
+            node.buffers = tensors.get(f"{id}.buffers", node.buffers)
+            node.state = unpack(tree["state"], tensors, node.state)
+            member.memory = unpack(tree["memory"], tensors, {})
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor with a storage of its own: the file format refuses views of a larger one."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole and tensor.is_contiguous() else tensor.clone().contiguous()

@@ -1,0 +1,128 @@
+"""Named values: the text `er:p=0.2`, the table `{name = "er", p = 0.2}` and `ErdosRenyi(p=0.2)`.
+
+A *family* is a plain dictionary from a name to a frozen dataclass. The functions here turn text and
+tables into instances of such a class and back. They are the only place that does so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from peerage.errors import InputError, did_you_mean
+
+Family = Mapping[str, type[Any]]
+
+
+def parse(text: str, kind: str, family: Family) -> Any:
+    """`name:key=value,key=value` as an instance of the class that the family holds under `name`."""
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InputError(
+                f"{kind} {text!r}: {item!r} is not of the form key=value; "
+                f"write {name}:key=value,key=value"
+            )
+        options[key.strip()] = value.strip()
+    return build(name.strip(), options, kind, family)
+
+
+def from_table(table: Mapping[str, Any], kind: str, family: Family) -> Any:
+    """The value that a table with a `name` and options describes."""
+    if "name" not in table:
+        raise InputError(f"the {kind} table has no name; add name = one of {', '.join(family)}")
+    options = {key: value for key, value in table.items() if key != "name"}
+    return build(str(table["name"]), options, kind, family)
+
+
+def build(name: str, options: Mapping[str, Any], kind: str, family: Family) -> Any:
+    if name not in family:
+        raise InputError(f"unknown {kind} {name!r}; {did_you_mean(name, family)}")
+    return construct(family[name], options, f"{kind} {name!r}")
+
+
+def construct(cls: type[Any], options: Mapping[str, Any], where: str) -> Any:
+    """A frozen dataclass from loosely typed options; errors say where they came from."""
+    hints = get_type_hints(cls)
+    known = {field.name: field for field in options_of(cls)}
+    values = {}
+    for key, value in options.items():
+        if key not in known:
+            raise InputError(f"{where} has no option {key!r}; {did_you_mean(key, known)}")
+        values[key] = convert(value, hints[key], f"{where}: {key}")
+    missing = [
+        key
+        for key, field in known.items()
+        if key not in values and field.default is MISSING and field.default_factory is MISSING
+    ]
+    if missing:
+        raise InputError(f"{where} needs {missing[0]}; write {missing[0]}=VALUE")
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """One option as the type that its field declares."""
+    if (
+        isinstance(value, str)
+        and value.lower() in ("none", "null")
+        and type(None) in _members(hint)
+    ):
+        return None
+    try:
+        return _adapter(hint).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[-1]["msg"]
+        reason = reason[0].lower() + reason[1:]
+        raise InputError(f"{where} cannot be {value!r}: {reason}") from None
+
+
+def to_table(value: Any, kind: str, family: Family) -> dict[str, Any]:
+    """The table that `from_table` turns into an equal value; every option is spelled out."""
+    for name, cls in family.items():
+        if type(value) is cls:
+            return {"name": name, **plain(value)}
+    raise InputError(
+        f"{kind} {value!r} is not one of the registered ones and cannot be written to a file"
+    )
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """The options of a frozen dataclass; those that are None are left out, as TOML has no null."""
+    pairs = {field.name: getattr(value, field.name) for field in options_of(type(value))}
+    return {
+        key: list(v) if isinstance(v, tuple) else v for key, v in pairs.items() if v is not None
+    }
+
+
+def text(value: Any, kind: str, family: Family) -> str:
+    """The shortest text that `parse` turns into an equal value."""
+    table = to_table(value, kind, family)
+    defaults = {field.name: field.default for field in options_of(type(value))}
+    options = [
+        f"{key}={option}"
+        for key, option in table.items()
+        if key != "name" and option != defaults[key]
+    ]
+    return str(table["name"]) + (":" + ",".join(options) if options else "")
+
+
+def options_of(cls: type[Any]) -> list[Field[Any]]:
+    """The fields a user may set here: one that is itself such a value has its own section."""
+    return [field for field in fields(cls) if field.init and not is_dataclass(field.default)]
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__args__", ())
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    except Exception:  # pydantic forbids a config for types that carry their own
+        return TypeAdapter(hint)

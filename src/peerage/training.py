@@ -1,0 +1,202 @@
+"""The work order for local training, and the only training loop of the project."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from peerage.errors import InputError, did_you_mean
+from peerage.local import Local
+from peerage.losses import Correction, CrossEntropy, Loss
+from peerage.requests import Compute
+from peerage.vectors import FlatModel
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """How a node trains between two exchanges: `epochs` over its data, or `steps` batches."""
+
+    epochs: int | None = None  # passes over the own data; 1 unless steps are given
+    steps: int | None = None  # batches from an endless shuffled stream
+    batch_size: int = 32
+    lr: float = 0.01
+    momentum: float = 0.0  # of SGD; AdamW has its own decays, 0.9 and 0.999
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    keep_optimizer: bool = False  # carry momentum over from round to round
+    loss: Loss = CrossEntropy()
+    correct: Correction | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise InputError(
+                f"epochs={self.epochs} and steps={self.steps} exclude each other; give one of them"
+            )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        for name in ("epochs", "steps", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        for name in ("lr", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.nesterov and self.momentum == 0:
+            raise InputError("nesterov needs a momentum above 0, got momentum=0.0")
+        if self.optimizer not in ("sgd", "adamw"):
+            known = did_you_mean(self.optimizer, ("sgd", "adamw"))
+            raise InputError(f"unknown optimizer {self.optimizer!r}; {known}")
+        if self.optimizer == "adamw" and (self.momentum or self.nesterov):
+            raise InputError(
+                f"momentum={self.momentum} and nesterov={self.nesterov} belong to sgd; "
+                "leave them out with optimizer adamw"
+            )
+
+    def batches(self, local: Local) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.steps is not None:
+            yield from local.steps(self.steps, self.batch_size)
+        for _ in range(self.epochs or 0):
+            yield from local.epoch(self.batch_size)
+
+
+@dataclass(frozen=True)
+class TrainStats:
+    loss: float  # mean over the examples seen, before each step
+    examples: int  # seen, counting repetitions
+
+
+@dataclass(frozen=True)
+class Trained:
+    params: Tensor  # [d]
+    buffers: Tensor  # [b]
+    stats: TrainStats
+
+
+@dataclass(frozen=True)
+class Train(Compute[Trained]):
+    """Train from these parameters; the answer is new, the order's tensors stay as they are."""
+
+    phase: ClassVar[str] = "train"
+
+    work: LocalSGD
+    params: Tensor
+    buffers: Tensor
+    given: Mapping[str, Tensor]
+
+    def run(self, local: Local) -> Trained:
+        if len(local.indices) == 0:
+            return Trained(self.params, self.buffers, TrainStats(loss=0.0, examples=0))
+        model = local.model(self.params, self.buffers)
+        memory = local.memory if self.work.keep_optimizer else {}
+        local.seed_dropout()
+        stats = train(model, self.work, self.work.batches(local), memory, self.given)
+        return Trained(model.params.clone(), model.buffers.clone(), stats)
+
+
+def train(
+    model: FlatModel,
+    work: LocalSGD,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    memory: dict[str, Tensor],
+    given: Mapping[str, Tensor],
+) -> TrainStats:
+    """Run the work order on the model in place; `memory` keeps what the optimiser must remember."""
+    model.module.train()
+    optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
+    corrected = Corrected(model, work.correct, given) if work.correct else None
+    parameters = [tensor.detach() for tensor in model.tensors]
+    total, examples = torch.zeros(()), 0
+    for x, y in batches:
+        loss = work.loss(model.module(x), y)
+        gradients = torch.autograd.grad(loss, model.tensors)
+        if corrected is None:
+            # Straight from autograd to the fused kernel: no copy into one vector.
+            optimiser.step(parameters, list(gradients), optimiser.parts)
+        else:
+            optimiser.step([model.params], [corrected(gradients)], optimiser.whole)
+        total += loss.detach() * len(y)
+        examples += len(y)
+    return TrainStats(loss=float(total) / examples, examples=examples)
+
+
+class Corrected:
+    """Gathers the gradients of all parameters into one vector [d] and corrects it."""
+
+    def __init__(self, model: FlatModel, correct: Correction, given: Mapping[str, Tensor]) -> None:
+        self.model, self.correct, self.given = model, correct, given
+        self.start = model.params.clone()
+        self.gradient = torch.empty_like(model.params)
+        self.parts = model.like_tensors(self.gradient)
+
+    def __call__(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        torch._foreach_copy_(self.parts, gradients)
+        return self.correct(self.gradient, self.model.params, self.start, **self.given)
+
+
+# An optimiser remembers vectors [d], each seen in two ways: whole, and as one view per parameter.
+Remembered = list[list[Tensor]]
+
+
+class SGD:
+    """Stochastic gradient descent with momentum; the fused kernel reads every vector once."""
+
+    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor]) -> None:
+        self.work = work
+        self.first = "momentum" not in memory  # then the kernel overwrites what the buffer holds
+        self.whole: Remembered = [[]]
+        self.parts: Remembered = [[]]
+        if work.momentum:
+            momentum = memory.setdefault("momentum", torch.empty_like(model.params))
+            self.whole, self.parts = [[momentum]], [model.like_tensors(momentum)]
+
+    def step(self, x: list[Tensor], g: list[Tensor], remembered: Remembered) -> None:
+        torch._fused_sgd_(
+            x,
+            g,
+            remembered[0],
+            weight_decay=self.work.weight_decay,
+            momentum=self.work.momentum,
+            lr=self.work.lr,
+            dampening=0.0,
+            nesterov=self.work.nesterov,
+            maximize=False,
+            is_first_step=self.first,
+        )
+        self.first = False
+
+
+class AdamW:
+    """AdamW with decays 0.9 and 0.999."""
+
+    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor]) -> None:
+        self.work = work
+        moments = [
+            memory.setdefault(name, torch.zeros_like(model.params)) for name in ("first", "second")
+        ]
+        self.count = memory.setdefault("count", torch.zeros(()))
+        self.whole: Remembered = [[moment] for moment in moments]
+        self.parts: Remembered = [model.like_tensors(moment) for moment in moments]
+
+    def step(self, x: list[Tensor], g: list[Tensor], remembered: Remembered) -> None:
+        self.count += 1
+        first, second = remembered
+        torch._fused_adamw_(
+            x,
+            g,
+            first,
+            second,
+            [],
+            [self.count] * len(x),
+            lr=self.work.lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self.work.weight_decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )

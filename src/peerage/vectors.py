@@ -1,0 +1,142 @@
+"""A model as one flat vector, and the layout that gives its entries their names.
+
+Four-dimensional weights lie in the vector in channels-last order, because convolutions on a CPU
+run fastest that way; everything else is row-major. Only `Layout` knows: algorithms see a vector
+[d], and `canonical` gives the row-major order that digests and files for other programs use.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One named tensor inside a flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def layer(self) -> str:
+        """The module that owns the tensor: `conv1` for `conv1.weight`."""
+        return self.name.rpartition(".")[0]
+
+    def view(self, vector: Tensor) -> Tensor:
+        flat = vector[self.start : self.start + self.size]
+        if len(self.shape) == 4:
+            out, into, height, width = self.shape
+            return flat.view(out, height, width, into).permute(0, 3, 1, 2)
+        return flat.view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a model lies in its flat vector."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> "Layout":
+        """The layout of named tensors, in their order.
+
+        >>> layout = Layout.of(nn.Linear(3, 2).named_parameters())
+        >>> [(slot.name, slot.shape, slot.start) for slot in layout.slots], layout.size
+        ([('weight', (2, 3), 0), ('bias', (2,), 6)], 8)
+        """
+        slots, start = [], 0
+        for name, tensor in tensors:
+            slots.append(Slot(name, tuple(tensor.shape), start))
+            start += tensor.numel()
+        return cls(tuple(slots))
+
+    @cached_property
+    def size(self) -> int:
+        return sum(slot.size for slot in self.slots)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Slot]:
+        return {slot.name: slot for slot in self.slots}
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The modules that own parameters, from the input to the output."""
+        return tuple(dict.fromkeys(slot.layer for slot in self.slots))
+
+    def span(self, *layers: str) -> slice:
+        """The part of the vector that the named layers fill, which must be neighbours.
+
+        `vector[layout.span("fc2")]` is a layer; `layout.span(layout.layers[-1])` is the head and
+        `layout.span(*layout.layers[:-1])` the core.
+        """
+        chosen = [slot for slot in self.slots if slot.layer in layers]
+        start = chosen[0].start if chosen else 0
+        size = sum(slot.size for slot in chosen)
+        if not chosen or chosen[-1].start + chosen[-1].size != start + size:
+            raise KeyError(f"layers {layers} are not neighbours among {self.layers}")
+        return slice(start, start + size)
+
+    def view(self, vector: Tensor, name: str) -> Tensor:
+        """The named tensor with its own shape, sharing memory with the vector."""
+        return self._by_name[name].view(vector)
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        return {slot.name: slot.view(vector) for slot in self.slots}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A new vector [d] with the values of the named tensors."""
+        vector = torch.empty(self.size)
+        for slot in self.slots:
+            slot.view(vector).copy_(tensors[slot.name].detach())
+        return vector
+
+    def canonical(self, vector: Tensor) -> Tensor:
+        """The same values [d] with every tensor in row-major order."""
+        if not self.slots:
+            return vector
+        return torch.cat([slot.view(vector).reshape(-1) for slot in self.slots])
+
+
+def float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Running statistics and the like; integer buffers, such as counters, stay with the module."""
+    return [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+
+
+class FlatModel:
+    """A module whose parameters and float buffers are views into two flat vectors.
+
+    One such workbench serves all nodes of an architecture in a process: to work on a node's model
+    is one copy into `params`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        named = list(module.named_parameters())
+        self.layout = Layout.of(named)
+        self.params = self.layout.flatten(dict(named))
+        self.tensors = [parameter for _, parameter in named]
+        for slot, parameter in zip(self.layout.slots, self.tensors, strict=True):
+            parameter.data = slot.view(self.params)
+        buffers = float_buffers(module)
+        self.buffer_layout = Layout.of(buffers)
+        self.buffers = self.buffer_layout.flatten(dict(buffers))
+        for slot, (_, buffer) in zip(self.buffer_layout.slots, buffers, strict=True):
+            buffer.data = slot.view(self.buffers)
+
+    def load(self, params: Tensor, buffers: Tensor | None = None) -> None:
+        self.params.copy_(params)
+        if buffers is not None and buffers.numel():
+            self.buffers.copy_(buffers)
+
+    def like_tensors(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector [d], one for each parameter, with the parameter's own strides."""
+        return [slot.view(vector) for slot in self.layout.slots]
