@@ -1,8 +1,8 @@
 """The cost of squared per-example gradients, as a multiple of one ordinary gradient of the batch.
 
-Run `python benchmarks/persample.py`: batches of 100, one thread, medians of interleaved repetitions,
-one JSON object on standard output. Routes: `ours` is `sum_squared_gradients`, `vmap` is `torch.func`
-for every network, `backpack` is BackPACK's SumGradSquared where it is installed and has a rule.
+Run `python benchmarks/persample.py`: batches of 100, one thread, medians of interleaved runs, one
+JSON object on standard output. Routes: `ours` is `sum_squared_gradients`, `vmap` is `torch.func` for
+every network, `backpack` is BackPACK's SumGradSquared where it is installed and has a rule.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import platform
 import statistics
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 from time import perf_counter
@@ -96,6 +97,8 @@ def main() -> None:
             file=sys.stderr,
         )
     else:
+        # It hooks the first layer, whose input needs no gradient, and PyTorch remarks on it.
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
         versions["backpack"] = metadata.version("backpack-for-pytorch")
     ratios = {
         f"{name}, {label}": compare(name, memory_format)

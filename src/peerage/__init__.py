@@ -1,0 +1,53 @@
+"""Decentralised federated learning, from the paper to the network.
+
+>>> import peerage as pg
+>>> experiment = pg.Experiment(algorithm=pg.DecHW(), dataset="digits", nodes=8, rounds=2)
+>>> result = pg.run(experiment)
+>>> len(result.digest)
+64
+"""
+
+from peerage.algorithm import Algorithm, Node
+from peerage.algorithms import ALGORITHMS
+from peerage.algorithms.decavg import DecAvg
+from peerage.algorithms.dechw import DecHW
+from peerage.algorithms.local import Local
+from peerage.data import Dataset, in_memory
+from peerage.errors import PeerageError
+from peerage.experiment import Engine, Evaluation, Experiment, Init
+from peerage.losses import CrossEntropy, Proximal
+from peerage.records import RunRecord
+from peerage.requests import Compute, Inbox, Message
+from peerage.running import Result, Verdict, resume, run, verify
+from peerage.training import LocalSGD, TrainStats
+from peerage.vectors import Layout
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Compute",
+    "CrossEntropy",
+    "Dataset",
+    "DecAvg",
+    "DecHW",
+    "Engine",
+    "Evaluation",
+    "Experiment",
+    "Inbox",
+    "Init",
+    "Layout",
+    "Local",
+    "LocalSGD",
+    "Message",
+    "Node",
+    "PeerageError",
+    "Proximal",
+    "Result",
+    "RunRecord",
+    "TrainStats",
+    "Verdict",
+    "in_memory",
+    "resume",
+    "run",
+    "verify",
+]

@@ -22,7 +22,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Layer = nn.Linear | nn.Conv2d
 
 _CACHE = 2**18  # numbers that stay in the second-level cache of a core: 1 MB
-_MEMORY = 2**25  # numbers that per-example gradients may hold at once: 128 MB
+_MEMORY = 2**23  # numbers that per-example gradients may hold at once: 32 MB
 
 
 def sum_squared_gradients(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -390,10 +390,10 @@ def label(experiment: Experiment) -> str:
     return f"{cls.__name__} ({extra})" if extra else cls.__name__
 
 
-def new_folder(experiment: Experiment, home: Path) -> Path:
+def new_folder(experiment: Experiment, home: Path, what: str | None = None) -> Path:
     """A folder name that nobody has taken yet: what ran, and when."""
     names = (
-        display_name(experiment.algorithm, ALGORITHMS),
+        what or display_name(experiment.algorithm, ALGORITHMS),
         display_name(experiment.dataset, DATASETS),
         datetime.now().strftime("%Y%m%d-%H%M%S"),
     )

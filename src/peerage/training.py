@@ -18,10 +18,10 @@ from peerage.vectors import FlatModel
 class LocalSGD:
     """How a node trains between two exchanges: `epochs` over its data, or `steps` batches."""
 
-    epochs: int | None = None  # passes over the own data; 1 unless steps are given
+    epochs: int | None = None  # passes over the own data; 5 unless steps are given
     steps: int | None = None  # batches from an endless shuffled stream
-    batch_size: int = 32
-    lr: float = 0.01
+    batch_size: int = 16
+    lr: float = 0.05
     momentum: float = 0.0  # of SGD; AdamW has its own decays, 0.9 and 0.999
     weight_decay: float = 0.0
     nesterov: bool = False
@@ -36,7 +36,7 @@ class LocalSGD:
                 f"epochs={self.epochs} and steps={self.steps} exclude each other; give one of them"
             )
         if self.epochs is None and self.steps is None:
-            object.__setattr__(self, "epochs", 1)
+            object.__setattr__(self, "epochs", 5)
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -29,7 +29,7 @@ class Memory:
 class DecHW(Algorithm[Memory]):
     """Weight every parameter by how much the local data has had to say about it so far."""
 
-    local: LocalSGD = LocalSGD(epochs=5)
+    local: LocalSGD = LocalSGD()
     beta: float = 1.0  # share of each new curvature that is accumulated (Eq. 5)
     theta: int | None = None  # send curvature in the first theta rounds only (DecHW*)
     after_stop: Literal["average", "frozen"] = (

@@ -72,10 +72,10 @@ def channels_first(x: NDArray[Any] | None, layout: Layout, where: str) -> NDArra
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        archive = np.load(path, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise DataError(f"{path} holds one array without a name; write it with numpy.savez")
-        with archive:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise DataError(f"{path} holds one array without a name; write it with numpy.savez")
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a .npz file") from None

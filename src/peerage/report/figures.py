@@ -110,7 +110,7 @@ def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
         shade = _shade(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
         turned = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
-        result.append(Drawn(place, record, name, shade, turned, DASHES[repeat % len(DASHES)]))
+        result.append(Drawn(place, record, _literal(name), shade, turned, DASHES[repeat % len(DASHES)]))
     return result
 
 
@@ -245,7 +245,7 @@ def phases(record: RunRecord) -> dict[str, float]:
 def allocation(record: RunRecord) -> Figure:
     """Which node holds how many examples of which class: bubbles, or a heat map of many nodes."""
     table = np.array(record.setup["allocation"], dtype=float)  # [nodes, classes]
-    names = [str(name) for name in record.setup["classes"]]
+    names = [_literal(str(name)) for name in record.setup["classes"]]
     classes = len(names)
     with _figure(WIDE, 1.1 + min(max(0.27 * classes, 2.0), 6.0)) as (figure, axes):
         if crowded(record):
@@ -419,11 +419,12 @@ def _top(block: Sequence[tuple[int, float]], gap: float) -> float:
 
 
 def _percent_axis(axes: Axes) -> None:
-    """Start at zero unless all values lie in the upper half: differences near the top matter."""
+    """Start at zero, unless all values lie above one half: differences near the top matter."""
     axes.yaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     low, high = axes.get_ylim()
-    axes.set_ylim(0 if low < 0.5 * high or high - low < 0.02 else low, min(high, 1.0))
+    low = low if low > 0.5 and high - low > 0.02 else 0.0
+    axes.set_ylim(low, min(high + 0.04 * (high - low), 1.02))  # no marker is cut by the edge
 
 
 def _strip(axes: Axes, run: Drawn, place: float) -> None:
@@ -570,12 +571,18 @@ def _last_accuracies(record: RunRecord) -> dict[int, float]:
     return record.node_values("accuracy", rounds[-1]) if rounds else {}
 
 
+def _literal(text: str) -> str:
+    """Two dollar signs would otherwise make a formula."""
+    return text.replace("$", r"\$")
+
+
 def _folded(label: str) -> str:
     return label.replace(" (", "\n(") if len(label) > 14 else label
 
 
 def _short_size(value: float) -> str:
-    return size(value).replace(".00 ", " ").replace(".0 ", " ")
+    number, unit = size(value).split()
+    return f"{float(number):g} {unit}"
 
 
 def _shade(colour: str, amount: float) -> str:

@@ -90,7 +90,7 @@ def _draw_graph(axes: Axes, graph: Graph) -> PathCollection:
     axes.add_collection(
         LineCollection(
             [at[[i, j]] for i, j in edges],
-            colors="0.45",
+            colors="0.3",
             linewidths=0.8,
             alpha=min(0.8, 8 / math.sqrt(len(edges) + 1)),
             zorder=1,
@@ -126,7 +126,7 @@ def _draw_histogram(axes: Axes, report: GraphReport) -> None:
     axes.set_xlabel("degree")
     axes.set_ylabel("nodes")
     margin = max(1, 3 - (max(k) - min(k)) / 2)  # a single bar does not fill the axes
-    axes.set_xlim(min(k) - margin, max(k) + margin)
+    axes.set_xlim(max(min(k) - margin, -0.75), max(k) + margin)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
@@ -141,7 +141,7 @@ def _positions(graph: Graph) -> NDArray[np.float64]:
     elif graph.nodes <= STRESS_NODES and is_connected(graph):
         at = nx.kamada_kawai_layout(drawn)
     else:
-        at = nx.spring_layout(drawn, seed=0)
+        at = nx.spring_layout(drawn, k=2 / math.sqrt(graph.nodes), seed=0)
     return np.array([at[node] for node in range(graph.nodes)])
 
 

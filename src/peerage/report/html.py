@@ -112,7 +112,6 @@ def page(records: Sequence[RunRecord]) -> str:
         titles=titles,
         lines=texts,
         best=max((row["best_accuracy"] or 0.0 for row in rows), default=0.0),
-        rows=rows,
         percent=percent,
         pictures=pictures(records),
         runs=list(zip(names, figures.drawn(records), records, strict=True)),
@@ -129,7 +128,7 @@ def page(records: Sequence[RunRecord]) -> str:
 
 def title(records: Sequence[RunRecord]) -> str:
     names = labels(records)
-    start = _and(names) if len(names) <= 4 else f"{len(names)} runs"
+    start = _and(names) if len(_and(names)) <= 50 else f"{len(names)} runs"
     return f"{start} on {_and(_data_sets(records))}"
 
 
@@ -235,7 +234,8 @@ def _short(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def _after(row: Mapping[str, Any]) -> str:
-    return f"after {_count(row['evaluated_round'], 'round')}"
+    done = row["evaluated_round"]
+    return f"after {_count(done, 'round')}" if done else "before the first round"
 
 
 def _best(row: Mapping[str, Any]) -> str:

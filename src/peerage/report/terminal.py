@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from peerage.report.tables import percent
@@ -57,7 +57,9 @@ def chart(curves: Curves, width: int = 80, height: int = 16, *, plain: bool = Fa
     margin = max(len(text) for text in ticks.values())
     canvas = Canvas(max(width - margin - 2, 10), height, (first, last), (low, high), plain)
     for number, curve in enumerate(points.values()):
-        canvas.draw(curve, number, len(points))
+        canvas.draw(curve, number)
+    for number, curve in enumerate(points.values()):
+        canvas.mark(curve, number, len(points))
     drawing = Text("accuracy\n", no_wrap=True, overflow="crop")
     for row in range(height):
         corner = ("+" if plain else "┤") if row in ticks else ("|" if plain else "│")
@@ -82,8 +84,8 @@ class Canvas:
     marks: dict[tuple[int, int], str] = field(default_factory=dict)
     owner: dict[tuple[int, int], int] = field(default_factory=dict)  # the curve that colours a cell
 
-    def draw(self, curve: Sequence[tuple[float, float]], number: int, count: int) -> None:
-        """A polyline, with markers on some of its points; the markers of the curves take turns."""
+    def draw(self, curve: Sequence[tuple[float, float]], number: int) -> None:
+        """A polyline with a marker at its end."""
         fine = [self._dot(x, y) for x, y in curve]
         for (x0, y0), (x1, y1) in pairwise(fine):
             length = max(abs(x1 - x0), abs(y1 - y0), 1)
@@ -92,14 +94,17 @@ class Canvas:
                 cell = (y // 4, x // 2)
                 self.dots[cell] = self.dots.get(cell, 0) | DOTS[y % 4][x % 2]
                 self.owner.setdefault(cell, number)
-        gap = 8  # columns between the markers of one curve
-        free = -gap + gap * number // count
-        for x, y in fine[:-1]:
-            if x // 2 >= free + gap:
-                self._mark((y // 4, x // 2), number)
-                free = x // 2
         if fine:
             self._mark((fine[-1][1] // 4, fine[-1][0] // 2), number)
+
+    def mark(self, curve: Sequence[tuple[float, float]], number: int, count: int) -> None:
+        """Markers along the way, at points of the curve; the curves take turns."""
+        gap = 8  # columns between the markers of one curve
+        free = gap * number // count
+        for x, y in (self._dot(x, y) for x, y in curve):
+            if x // 2 >= free:
+                self._mark((y // 4, x // 2), number)
+                free = x // 2 + gap
 
     def line(self, row: int) -> Text:
         text = Text()
@@ -125,6 +130,14 @@ class Canvas:
             self.owner[cell] = number
 
 
+class StatusColumn(ProgressColumn):
+    """The text of a task, made anew at every refresh: the clock also runs within a round."""
+
+    def render(self, task: Task) -> Text:
+        text: Callable[[], str] = task.fields["text"]
+        return Text(text(), no_wrap=True)
+
+
 class RunProgress:
     """One bar per run on standard error; in a log file one plain line about every tenth instead."""
 
@@ -135,9 +148,9 @@ class RunProgress:
         self.clock = clock
         # Standard output is left alone: its last line may be the JSON that another program reads.
         self.bars = Progress(
-            TextColumn("[bold]{task.description}", markup=True),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}", markup=False),
+            StatusColumn(),
             console=self.console,
             redirect_stdout=False,
         )
@@ -170,7 +183,7 @@ class RunProgress:
         self.task = None
         if self.console.is_terminal:
             self.task = self.bars.add_task(
-                label.replace("[", r"\["), total=rounds, completed=done, text=self._text()
+                label, total=rounds, completed=done, text=self._text
             )
 
     def advance(self, round: int, accuracy: float | None = None) -> None:
@@ -179,23 +192,27 @@ class RunProgress:
         self.accuracy = self.accuracy if accuracy is None else accuracy
         self.recent.append((round, self.clock()))
         if self.task is not None:
-            self.bars.update(self.task, completed=round, text=self._text())
+            self.bars.update(self.task, completed=round)
         elif 10 * round // max(self.rounds, 1) > 10 * before // max(self.rounds, 1):
             self._say()
 
     def finish(self) -> None:
         """Stop the clock of this run, whether or not it did all of its rounds."""
         if self.task is not None:
-            self.bars.update(self.task, text=self._text(left=False))
+            ending = self._text(left=False)
+            self.bars.update(self.task, text=lambda: ending)
             self.bars.stop_task(self.task)
         elif self.round < self.rounds:
             self._say()
         self.task = None
 
     def seconds_left(self) -> float | None:
-        """The rounds to go at the pace of the last ten rounds."""
-        (first, then), (last, now) = self.recent[0], self.recent[-1]
-        return None if last == first else (self.rounds - last) * (now - then) / (last - first)
+        """The rounds to go at the pace of the last ten rounds, less the time since the last."""
+        (first, then), (last, recently) = self.recent[0], self.recent[-1]
+        if last == first:
+            return None
+        left = (self.rounds - last) * (recently - then) / (last - first)
+        return max(left - (self.clock() - recently), 0.0)
 
     def _text(self, *, left: bool = True) -> str:
         parts = [f"round {self.round}/{self.rounds}"]

