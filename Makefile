@@ -14,6 +14,9 @@ setup: .venv/.ready  ## Set up .venv with pinned dependencies and the package
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	# Tests compare curvature with BackPACK, whose metadata asks for torchvision, which it never loads.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+	  backpack-for-pytorch einops unfoldNd
 	@touch $@
 
 demo: setup  ## DecHW against plain averaging, 50 peers, with a report (about a minute)

@@ -1,8 +1,26 @@
 """The cost of squared per-example gradients, as a multiple of one ordinary gradient of the batch.
 
 Run `python benchmarks/persample.py`: batches of 100, one thread, medians of interleaved runs, one
-JSON object on standard output. Routes: `ours` is `sum_squared_gradients`, `vmap` is `torch.func` for
-every network, `backpack` is BackPACK's SumGradSquared where it is installed and has a rule.
+JSON object on standard output. Routes: `ours` is `sum_squared_gradients`, `vmap` is `torch.func`
+for every network, `backpack` is BackPACK's SumGradSquared where it is installed and has a rule.
+
+Two runs with torch 2.13.0 and BackPACK 1.7.1, on two shared (and busy) cores of an AVX-512 Xeon:
+
+| network, memory format     | ours       | vmap         | backpack    |
+|----------------------------|------------|--------------|-------------|
+| mnist-cnn, contiguous      | 1.20, 1.25 | 1.78, 1.85   | 2.12, 2.13  |
+| mnist-cnn, channels_last   | 1.22, 1.30 | 2.11, 2.25   | 2.10, 2.40  |
+| fashion-cnn, contiguous    | 1.14, 1.00 | 4.02, 5.54   | 3.70, 3.43  |
+| fashion-cnn, channels_last | 1.35, 1.33 | 10.33, 9.84  | 7.65, 7.24  |
+| cifar-cnn, contiguous      | 1.11, 1.05 | 1.86, 1.69   | 3.89, 3.83  |
+| cifar-cnn, channels_last   | 1.38, 1.32 | 3.16, 3.06   | 7.99, 7.94  |
+| gn-lenet, contiguous       | 1.64, 1.58 | 1.71, 1.68   | no rule     |
+| gn-lenet, channels_last    | 2.48, 2.40 | 2.62, 2.54   | no rule     |
+| hwa-mlp                    | 1.21, 1.32 | 27.44, 53.62 | 2.95, 5.72  |
+| digits-mlp                 | 1.60, 1.62 | 7.43, 16.75  | 4.79, 14.85 |
+
+The closed forms are the fastest wherever they apply, so BackPACK is no dependency. (For gn-lenet,
+ours and vmap are the same route; the difference between them is the noise.)
 """
 
 import json

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.sparse.linalg import ArpackNoConvergence
 
 from peerage import mixing
 from peerage.errors import InputError
@@ -59,8 +60,8 @@ SEED = st.integers(0, 10_000)
 
 def left_eigenvector(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     values, vectors = np.linalg.eig(matrix.T)
-    v = np.real(vectors[:, np.argmax(values.real)])
-    return v / v.sum()
+    v: NDArray[np.float64] = np.real(vectors[:, np.argmax(values.real)])
+    return np.asarray(v / v.sum())
 
 
 def naive_mixing_time(graph: Graph, epsilon: float) -> int:
@@ -88,7 +89,9 @@ def test_weights_of_a_path_by_hand() -> None:
 
 def test_neighbourhoods_without_data_average_uniformly() -> None:
     path = StaticGraph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
-    expected = [[1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    expected = np.array(
+        [[1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    )
     np.testing.assert_allclose(mixing_matrix(path, "data", [0, 0, 0, 5]).toarray(), expected)
     np.testing.assert_allclose(
         mixing_matrix(path, "data", [0, 0, 0, 0]).toarray(), mixing_matrix(path).toarray()
@@ -229,7 +232,7 @@ def test_large_graphs_agree_with_the_dense_spectrum(
 
 def test_the_dense_spectrum_helps_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def gives_up(*args: object, **options: object) -> None:
-        raise mixing.ArpackNoConvergence("no convergence", np.empty(0), np.empty(0))
+        raise ArpackNoConvergence("no convergence", np.empty(0), np.empty(0))
 
     graph = Ring().build(40, 0)
     dense = second_eigenvalue(graph)
@@ -344,5 +347,5 @@ def test_report_of_a_dynamic_graph_is_that_of_round_0() -> None:
 def test_wrong_weights(weights: str, examples: list[float] | None, message: str) -> None:
     for quantity in (mixing_matrix, stationary, gains, gain):
         with pytest.raises(InputError) as error:
-            quantity(PATH, weights, examples)  # type: ignore[operator]
+            quantity(PATH, weights, examples)  # type: ignore[arg-type]
         assert str(error.value) == message

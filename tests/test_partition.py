@@ -220,11 +220,29 @@ def test_shards_of_unequal_classes_straddle_and_nothing_is_lost():
     parts = Shards().split(labels, 10, 10, rng())
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(5999))
     assert {len(part) for part in parts} <= {599, 600}
+    assert ((label_counts(labels, parts, 10) > 0).sum(1) >= 2).all()
+
+
+@given(
+    per_node=st.integers(1, 4), each=st.integers(1, 40), more=st.integers(0, 3), seed=st.integers(0)
+)
+@settings(deadline=None, max_examples=60)
+def test_shards_never_refuse_classes_of_at_most_their_share(per_node, each, more, seed):
+    """No class exceeds 1/per_node of the samples, whatever the numbers are that do not divide."""
+    classes = per_node + more
+    labels = balanced(classes, each)
+    for nodes in range(1, len(labels) // per_node + 1, 3):
+        parts = Shards(per_node).split(labels, nodes, classes, rng(seed))
+        sizes = [len(part) for part in parts]
+        assert sum(sizes) == len(labels)
+        assert max(sizes) - min(sizes) <= per_node
+        if per_node > 1:
+            assert ((label_counts(labels, parts, classes) > 0).sum(1) >= 2).all()
 
 
 def test_shards_refuse_only_what_the_labels_make_impossible():
-    labels = np.array([0] * 15 + [1] * 5)  # ten shards of two, seven or eight of class 0
-    with pytest.raises(InputError, match="class 0 fills 8 of 10 shards"):
+    labels = np.array([0] * 15 + [1] * 5)  # ten shards of two, seven of class 0 alone
+    with pytest.raises(InputError, match="class 0 fills 7 of 10 shards"):
         Shards(2).split(labels, 5, 2, rng())
     assert len(Shards(1).split(labels, 5, 2, rng())) == 5
     with pytest.raises(InputError, match="need 21 shards but there are 20 samples"):

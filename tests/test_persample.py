@@ -60,17 +60,15 @@ def test_convolution_by_hand():
     torch.testing.assert_close(found["0.bias"], torch.ones(1))
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", SIZES)
-def test_models_against_one_at_a_time(name, last):
-    module, (x, y) = network(name).double(), batch(5, *SIZES[name][0])
+def test_models_against_one_at_a_time(name):
+    module, (x, y) = network(name).double(), batch(3, *SIZES[name][0])
     expected = one_at_a_time(module, x, y)
-    if last:
-        module, x = (
-            module.to(memory_format=torch.channels_last),
-            x.to(memory_format=torch.channels_last),
-        )
     assert_equal(sum_squared_gradients(module, F.cross_entropy, x, y), expected)
+    last = {"memory_format": torch.channels_last}
+    assert_equal(
+        sum_squared_gradients(module.to(**last), F.cross_entropy, x.to(**last), y), expected
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SIZES.keys() - {"gn-lenet"}))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 Vectors = Tensor | Sequence[Tensor]
 
-PIECE = 1 << 15  # entries; a piece of three float32 vectors stays inside a 1 MB cache
+PIECE = 1 << 16  # entries; a piece of three float32 vectors stays inside a 1 MB cache
 EPSILON = 1e-12  # curvature below this (times its mean, if that is above one) says nothing
 
 

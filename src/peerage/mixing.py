@@ -153,7 +153,7 @@ def mixing_time(graph: Graph, epsilon: float = 0.25) -> MixingTime:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What is worth knowing about a graph before it is trained on; of a dynamic one, its round 0."""
+    """What is worth knowing about a graph before training; of a dynamic one, about its round 0."""
 
     nodes: int
     edges: int

@@ -11,7 +11,7 @@ from peerage.errors import InputError
 def independent_edges(
     nodes: int, rng: np.random.Generator, chance: Callable[[int], float | NDArray[np.float64]]
 ) -> NDArray[np.int64]:
-    """Every pair on its own; `chance(i)` is that of i with each of i + 1, i + 2, ..., or with all."""
+    """Every pair on its own; `chance(i)` is that of i with i + 1, i + 2, ..., or one for all."""
     high = [
         node + 1 + np.flatnonzero(rng.random(nodes - node - 1) < chance(node))
         for node in range(nodes)

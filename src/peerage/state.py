@@ -6,6 +6,7 @@ dataclass of them. Dataclasses are rebuilt from an example of the state: what `A
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
 
 def pack(state: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
     """A JSON tree for the state; its tensors go into `tensors` under names with the prefix."""
+    if isinstance(state, float) and not isfinite(state):
+        return {"float": str(state)}  # JSON has no infinity and no NaN
     if state is None or isinstance(state, bool | int | float | str):
         return {"value": state}
     if isinstance(state, Tensor):
@@ -58,6 +61,8 @@ def _unpack(tree: Any, tensors: dict[str, Tensor], known: dict[str, type[Any]]) 
     match tree:
         case {"value": value}:
             return value
+        case {"float": text}:
+            return float(text)
         case {"tensor": name}:
             return tensors[name]
         case {"tuple": items}:

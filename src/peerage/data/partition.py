@@ -125,7 +125,8 @@ class Dirichlet:
 class Shards:
     """Sort by label, cut into equal shards and deal `per_node` of them, each of another class (P2).
 
-    A shard is cut by position and may straddle two classes; it counts for the one it holds most of.
+    Shards are cut by position. One that straddles classes brings a second class by itself, so it
+    may join any other; only a class of more than 1/per_node of all samples can make it impossible.
     """
 
     per_node: int = 2
@@ -145,43 +146,46 @@ class Shards:
             )
         shuffled = rng.permutation(len(labels))
         ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
-        shards = np.array_split(ordered, nodes * self.per_node)
-        main = np.array([np.bincount(labels[shard]).argmax() for shard in shards])
-        hands = self._hands(main, nodes, rng)
+        number = nodes * self.per_node
+        # Larger and smaller shards alternate, so that no class is cut into the small ones only.
+        shards = np.split(ordered, [len(labels) * cut // number for cut in range(1, number)])
+        ends = labels[[[shard[0], shard[-1]] for shard in shards]]  # first and last label of each
+        kinds = np.where(ends[:, 0] == ends[:, 1], ends[:, 0], classes + np.arange(number))
+        hands = self._hands(kinds.astype(np.int64), nodes, rng)
         return [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in hands]
 
-    def _hands(self, main: Ints, nodes: int, rng: np.random.Generator) -> Ints:
-        """The shards of every node, [nodes, per_node], without two of one class in a hand."""
-        count = np.bincount(main)
+    def _hands(self, kind: Ints, nodes: int, rng: np.random.Generator) -> Ints:
+        """The shards of every node, [nodes, per_node], without two of one kind in a hand."""
+        count = np.bincount(kind)
         if count.max() > nodes:
             raise InputError(
-                f"class {count.argmax()} fills {count.max()} of {len(main)} shards, so that two of "
+                f"class {count.argmax()} fills {count.max()} of {len(kind)} shards, so that two of "
                 f"them must meet on one of {nodes} nodes; lower per_node"
             )
         hands = np.empty((nodes, self.per_node), dtype=np.int64)
         for _ in range(100):  # a plain draw nearly always succeeds on up to about 30 nodes
-            hands = rng.permutation(len(main)).reshape(nodes, self.per_node)
-            if all(len(set(hand)) == self.per_node for hand in main[hands].tolist()):
+            hands = rng.permutation(len(kind)).reshape(nodes, self.per_node)
+            if all(len(set(hand)) == self.per_node for hand in kind[hands].tolist()):
                 return hands
-        return _separated(hands, main, rng)
+        return _separated(hands, kind, rng)
 
 
-def _separated(hands: Ints, main: Ints, rng: np.random.Generator) -> Ints:
-    """Exchange shards between hands until none holds two of one class.
+def _separated(hands: Ints, kind: Ints, rng: np.random.Generator) -> Ints:
+    """Exchange shards between hands until none holds two of one kind.
 
-    A class that a hand holds twice is missing in another, since it has no more shards than there
-    are hands. That one gives a shard that it holds twice itself, or one of a class that is new to
+    A kind that a hand holds twice is missing in another, since it has no more shards than there
+    are hands. That one gives a shard that it holds twice itself, or one of a kind that is new to
     the first hand; either way the number of repetitions falls, so this ends.
     """
     for hand in hands:
-        while len(set(main[hand])) < len(hand):
-            kinds, first, count = np.unique(main[hand], return_index=True, return_counts=True)
-            repeated = kinds[count.argmax()]
-            lacking = hands[(main[hands] != repeated).all(axis=1)]
+        while len(set(kind[hand])) < len(hand):
+            own, first, count = np.unique(kind[hand], return_index=True, return_counts=True)
+            repeated = own[count.argmax()]
+            lacking = hands[(kind[hands] != repeated).all(axis=1)]
             chosen = lacking[rng.integers(len(lacking))]
-            theirs = main[chosen]
+            theirs = kind[chosen]
             spare = (theirs[:, None] == theirs).sum(1) > 1
-            give = rng.choice(chosen[spare | ~np.isin(theirs, kinds)])
+            give = rng.choice(chosen[spare | ~np.isin(theirs, own)])
             take = hand[first[count.argmax()]]
             here, there = hands == take, hands == give
             hands[here], hands[there] = give, take

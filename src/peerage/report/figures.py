@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from peerage.errors import InputError
@@ -32,12 +33,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 LOOKS = {
     "dechw": (BLUE, "o"), "decavg": (RED, "s"), "cfa": (GREEN, "^"), "decdiff": (PINK, "D"),
-    "decdiff-vt": (ORANGE, "v"), "desa": (GREY, "P"),
+    "decdiff-vt": (ORANGE, "v"), "desa": (GREY, "X"),
     "dfml": (BLUE, "D"), "fedavg": (GREY, "o"), "fedprox": (GREEN, "v"), "def-kt": (PINK, "s"),
     "heterofl": (ORANGE, "^"), "fedrolex": (SKY, "P"), "fml": (RED, "X"),
     "hwa": (BLUE, "^"), "fedcurv": (PINK, "P"), "fednl": (ORANGE, "X"),
     "facade": (BLUE, "s"), "el": (RED, "^"), "dpsgd": (SKY, "o"), "deprl": (GREEN, "D"),
-    "dac": (PINK, "v"), "ifca": (GREY, "s"),
+    "dac": (PINK, "v"), "ifca": (GREY, "P"),
 }  # fmt: skip
 PHASES = {
     "train": (BLUE, ""), "curvature": (ORANGE, "//"), "combine": (GREEN, "\\\\"),
@@ -110,7 +111,8 @@ def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
         shade = _shade(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
         turned = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
-        result.append(Drawn(place, record, _literal(name), shade, turned, DASHES[repeat % len(DASHES)]))
+        dash = DASHES[repeat % len(DASHES)]
+        result.append(Drawn(place, record, _literal(name), shade, turned, dash))
     return result
 
 
@@ -220,7 +222,7 @@ def phase_seconds(records: Sequence[RunRecord]) -> Figure:
         axes.set_xlabel("seconds per round")
         shown = [phase for phase in PHASES if used[phase] > 0]
         handles = [
-            matplotlib.patches.Patch(
+            Patch(
                 facecolor=PHASES[phase][0], hatch=PHASES[phase][1], edgecolor="white", label=phase
             )
             for phase in shown

@@ -149,7 +149,7 @@ class RunProgress:
         # Standard output is left alone: its last line may be the JSON that another program reads.
         self.bars = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=min(max(self.console.width - 70, 6), 24)),
             StatusColumn(),
             console=self.console,
             redirect_stdout=False,
@@ -182,9 +182,7 @@ class RunProgress:
         self.recent.append((done, self.began))
         self.task = None
         if self.console.is_terminal:
-            self.task = self.bars.add_task(
-                label, total=rounds, completed=done, text=self._text
-            )
+            self.task = self.bars.add_task(label, total=rounds, completed=done, text=self._text)
 
     def advance(self, round: int, accuracy: float | None = None) -> None:
         """Tell that a round is finished, and its mean accuracy if it was evaluated."""
@@ -215,10 +213,12 @@ class RunProgress:
         return max(left - (self.clock() - recently), 0.0)
 
     def _text(self, *, left: bool = True) -> str:
+        """The state in one line; next to a bar without words, as 80 columns are soon full."""
+        accuracy, elapsed = ("", "") if self.console.is_terminal else ("accuracy ", " elapsed")
         parts = [f"round {self.round}/{self.rounds}"]
         if self.accuracy is not None:
-            parts.append(f"accuracy {percent(self.accuracy)}")
-        parts.append(f"{_clock_text(self.clock() - self.began)} elapsed")
+            parts.append(accuracy + percent(self.accuracy))
+        parts.append(_clock_text(self.clock() - self.began) + elapsed)
         remaining = self.seconds_left()
         if left and remaining is not None and self.round < self.rounds:
             parts.append(f"{_clock_text(remaining)} left")

@@ -78,7 +78,8 @@ class SharedStore:
         return place
 
     def open(self, place: Place) -> Tensor:
-        return self.arenas[place.worker].view(place)
+        # `data` has a count of changes of its own; that of a view is the count of the whole arena.
+        return self.arenas[place.worker].view(place).data
 
     def own(self, tensor: Tensor) -> Tensor:
         """A tensor that stays as it is after `clear`: a copy if it lies in shared memory."""

@@ -143,7 +143,7 @@ class Shard:
                 models=self.models,
                 memory=member.memory,
             )
-            member.coroutine = self.world.algorithm.round(node)
+            member.coroutine = None
         return self._advance(self.members)
 
     def resume(self, deliveries: Mapping[int, list[Parcel]]) -> Step:
@@ -187,9 +187,10 @@ class Shard:
 
     def _drive(self, member: Member, step: Step) -> None:
         """Run one node until it waits for messages or its round is over."""
-        assert member.coroutine is not None
         assert member.local is not None
         node = member.node
+        if member.coroutine is None:
+            member.coroutine = self.world.algorithm.round(node)
         while True:
             try:
                 request = self._timed("combine", member.coroutine.send, member.answer)
@@ -242,16 +243,12 @@ class Shard:
         )
 
     def _open(self, parcels: list[Parcel]) -> list[Message]:
-        return [
-            Message(
-                p.sender,
-                p.examples,
-                p.degree,
-                p.architecture,
-                {name: self.store.open(place) for name, place in p.payload.items()},
-            )
-            for p in parcels
-        ]
+        messages = []
+        for p in parcels:
+            payload = {name: self.store.open(place) for name, place in p.payload.items()}
+            self.sent += [(p.sender, name, x, x._version) for name, x in payload.items()]
+            messages.append(Message(p.sender, p.examples, p.degree, p.architecture, payload))
+        return messages
 
     def _settle(self, node: Node[Any]) -> None:
         """What a node keeps must be whole and its own: payloads are forgotten after the round."""
@@ -325,7 +322,7 @@ class Shard:
                 "state": pack(member.node.state, tensors, f"{id}.state"),
                 "memory": pack(member.memory, tensors, f"{id}.memory"),
             }
-        save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path)
+        save_file(_apart(tensors), path)
         return trees
 
     def restore(self, folder: str, trees: Mapping[str, Any], parts: Mapping[str, str]) -> None:
@@ -346,7 +343,13 @@ class Shard:
             member.memory = unpack(tree["memory"], tensors, {})
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """The tensor with a storage of its own: the file format refuses views of a larger one."""
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole and tensor.is_contiguous() else tensor.clone().contiguous()
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every tensor with a storage of its own: the file format refuses any that share one."""
+    apart: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        alone = whole and tensor.is_contiguous() and tensor.data_ptr() not in taken
+        apart[name] = tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
+        taken.add(tensor.data_ptr())
+    return apart

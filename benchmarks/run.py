@@ -1,0 +1,157 @@
+"""Measure every claim about speed and memory as a ratio within one run, and store the result.
+
+    python benchmarks/run.py [--only NAME] [--repeats N] [--out FILE]
+
+Measurements that are compared alternate, and the median of the ratios of neighbours counts: the
+machine may be shared, and drifts.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import jobs
+import memory
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from peerage import DecAvg, DecHW, LocalSGD
+from peerage.environment import environment
+from peerage.records import write_bytes
+
+WORKERS = len(os.sched_getaffinity(0))
+KERNEL_SECONDS = 3.0
+
+
+def alternate(
+    first: Callable[[], float], second: Callable[[], float], repeats: int
+) -> dict[str, float]:
+    """The median ratio second / first, and the median of each."""
+    pairs = [(first(), second()) for _ in range(repeats)]
+    return {
+        "ratio": statistics.median(b / a for a, b in pairs),
+        "spread": max(b / a for a, b in pairs) - min(b / a for a, b in pairs),
+        "base": statistics.median(a for a, _ in pairs),
+        "measured": statistics.median(b for _, b in pairs),
+    }
+
+
+def against_kernel(job: jobs.Job, repeats: int) -> dict[str, float]:
+    """Whole rounds against the bare training kernel, with the same workers."""
+    dataset = job.dataset()
+    rounds = jobs.Rounds(job, dataset, WORKERS)
+    try:
+        return alternate(
+            lambda: jobs.kernel_rate(job, dataset, WORKERS, KERNEL_SECONDS), rounds.rate, repeats
+        )
+    finally:
+        rounds.close()
+
+
+def against_naive(job: jobs.Job, repeats: int) -> dict[str, float]:
+    """Whole rounds against a researcher's loop, which may use all cores."""
+    dataset = job.dataset()
+    rounds = jobs.Rounds(job, dataset, WORKERS)
+    try:
+        return alternate(lambda: jobs.naive_rate(job, dataset), rounds.rate, repeats)
+    finally:
+        rounds.close()
+
+
+def two_workers(repeats: int) -> dict[str, float]:
+    dataset = jobs.P0.dataset()
+    one, two = (jobs.Rounds(jobs.P0, dataset, workers) for workers in (1, 2))
+    try:
+        return alternate(one.rate, two.rate, repeats)
+    finally:
+        one.close()
+        two.close()
+
+
+def curvature_share(repeats: int) -> dict[str, float]:
+    """DecHW with curvature against DecAvg, both with five epochs: 5/6 is the bound."""
+    local = LocalSGD(epochs=5, batch_size=100, lr=0.001, momentum=0.5)
+    job = jobs.Job("", "mnist-cnn", (1, 28, 28), 50, 1200, local, rounds=1)
+    dataset = job.dataset()
+    plain = jobs.Rounds(job, dataset, WORKERS, DecAvg())
+    curved = jobs.Rounds(job, dataset, WORKERS, DecHW())
+    try:
+        return alternate(plain.rate, curved.rate, max(2, repeats // 2))
+    finally:
+        plain.close()
+        curved.close()
+
+
+# name -> (what it says, measure, bound, whether the bound is a lower one)
+CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = {
+    "kernel-p0": (
+        f"{jobs.P0.name}: rounds / kernel",
+        lambda n: against_kernel(jobs.P0, n),
+        0.93,
+        True,
+    ),
+    "kernel-gn-lenet": (
+        f"{jobs.GN_LENET.name}: rounds / kernel",
+        lambda n: against_kernel(jobs.GN_LENET, n),
+        0.93,
+        True,
+    ),
+    "kernel-mlp": (
+        f"{jobs.MLP.name}: rounds / kernel",
+        lambda n: against_kernel(jobs.MLP, n),
+        0.80,
+        True,
+    ),
+    "dechw": ("DecHW / DecAvg, 5 epochs, P0 MNIST CNN", curvature_share, 0.78, True),
+    "workers": ("two workers / one worker, P0 MNIST CNN", two_workers, 1.8, True),
+    "naive-p0": (
+        f"{jobs.P0.name}: rounds / naive loop",
+        lambda n: against_naive(jobs.P0, n),
+        1.8,
+        True,
+    ),
+    "naive-mlp": (
+        f"{jobs.MLP.name}: rounds / naive loop",
+        lambda n: against_naive(jobs.MLP, n),
+        1.5,
+        True,
+    ),
+    "memory": ("1000 nodes, DecHW, P0 MNIST CNN: peak GB of all processes", memory.peak, 2.5, False),
+    "scaling": ("cost of a node-round, 1000 nodes / 50 nodes", memory.scaling, 1.15, False),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", choices=CLAIMS, action="append", help="measure only these")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of measurements")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/bench.json"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    table = Table("claim", "bound", "measured", "holds")
+    for name in arguments.only or CLAIMS:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        text, measure, bound, lower = CLAIMS[name]
+        values = measure(arguments.repeats)
+        holds = values["ratio"] >= bound if lower else values["ratio"] <= bound
+        sign = "≥" if lower else "≤"
+        table.add_row(text, f"{sign} {bound}", f"{values['ratio']:.3f}", "yes" if holds else "NO")
+        rounded = {key: round(value, 4) for key, value in values.items()}
+        results[name] = {"claim": text, "bound": f"{sign} {bound}", "holds": holds, **rounded}
+    results["environment"] = {**environment(), "workers": WORKERS, "repeats": arguments.repeats}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(arguments.out, (json.dumps(results, indent=1) + "\n").encode())
+    Console().print(table)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""The laws that every algorithm should keep, for those of this package and for your own.
+
+One line of a test is enough, and takes a second:
+
+    from peerage.testing import check_algorithm
+
+    def test_my_algorithm():
+        check_algorithm(MyAlgorithm())
+
+It raises an AssertionError that names the first law that does not hold. A law that an algorithm
+breaks on purpose is declared by name: an algorithm with a fixed hub, say, cannot care little about
+how nodes are numbered, `check_algorithm(Hub(), exceptions=["relabelling"])`. `LAWS` has them all;
+a test that is parametrised over it and calls `check_law` shows every law on its own.
+
+The laws run on five nodes with unequal parts of an easy problem. They set the learning rate and the
+batches through the field `local` of the algorithm, a `LocalSGD`. An algorithm that trains in
+another way declares what does not apply.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peerage.algorithm import Algorithm
+from peerage.algorithms.local import Local
+from peerage.data import Dataset, in_memory
+from peerage.errors import InputError, did_you_mean
+from peerage.experiment import Experiment
+from peerage.prepare import prepare
+from peerage.randomness import torch_stream
+from peerage.records import Row
+from peerage.running import resume, run
+from peerage.sim.lockstep import Lockstep, SerialTeam
+from peerage.sim.post import Parcel
+from peerage.sim.world import World
+from peerage.training import LocalSGD
+
+__all__ = ["LAWS", "check_algorithm", "check_law"]
+
+NODES = 5
+CLASSES = 3
+EXAMPLES = 60
+# Rounding differs with the order of sums; a broken law shows in the first digits.
+RTOL, ATOL = 1e-3, 1e-5
+
+
+def check_algorithm(algorithm: Algorithm[Any], *, exceptions: Collection[str] = ()) -> None:
+    """Raise an AssertionError that names the first law that the algorithm breaks.
+
+    `exceptions` are names of laws that do not apply to it.
+
+    >>> from peerage import DecAvg
+    >>> check_algorithm(DecAvg(weights="uniform"))
+    """
+    for name in exceptions:
+        if name not in LAWS:
+            raise InputError(f"there is no law {name!r}; {did_you_mean(name, LAWS)}")
+    for name in LAWS:
+        if name not in exceptions:
+            check_law(name, algorithm)
+
+
+def check_law(name: str, algorithm: Algorithm[Any]) -> None:
+    """Raise an AssertionError if the algorithm breaks the law of this name."""
+    try:
+        LAWS[name](algorithm)
+    except Exception as error:
+        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        raise AssertionError(f"{algorithm!r} breaks the law {name!r}: {kind}{error}") from error
+
+
+# The laws
+
+
+def consensus(algorithm: Algorithm[Any]) -> None:
+    """Nodes with the same model keep it when the learning rate is zero."""
+    work = replace(work_of(algorithm), lr=0.0)
+    ended = simulate(toy(algorithm, local=work, init={"start": "shared"}))
+    for node, (start, end) in enumerate(zip(ended.start, ended.end, strict=True)):
+        require_close(end, start, f"node {node} left the model that all nodes shared")
+
+
+def isolated(algorithm: Algorithm[Any]) -> None:
+    """A node without neighbours does what local training does."""
+    alone = {"topology": nx.empty_graph(NODES)}
+    ended = simulate(toy(algorithm, **alone))
+    trained = simulate(toy(Local(work_of(algorithm)), **alone))
+    for node in range(NODES):
+        about = f"node {node} has no neighbours and differs from local training"
+        require_close(ended.end[node], trained.end[node], about)
+
+
+def relabelling(algorithm: Algorithm[Any]) -> None:
+    """Nodes with other numbers end with the same models.
+
+    The order of batches is drawn for a node's number, so all its examples are one batch here.
+    """
+    new = [3, 0, 4, 1, 2]
+    graph = nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (1, 3)])  # degrees differ, so weights do
+    parts = dealt()
+    moved = [parts[new.index(node)] for node in range(NODES)]
+    work = replace(work_of(algorithm), epochs=2, steps=None, batch_size=EXAMPLES)
+    settings: dict[str, Any] = {"local": work, "init": {"start": "shared"}}
+    old = simulate(toy(algorithm, topology=graph, **settings))
+    permuted = nx.relabel_nodes(graph, dict(enumerate(new)))
+    other = simulate(toy(algorithm, topology=permuted, partition=Parts(tuple(moved)), **settings))
+    for node in range(NODES):
+        about = f"node {node} ends with another model when it is called {new[node]}"
+        require_close(other.end[new[node]], old.end[node], about)
+
+
+def engines(algorithm: Algorithm[Any]) -> None:
+    """The serial engine and the pool with one and two workers agree in every bit."""
+    settings = ({"name": "serial"}, {"name": "pool", "workers": 1}, {"name": "pool", "workers": 2})
+    serial, one, two = (run(toy(algorithm, engine=engine)).digest for engine in settings)
+    require(one == serial, f"a pool with one worker gives {one[:8]}, serial gives {serial[:8]}")
+    require(two == serial, f"a pool with two workers gives {two[:8]}, serial gives {serial[:8]}")
+
+
+def resuming(algorithm: Algorithm[Any]) -> None:
+    """A run that was interrupted and resumed from a checkpoint equals one that ran through."""
+    experiment = toy(algorithm, rounds=4)
+    through = run(experiment).digest
+    with TemporaryDirectory() as home:
+        folder = Path(home) / "run"
+        with suppress(Stopped):
+            run(experiment, folder, checkpoint_every=2, watch=stop_in_round_three)
+        engine = {"name": "pool", "workers": 2}
+        resumed = resume(folder, experiment=experiment, engine=engine).digest
+    require(resumed == through, f"resumed gives {resumed[:8]}, running through {through[:8]}")
+
+
+def short_inbox(algorithm: Algorithm[Any]) -> None:
+    """Parameters stay finite when half of the messages never arrive."""
+    for topology in ("ring", "complete"):
+        ended = simulate(toy(algorithm, topology=topology), lossy=True)
+        for node, params in enumerate(ended.end):
+            finite = bool(torch.isfinite(params).all())
+            require(finite, f"node {node} has parameters that are not finite on a {topology}")
+
+
+def convex(algorithm: Algorithm[Any]) -> None:
+    """The loss of logistic regression on data that is easy to separate falls."""
+    work = replace(work_of(algorithm), lr=0.1)
+    # From a shared start, as the mean of different convex models is better without any training.
+    result = run(toy(algorithm, model="logistic", local=work, init={"start": "shared"}))
+    losses = [row["loss"] for row in result.rows if row["scope"] == "network"]
+    require(losses[-1] < 0.9 * losses[0], f"it went from {losses[0]:.4f} to {losses[-1]:.4f}")
+
+
+def unchanged(algorithm: Algorithm[Any]) -> None:
+    """What was sent is never changed in place, as neighbours may still hold it."""
+    ended = simulate(toy(algorithm))
+    for name, sender, tensor, copy in ended.tap.sent:
+        about = f"tensor {name!r} of node {sender} changed after it had been sent"
+        require(torch.equal(tensor, copy), about)
+
+
+def value(algorithm: Algorithm[Any]) -> None:
+    """The algorithm is a frozen, hashable dataclass that survives the way through a TOML file."""
+    parameters = getattr(type(algorithm), "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen
+    require(frozen, "it is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
+    same = replace(_any(algorithm))
+    require(same == algorithm and hash(same) == hash(algorithm), "an equal copy is not equal")
+    experiment = Experiment(algorithm=algorithm)
+    again = Experiment.from_toml(experiment.to_toml())
+    require(again.to_toml() == experiment.to_toml(), "it does not survive the TOML file")
+    # Compared by field, because a file's class is loaded anew and is then another class.
+    for field in fields(_any(algorithm)):
+        old, new = getattr(algorithm, field.name), getattr(again.algorithm, field.name)
+        require(new == old, f"{field.name}={old!r} comes back from a TOML file as {new!r}")
+
+
+def traffic(algorithm: Algorithm[Any]) -> None:
+    """The bytes that are counted as sent are those of the tensors that nodes receive."""
+    ended = simulate(toy(algorithm))
+    for round, (counted, arrived) in enumerate(zip(ended.bytes, ended.tap.arrived, strict=True)):
+        about = f"{counted} bytes were sent in round {round}, but {arrived} were received"
+        require(counted == arrived, about)
+
+
+LAWS: dict[str, Callable[[Algorithm[Any]], None]] = {
+    "consensus": consensus,
+    "isolated": isolated,
+    "relabelling": relabelling,
+    "engines": engines,
+    "resuming": resuming,
+    "short-inbox": short_inbox,
+    "convex": convex,
+    "unchanged": unchanged,
+    "value": value,
+    "traffic": traffic,
+}
+
+
+# The ground they are tried on
+
+
+def toy(algorithm: Algorithm[Any], **changes: Any) -> Experiment:
+    """Five nodes on a ring with unequal parts of an easy problem, three rounds."""
+    settings: dict[str, Any] = {
+        "dataset": blobs(),
+        "model": "mlp:hidden=8",
+        "nodes": NODES,
+        "topology": "ring",
+        "partition": Parts(dealt()),
+        "rounds": 3,
+        "evaluation": {"at": "end"},
+        "engine": {"name": "serial"},
+    }
+    return Experiment(algorithm=algorithm, **(settings | changes))
+
+
+def work_of(algorithm: Algorithm[Any]) -> LocalSGD:
+    return Experiment(algorithm=algorithm).work
+
+
+def blobs() -> Dataset:
+    """One Gaussian cloud per class, far enough apart that a linear model tells them."""
+    y = torch.arange(EXAMPLES + EXAMPLES // 2) % CLASSES
+    centres = 2.0 * torch.eye(CLASSES, 4)
+    x = centres[y] + torch.randn(len(y), 4, generator=torch_stream(0, "testing"))
+    return in_memory(x[:EXAMPLES], y[:EXAMPLES], x[EXAMPLES:], y[EXAMPLES:])
+
+
+def dealt() -> tuple[tuple[int, ...], ...]:
+    """4, 8, 12, 16 and 20 examples, of every class."""
+    bounds = np.cumsum([0, *(4 * node for node in range(1, NODES + 1))]).tolist()
+    return tuple(tuple(range(bounds[node], bounds[node + 1])) for node in range(NODES))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The partition that gives every node these examples."""
+
+    indices: tuple[tuple[int, ...], ...]
+
+    def split(
+        self, labels: Any, nodes: int, classes: int, rng: np.random.Generator
+    ) -> list[NDArray[np.int64]]:
+        return [np.array(part, dtype=np.int64) for part in self.indices]
+
+
+class Tap(SerialTeam):
+    """The serial engine's team with an ear on the post, which may lose half of what arrives."""
+
+    def __init__(self, world: World, lossy: bool) -> None:
+        super().__init__(world)
+        self.lossy = lossy
+        self.sent: list[tuple[str, int, Tensor, Tensor]] = []  # name, sender, tensor, copy
+        self.arrived: list[int] = []  # round -> bytes
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if method == "begin":
+            self.arrived.append(0)
+        elif method == "resume":
+            deliveries: dict[int, list[Parcel]] = arguments[0][0]
+            self.arrived[-1] += sum(_size(p) for parcels in deliveries.values() for p in parcels)
+            if self.lossy:  # the even ones in one round, the odd ones in the next
+                first = len(self.arrived) % 2
+                deliveries = {node: parcels[first::2] for node, parcels in deliveries.items()}
+            arguments = [(deliveries,)]
+        answers = super().call(method, arguments)
+        if method in ("begin", "resume"):
+            for parcel in answers[0].parcels:
+                for name, tensor in parcel.payload.items():
+                    self.sent.append((name, parcel.sender, tensor, tensor.clone()))
+        return answers
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Parameters of every node before and after, and what went through the post."""
+
+    start: list[Tensor]
+    end: list[Tensor]
+    bytes: list[int]  # round -> as the engine counts them
+    tap: Tap
+
+
+def simulate(experiment: Experiment, *, lossy: bool = False) -> Simulated:
+    world = prepare(experiment).world
+    tap = Tap(world, lossy)
+    with Lockstep(world, tap) as engine:
+        start = [engine.parameters(node) for node in range(world.nodes)]
+        sent = [engine.round(round, evaluate=False).bytes for round in range(world.rounds)]
+        end = [engine.parameters(node) for node in range(world.nodes)]
+    return Simulated(start, end, sent, tap)
+
+
+class Stopped(Exception):
+    """The interruption of the law about resuming."""
+
+
+def stop_in_round_three(row: Row) -> None:
+    if row["round"] == 3:
+        raise Stopped
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:  # unlike `assert`, this also counts under `python -O`
+        raise AssertionError(message)
+
+
+def require_close(found: Tensor, expected: Tensor, about: str) -> None:
+    worst = float((found - expected).abs().max())
+    require(torch.allclose(found, expected, rtol=RTOL, atol=ATOL), f"{about} (by {worst:.2g})")
+
+
+def _size(parcel: Parcel) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in parcel.payload.values())
+
+
+def _any(algorithm: Algorithm[Any]) -> Any:
+    """The algorithm without its type: `Algorithm` itself is no dataclass, its subclasses are."""
+    return algorithm
