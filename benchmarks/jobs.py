@@ -152,16 +152,17 @@ def naive_rate(job: Job, dataset: Dataset) -> float:
     """A researcher's straightforward loop: a DataLoader per node, NCHW, state_dict averaging."""
     torch.set_num_threads(os.cpu_count() or 1)
     torch.manual_seed(0)
-    loop = NaiveLoop(job, dataset)
-    next(loop)
+    rounds = naive_rounds(job, dataset)
+    next(rounds)
     start = perf_counter()
     for _ in range(job.rounds):
-        next(loop)
+        next(rounds)
+    torch.set_num_threads(1)
     return job.rounds * job.work / (perf_counter() - start)
 
 
-def NaiveLoop(job: Job, dataset: Dataset) -> Iterator[None]:  # noqa: N802 (reads as a thing)
-    """One round each time it is asked."""
+def naive_rounds(job: Job, dataset: Dataset) -> Iterator[None]:
+    """One round each time it is asked for the next."""
     x = dataset.train_x.contiguous()
     models = [MODELS[job.model]().build(job.shape, CLASSES) for _ in range(job.nodes)]
     loaders = [

@@ -1,6 +1,9 @@
 """Memory and cost of many nodes: 1000 of the P0 MNIST CNN with DecHW."""
 
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 from time import perf_counter, sleep
@@ -8,7 +11,7 @@ from time import perf_counter, sleep
 import jobs
 import psutil
 
-from peerage import DecHW, LocalSGD
+from peerage import DecHW, LocalSGD, run
 
 SMALL, LARGE = 50, 1000
 # Sixty examples per node: 1000 nodes then share the 60 000 of MNIST.
@@ -52,22 +55,14 @@ def held() -> int:
 
 
 def peak(repeats: int) -> dict[str, float]:
-    """Peak over a whole run of three rounds, with evaluation and a checkpoint, in a fresh process."""
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
-    )
+    """Peak over a whole run of three rounds, with evaluation and checkpoints, in a new process."""
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     gigabytes = float(done.stdout.split()[-1])
     return {"ratio": gigabytes, "gigabytes": gigabytes}
 
 
 def whole_run() -> float:
-    import tempfile
-
-    from peerage import run
-
     watcher = PeakMemory()
     watcher.start()
     dataset = JOB.dataset(LARGE)

@@ -123,7 +123,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         1.5,
         True,
     ),
-    "memory": ("1000 nodes, DecHW, P0 MNIST CNN: peak GB of all processes", memory.peak, 2.5, False),
+    "memory": ("1000 nodes, DecHW, P0 MNIST CNN: peak GB in all", memory.peak, 2.5, False),
     "scaling": ("cost of a node-round, 1000 nodes / 50 nodes", memory.scaling, 1.15, False),
 }
 

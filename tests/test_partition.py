@@ -214,6 +214,11 @@ def test_shards_differ_in_class_in_the_tightest_case(nodes, per_node, extra, see
     assert (label_counts(labels, parts, per_node) == 1 + extra // nodes).all()
 
 
+def test_the_samples_of_a_class_are_shuffled_before_they_are_cut():
+    parts = Shards(per_node=1).split(balanced(2, 20), 4, 2, rng())
+    assert all((np.diff(part) > 1).any() for part in parts)  # no run of neighbouring positions
+
+
 def test_shards_of_unequal_classes_straddle_and_nothing_is_lost():
     sizes = [592, 674, 596, 613, 584, 542, 592, 626, 585, 595]  # MNIST's proportions
     labels = np.repeat(np.arange(10), sizes)

@@ -1,7 +1,13 @@
-"""What there is: every family of named values, with options and a sentence about each."""
+"""What there is: every family of named values, with options and a sentence about each.
+
+`python -m peerage.catalogue README.md` writes the tables in the document anew.
+"""
 
 import inspect
+import re
+import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import MISSING
 from importlib.resources import files
 from pathlib import Path
@@ -47,6 +53,55 @@ def first_sentence(cls: type[Any]) -> str:
     return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
 
 
+def markdown_table(family: str) -> str:
+    """A family as a table for the documents; algorithms also say where they come from."""
+    rows = []
+    for entry in entries(family):
+        options = " ".join(f"`{option}`" for option in entry["options"].split(",") if option)
+        rows.append([f"`{entry['name']}`", entry["about"], options or "none"])
+    if family != "algorithms":
+        return _markdown(["name", "what it is", "options and defaults"], rows)
+    papers = [paper(cls) for cls in FAMILIES[family].values()]
+    rows = [[*row, source] for row, source in zip(rows, papers, strict=True)]
+    return _markdown(["name", "what a node does in a round", "options and defaults", "paper"], rows)
+
+
+def overview() -> str:
+    """All names in every family but the algorithms, one row each."""
+    names = {family: entries(family) for family in [*FAMILIES, "recipes"] if family != "algorithms"}
+    rows = [[k, ", ".join(f"`{e['name']}`" for e in found)] for k, found in names.items()]
+    return _markdown(["", "names"], rows)
+
+
+def paper(cls: type[Any]) -> str:
+    """The first paper (P0 to P4) and all preprints that the docstring of a class's module names."""
+    text = sys.modules[cls.__module__].__doc__ or ""
+    preprints = re.findall(r"arXiv:(\d+\.\d+)", text)
+    links = [f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in preprints]
+    return ", ".join([*re.findall(r"\bP[0-4]\b(?: Eq\. \d+)?", text)[:1], *links]) or "none"
+
+
+def refreshed(text: str) -> str:
+    """A document with new tables between `<!-- algorithms -->` and `<!-- /algorithms -->`, etc."""
+    for name in ("families", *FAMILIES):
+        before, start, rest = text.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if end:
+            table = overview() if name == "families" else markdown_table(name)
+            text = f"{before}{start}\n{table}\n{end}{after}"
+    return text
+
+
+def main(paths: Sequence[str]) -> None:
+    for path in map(Path, paths):
+        path.write_text(refreshed(path.read_text()))
+
+
+def _markdown(titles: list[str], rows: list[list[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(c.replace('|', '&#124;') for c in line)} |" for line in lines)
+
+
 def _options(cls: type[Any]) -> str:
     return ",".join(
         f"{field.name}=..." if field.default is MISSING else f"{field.name}={field.default}".lower()
@@ -60,3 +115,7 @@ def _recipe(name: str, path: Path) -> dict[str, str]:
     table = tomllib.loads(text)
     options = f"{table['nodes']} nodes, {table['rounds']} rounds, {table['dataset']['name']}"
     return {"name": name, "options": options, "about": " ".join(lines)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

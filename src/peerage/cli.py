@@ -386,18 +386,21 @@ def _show(results: "list[Result]", report: Path, quiet: bool) -> None:
 
 def _present(records: list[Any], report: Path, quiet: bool) -> None:
     """The table, the chart and the HTML report of some runs; quiet leaves standard output alone."""
-    from peerage.report.html import write_report
+    from peerage.report.html import headline, where, write_report
     from peerage.report.tables import compare as compare_runs
-    from peerage.report.tables import rich_table
+    from peerage.report.tables import labels, rich_table
     from peerage.report.terminal import Chart
 
     write_report(records, report)
     if quiet:
         return
     console = Console(highlight=False)
-    console.print(rich_table(compare_runs(records), console.width))
-    console.print(Chart({record.label: record.curve("accuracy") for record in records}))
-    console.print(f"report: {report}")
+    rows = compare_runs(records)
+    console.print(rich_table(rows, console.width))
+    curves = [record.curve("accuracy") for record in records]
+    console.print(Chart(dict(zip(labels(records), curves, strict=True))))
+    console.print(f"\n{headline(rows, where(records))}")
+    console.print(f"Report: {report}", soft_wrap=True)
 
 
 def _readable(value: Any) -> str:

@@ -141,11 +141,10 @@ def resuming(algorithm: Algorithm[Any]) -> None:
 
 def short_inbox(algorithm: Algorithm[Any]) -> None:
     """Parameters stay finite when half of the messages never arrive."""
-    for topology in ("ring", "complete"):
-        ended = simulate(toy(algorithm, topology=topology), lossy=True)
-        for node, params in enumerate(ended.end):
-            finite = bool(torch.isfinite(params).all())
-            require(finite, f"node {node} has parameters that are not finite on a {topology}")
+    # The centre of a star loses half of its inbox, and the others lose all of theirs in turn.
+    for node, params in enumerate(simulate(toy(algorithm, topology="star"), lossy=True).end):
+        finite = bool(torch.isfinite(params).all())
+        require(finite, f"node {node} has parameters that are not finite")
 
 
 def convex(algorithm: Algorithm[Any]) -> None:
@@ -171,7 +170,8 @@ def value(algorithm: Algorithm[Any]) -> None:
     frozen = parameters is not None and parameters.frozen
     require(frozen, "it is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
     same = replace(_any(algorithm))
-    require(same == algorithm and hash(same) == hash(algorithm), "an equal copy is not equal")
+    equal = same == algorithm and hash(same) == hash(algorithm)
+    require(equal, "a copy with the same values is not equal")
     experiment = Experiment(algorithm=algorithm)
     again = Experiment.from_toml(experiment.to_toml())
     require(again.to_toml() == experiment.to_toml(), "it does not survive the TOML file")

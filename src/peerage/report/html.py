@@ -107,7 +107,7 @@ def page(records: Sequence[RunRecord]) -> str:
     )
     return environment.get_template("template.html").render(
         title=title(records),
-        headline=headline(rows, _where(records)),
+        headline=headline(rows, where(records)),
         notes=notes(records),
         titles=titles,
         lines=texts,
@@ -251,7 +251,8 @@ def _broken(row: Mapping[str, Any]) -> str:
     return f"{text}; its last known accuracy is {percent(row['accuracy'])} {_after(row)}."
 
 
-def _where(records: Sequence[RunRecord]) -> str:
+def where(records: Sequence[RunRecord]) -> str:
+    """On which data and how many nodes the runs took place."""
     counts = sorted({len(record.setup["examples"]) for record in records})
     spread = _count(counts[0], "node") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} nodes"
     return f"{_and(_data_sets(records))} with {spread}"

@@ -1,0 +1,342 @@
+"""Every law over every algorithm, and algorithms that break them, to prove that laws can fail."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peerage import ALGORITHMS, Algorithm, DecAvg, DecHW, Local, Node, Proximal
+from peerage.aggregation import uniform_weights, weighted_mean
+from peerage.errors import InputError
+from peerage.testing import LAWS, check_algorithm, check_law
+from peerage.training import LocalSGD
+
+GOOD: dict[str, Algorithm[Any]] = {
+    **{name: cls() for name, cls in ALGORITHMS.items()},
+    "decavg uniform": DecAvg(weights="uniform"),
+    "decavg metropolis": DecAvg(weights="metropolis"),
+    "decavg adamw": DecAvg(LocalSGD(steps=3, lr=0.01, optimizer="adamw", keep_optimizer=True)),
+    "decavg proximal": DecAvg(LocalSGD(epochs=1, momentum=0.9, correct=Proximal(0.1))),
+    "local momentum": Local(LocalSGD(epochs=1, momentum=0.9, nesterov=True, keep_optimizer=True)),
+    "dechw average": DecHW(theta=2),
+    "dechw frozen": DecHW(theta=1, after_stop="frozen"),
+    "dechw ema": DecHW(accumulate="ema", beta=0.5),
+    "dechw none": DecHW(accumulate="none", beta=0.3),
+    "dechw raw": DecHW(normalise="none"),
+    "dechw sample": DecHW(curvature="sample"),
+    "dechw full": DecHW(curvature="full"),
+    "dechw others": DecHW(include_self=False),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", GOOD)
+def test_laws_hold(name, law):
+    check_law(law, GOOD[name])
+
+
+# Algorithms that break a law
+
+
+@dataclass(frozen=True)
+class TooMuch(Algorithm[None]):
+    """Weights that add up to more than one."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        inbox = await node.exchange(x=node.params)
+        node.params = weighted_mean(inbox["x"], [1.01 / len(inbox)] * len(inbox))
+
+
+@dataclass(frozen=True)
+class LostAlone(Algorithm[None]):
+    """Takes the mean of its neighbours, which for nobody is nothing."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        inbox = (await node.exchange(x=node.params)).others()
+        node.params = sum(inbox["x"], torch.zeros_like(node.params)) / max(len(inbox), 1)
+
+
+@dataclass(frozen=True)
+class FirstWins(Algorithm[None]):
+    """Copies the node with the lowest number."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        node.params = (await node.exchange(x=node.params))["x"][0]
+
+
+BOARD: dict[int, Tensor] = {}
+
+
+@dataclass(frozen=True)
+class Notice(Algorithm[None]):
+    """Talks past the engine, through memory that only nodes of one process share."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        BOARD[node.id] = node.params
+        near = [BOARD.get(peer, node.params) for peer in node.neighbours]
+        node.params = weighted_mean([node.params, *near], uniform_weights(len(near) + 1))
+
+
+@dataclass(frozen=True)
+class Forgetful(Algorithm[None]):
+    """Remembers something outside its state, where no checkpoint looks."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        before = getattr(node, "before", node.params)
+        node.before = node.params
+        node.params = (node.params + before) / 2
+
+
+@dataclass(frozen=True)
+class Unsaveable(Algorithm[set[int]]):
+    """Keeps a state that no checkpoint can hold."""
+
+    local: LocalSGD = LocalSGD()
+
+    def init(self, node: Node[set[int]]) -> set[int]:
+        return set()
+
+    async def round(self, node: Node[set[int]]) -> None:
+        await node.train(self.local)
+
+
+@dataclass(frozen=True)
+class Trusting(Algorithm[None]):
+    """Takes for granted that every neighbour is heard."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        inbox = await node.exchange(x=node.params)
+        models = [inbox["x"][i] for i in range(len(node.neighbours) + 1)]
+        node.params = weighted_mean(models, uniform_weights(len(models)))
+
+
+@dataclass(frozen=True)
+class DividesByNothing(Algorithm[None]):
+    """Moves towards the mean of the others, also when there are none."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        inbox = (await node.exchange(x=node.params)).others()
+        mean = sum(inbox["x"], torch.zeros_like(node.params)) / torch.tensor(float(len(inbox)))
+        node.params = (node.params + mean) / 2
+
+
+@dataclass(frozen=True)
+class Idle(Algorithm[None]):
+    """Averages and never trains."""
+
+    async def round(self, node: Node[None]) -> None:
+        inbox = await node.exchange(x=node.params)
+        node.params = weighted_mean(inbox["x"], inbox.uniform_weights())
+
+
+@dataclass(frozen=True)
+class Uphill(Algorithm[None]):
+    """Takes every step in the wrong direction."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        start = node.params
+        await node.train(self.local)
+        node.params = 2 * start - node.params
+
+
+@dataclass(frozen=True)
+class InPlace(Algorithm[None]):
+    """Changes what it has just sent."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        await node.exchange(x=node.params)
+        node.params += 1.0
+
+
+@dataclass(frozen=True)
+class InPlaceLater(Algorithm[None]):
+    """Changes what it sent in the round before."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        node.params *= 0.5
+        await node.train(self.local)
+        await node.exchange(x=node.params)
+
+
+@dataclass(frozen=True)
+class InSecret(Algorithm[None]):
+    """Changes what it has sent behind torch's back."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        inbox = await node.exchange(x=node.params)
+        inbox.others()["x"][0].numpy()[0] = 7.0
+
+
+@dataclass
+class Thawed(Algorithm[None]):
+    """Can be changed."""
+
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class WithList(Local):
+    """Holds a value that has no hash."""
+
+    factors: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class WithFunction(Local):
+    """Holds a value that no file can hold."""
+
+    scale: Callable[[float], float] = abs
+
+
+@dataclass(frozen=True)
+class WithAnything(Local):
+    """Comes back from a file with a list, because the type of the field does not say tuple."""
+
+    sizes: Any = (1, 2)
+
+
+@dataclass(frozen=True)
+class Doubling(Local):
+    """Does not keep the value that it is given."""
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", 2 * self.factor)
+
+
+@dataclass(frozen=True)
+class Shouting(Algorithm[None]):
+    """Sends what nobody reads."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        await node.exchange(x=node.params)
+        await node.send(node.neighbours, x=node.params)
+
+
+BROKEN = [
+    ("consensus", TooMuch(), "left the model that all nodes shared"),
+    ("isolated", LostAlone(), "differs from local training"),
+    ("relabelling", FirstWins(), "ends with another model when it is called"),
+    ("engines", Notice(), "serial gives"),
+    ("resuming", Forgetful(), "running through"),
+    ("resuming", Unsaveable(), "CheckpointError: a state of type set cannot be saved"),
+    ("short-inbox", Trusting(), "IndexError"),
+    ("short-inbox", DividesByNothing(), "Diverged"),
+    ("convex", Idle(), "it went from"),
+    ("convex", Uphill(), "it went from"),
+    ("unchanged", InPlace(), "in place after sending it"),
+    ("unchanged", InPlaceLater(), "changed after it had been sent"),
+    ("unchanged", InSecret(), "changed after it had been sent"),
+    ("value", Thawed(), "not a frozen dataclass"),
+    ("value", WithList(), "unhashable"),
+    ("value", WithFunction(), "TypeError"),
+    ("value", WithAnything(), "sizes=(1, 2) comes back from a TOML file as [1, 2]"),
+    ("value", Doubling(), "a copy with the same values is not equal"),
+    ("traffic", Shouting(), "were received"),
+]
+
+
+@pytest.mark.parametrize(
+    ("law", "algorithm", "reason"),
+    BROKEN,
+    ids=[f"{law}-{type(a).__name__}" for law, a, _ in BROKEN],
+)
+def test_laws_can_fail(law, algorithm, reason):
+    with pytest.raises(AssertionError) as caught:
+        check_law(law, algorithm)
+    assert f"{algorithm!r} breaks the law {law!r}: " in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_every_law_is_known_to_fail():
+    assert {law for law, _, _ in BROKEN} == set(LAWS)
+
+
+# The door for algorithms kept elsewhere
+
+
+def test_check_algorithm_names_the_first_broken_law():
+    with pytest.raises(AssertionError, match=r"^TooMuch\(.*\) breaks the law 'consensus': "):
+        check_algorithm(TooMuch())
+
+
+def test_check_algorithm_leaves_out_declared_exceptions():
+    check_algorithm(FirstWins(), exceptions=["relabelling"])
+    with pytest.raises(AssertionError, match="breaks the law 'relabelling'"):
+        check_algorithm(FirstWins())
+
+
+def test_check_algorithm_refuses_unknown_exceptions():
+    with pytest.raises(InputError, match="there is no law 'relabeling'; did you mean"):
+        check_algorithm(DecAvg(), exceptions=["relabeling"])
+
+
+OUTSIDE = """
+from dataclasses import dataclass
+
+from peerage import Algorithm, LocalSGD
+from peerage.aggregation import weighted_mean
+
+
+@dataclass(frozen=True)
+class Lazy(Algorithm[float]):
+    local: LocalSGD = LocalSGD(epochs=1)
+    share: float = 0.5
+    names: tuple[str, ...] = ("x",)
+
+    def init(self, node):
+        return float("inf")
+
+    async def round(self, node):
+        stats = await node.train(self.local)
+        node.state = min(node.state, stats.loss)
+        inbox = await node.exchange(x=node.params)
+        mean = weighted_mean(inbox["x"], inbox.uniform_weights())
+        node.params = (1 - self.share) * node.params + self.share * mean
+"""
+
+
+def test_an_algorithm_in_a_module_of_its_own_keeps_all_laws(tmp_path, monkeypatch):
+    (tmp_path / "lazy_gossip.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    algorithm = importlib.import_module("lazy_gossip").Lazy(share=0.25, names=("x", "y"))
+    check_algorithm(algorithm)
