@@ -17,6 +17,7 @@ EPSILON = 1e-12  # curvature below this (times its mean, if that is above one) s
 
 
 def uniform_weights(k: int) -> Tensor:
+    """[k], all 1 / k."""
     return torch.full((k,), 1.0 / k)
 
 

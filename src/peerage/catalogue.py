@@ -110,7 +110,7 @@ def _options(cls: type[Any]) -> str:
 
 
 def _recipe(name: str, path: Path) -> dict[str, str]:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
     table = tomllib.loads(text)
     options = f"{table['nodes']} nodes, {table['rounds']} rounds, {table['dataset']['name']}"

@@ -1,10 +1,11 @@
 """Checkpoints of a run: written aside, hashed, and renamed into place at a round boundary.
 
 `checkpoint/round-000012/` holds one safetensors file per worker and `manifest.json`, which lists
-their hashes, which file holds which node, and the JSON part of every node's state. The newest two
-are kept.
+their hashes, which file holds which node, and the JSON part of every node's state, under a hash of
+its own. The newest two are kept.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peerage.errors import CheckpointError
-from peerage.records import disk_errors, write_json
+from peerage.records import disk_errors, write_bytes
 from peerage.sim.lockstep import Lockstep
 
 KEPT = 2
@@ -34,12 +35,16 @@ def save(engine: Lockstep, run: Path, round: int) -> None:
     final = home / f"round-{round:06d}"
     aside = home / f".round-{round:06d}.{os.getpid()}"
     with disk_errors(final, f"run `peerage resume {run}`"):
+        for left in home.glob(".round-*"):  # by a process that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
         try:
             aside.mkdir(parents=True)
-            trees, parts = engine.save(aside)
+            trees, parts = _save_parts(engine, aside)
             hashes = {name: _hash_and_sync(aside / name) for name in sorted(set(parts.values()))}
             manifest = {"round": round, "files": hashes, "parts": parts, "trees": trees}
-            write_json(aside / "manifest.json", manifest)
+            sealed = {"sha256": _hash_of(manifest), "content": manifest}
+            # Not through write_json: a state may hold an infinity, which must come back as one.
+            write_bytes(aside / "manifest.json", json.dumps(sealed).encode())
             if final.exists():  # a round that is written again after an earlier resume
                 shutil.rmtree(final)
             os.replace(aside, final)
@@ -68,13 +73,31 @@ def load(run: Path) -> Checkpoint | None:
     remedy = f"delete {folder} and resume again"
     remedy += f" from {folders[-2].name}" if len(folders) > 1 else ", which starts over"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        sealed = json.loads((folder / "manifest.json").read_bytes())
+        manifest = sealed["content"]
+        if _hash_of(manifest) != sealed["sha256"]:
+            raise CheckpointError(f"{folder / 'manifest.json'} is corrupted; {remedy}")
         for name, digest in manifest["files"].items():
             if _hash(folder / name) != digest:
                 raise CheckpointError(f"checkpoint file {folder / name} is corrupted; {remedy}")
         return Checkpoint(folder, manifest["round"], manifest["trees"], manifest["parts"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read ({error}); {remedy}") from None
+
+
+def _save_parts(engine: Lockstep, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """`engine.save`, with one kind of error for a full disk."""
+    try:
+        return engine.save(folder)
+    except Exception as error:
+        # The library that writes tensors, and a worker, tell of it in their text only.
+        if "No space left" not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+
+
+def _hash_of(manifest: Any) -> str:
+    return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
 
 
 def _hash(path: Path) -> str:

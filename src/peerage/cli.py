@@ -6,12 +6,13 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from peerage.errors import InputError, Interrupted, PeerageError, did_you_mean
 
@@ -136,13 +137,11 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one experiment and write a report."""
-    from peerage.running import new_folder
     from peerage.running import run as run_experiment
 
     file, changes = chosen
     experiment = read_experiment(file, {**changes, **_given({"algorithm": algorithm})})
-    folder = out or new_folder(experiment, RUNS)
-    with progress(experiment) as watch:
+    with run_folder(out, experiment) as folder, progress(experiment) as watch:
         result = run_experiment(experiment, folder, checkpoint_every=checkpoint_every, watch=watch)
     _show([result], folder / "report.html", as_json)
     if as_json:
@@ -165,22 +164,22 @@ def compare(
     """Run several algorithms on the same data, graph and initial models."""
     from peerage.algorithms import ALGORITHMS
     from peerage.experiment import display_name
-    from peerage.running import check_free, new_folder
+    from peerage.running import check_free
     from peerage.running import run as run_experiment
 
     file, changes = chosen
     specs = split_specs(algorithms)
     experiments = [read_experiment(file, {**changes, "algorithm": spec}) for spec in specs]
-    home = out or new_folder(experiments[0], RUNS, "compare")
-    check_free(home)
     results = []
-    for number, experiment in enumerate(experiments, start=1):
-        name = display_name(experiment.algorithm, ALGORITHMS)
-        folder = home / f"{number}-{name}"
-        with progress(experiment) as watch:
-            results.append(
-                run_experiment(experiment, folder, checkpoint_every=checkpoint_every, watch=watch)
-            )
+    with run_folder(out, experiments[0], "compare") as home:
+        check_free(home)
+        for number, experiment in enumerate(experiments, start=1):
+            folder = home / f"{number}-{display_name(experiment.algorithm, ALGORITHMS)}"
+            with progress(experiment) as watch:
+                result = run_experiment(
+                    experiment, folder, checkpoint_every=checkpoint_every, watch=watch
+                )
+            results.append(result)
     _show(results, home / "report.html", as_json)
     if as_json:
         runs = [result.summary for result in results]
@@ -231,10 +230,12 @@ def verify(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders to compare.")],
-    out: Annotated[Path | None, typer.Option(help="HTML file to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write: .html, .md, .csv, .json, .png or .svg.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML report of one run or several, and print the table."""
+    """Report on one run or several: print the table, and write the page, table or figure."""
     from peerage.records import RunRecord
 
     target = out or runs[0] / "report.html"
@@ -257,7 +258,7 @@ def list_family(
         return
     console = Console(highlight=False, soft_wrap=True)
     for entry in entries:
-        console.print(f"[bold]{entry['name']}[/bold]  {entry['about']}")
+        console.print(Text.assemble((entry["name"], "bold"), f"  {entry['about']}"))
         if entry["options"]:
             console.print(f"    {entry['options']}", style="dim", markup=False)
 
@@ -313,7 +314,7 @@ def data_list(as_json: Json = False) -> None:
     """Which data sets are here, and which can be fetched."""
     from peerage.data import PUBLISHED, cache_folder, status
 
-    states = {"digits": "built in", **{name: status(name) for name in PUBLISHED}}
+    states = {name: status(name) if name != "digits" else "built in" for name in PUBLISHED}
     if as_json:
         print(json.dumps({"cache": str(cache_folder()), "datasets": states}))
         return
@@ -331,13 +332,19 @@ def read_experiment(file: str | None, changes: dict[str, Any]) -> "Experiment":
 
     if file is None:
         return Experiment.from_toml("", **changes)
-    path = Path(file)
-    if path.is_file():
-        return Experiment.from_toml(path.read_text(), file, **changes)
     known = recipes()
-    if file in known:
-        return Experiment.from_toml(known[file].read_text(), file, **changes)
-    raise InputError(f"{file!r} is neither a file nor a recipe; {did_you_mean(file, known)}")
+    path = Path(file)
+    if not path.is_file():
+        if file not in known:
+            raise InputError(
+                f"{file!r} is neither a file nor a recipe; {did_you_mean(file, known)}"
+            )
+        path = known[file]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read: {error}; give a TOML file in UTF-8") from None
+    return Experiment.from_toml(text, file, **changes)
 
 
 def split_specs(text: str) -> list[str]:
@@ -355,6 +362,25 @@ def split_specs(text: str) -> list[str]:
     if not found:
         raise InputError(f"--algorithms {text!r} names none; write --algorithms decavg,dechw")
     return found
+
+
+@contextmanager
+def run_folder(
+    out: Path | None, experiment: "Experiment", what: str | None = None
+) -> Iterator[Path]:
+    """The folder that the user named, or a new one, taken away again if nothing came of it."""
+    from peerage.running import new_folder
+
+    if out is not None:
+        yield out
+        return
+    folder = new_folder(experiment, RUNS, what)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # a folder that holds something refuses to go
+            folder.rmdir()
+            RUNS.rmdir()
 
 
 @contextmanager
@@ -386,12 +412,13 @@ def _show(results: "list[Result]", report: Path, quiet: bool) -> None:
 
 def _present(records: list[Any], report: Path, quiet: bool) -> None:
     """The table, the chart and the HTML report of some runs; quiet leaves standard output alone."""
-    from peerage.report.html import headline, where, write_report
+    from peerage.report.export import export
+    from peerage.report.html import headline, where
     from peerage.report.tables import compare as compare_runs
     from peerage.report.tables import labels, rich_table
     from peerage.report.terminal import Chart
 
-    write_report(records, report)
+    export(records, report)
     if quiet:
         return
     console = Console(highlight=False)

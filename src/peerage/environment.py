@@ -39,7 +39,12 @@ def _cpu() -> str:
 
 def _commit() -> str | None:
     """The commit of the checkout that this package runs from, if it does."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    # An installed copy may lie inside somebody else's checkout, which does not track it.
+    return _git("rev-parse", "HEAD") if _git("ls-files", Path(__file__).name) else None
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

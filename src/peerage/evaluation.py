@@ -52,7 +52,7 @@ class Spread:
             self.sums[architecture] += fixed
         else:
             self.sums[architecture] = fixed
-        self.squares.setdefault(architecture, {})[node] = float(x.square_().sum())
+        self.squares.setdefault(architecture, {})[node] = float(x.square().sum())
 
 
 def consensus_distance(

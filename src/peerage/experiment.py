@@ -7,9 +7,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, Literal, Self
 
 import networkx as nx
@@ -37,10 +38,14 @@ from peerage.training import LocalSGD
 
 OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
+SECTIONS = ("local", "init", "evaluation", "engine")  # tables of which single keys may be changed
 
 
-def reader(kind: str, family: specs.Family) -> Callable[[Any], Any]:
-    """Accepts the text, the table and the object form of a member of a family."""
+def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any]:
+    """Accepts the text, the table and the object form of a member of a family.
+
+    An object may be of a class of the user's own that offers one of these methods.
+    """
 
     def read(value: Any) -> Any:
         if isinstance(value, str):
@@ -49,9 +54,16 @@ def reader(kind: str, family: specs.Family) -> Callable[[Any], Any]:
             if value.get("name") == PYTHON_OBJECT:
                 raise InputError(
                     f"this experiment's {kind} is a Python object ({value.get('value')}), which a "
-                    "file cannot hold; start it from Python, with the same object"
+                    "file cannot hold; work on from Python, with the same object: "
+                    "peerage.resume(folder, experiment=...), or verify in the same way"
                 )
             return specs.from_table(value, kind, family)
+        forgotten = isinstance(value, type) and hasattr(value, offers[0])  # Ring instead of Ring()
+        if forgotten or not any(hasattr(value, name) for name in offers):
+            raise InputError(
+                f"{kind} cannot be {shorten(repr(value), 80)}; give a name such as "
+                f"{next(iter(family))!r}, a table with a name, or an object"
+            )
         return value
 
     return read
@@ -64,7 +76,7 @@ def read_algorithm(value: Any) -> Any:
     )
     outside = OUTSIDE.fullmatch(str(name))
     if not outside:
-        return reader("algorithm", ALGORITHMS)(value)
+        return reader("algorithm", ALGORITHMS, "round")(value)
     cls = load_class(Path(outside["file"]).absolute(), outside["name"])
     family = {outside["name"]: cls}
     if isinstance(value, Mapping):
@@ -76,26 +88,34 @@ def read_algorithm(value: Any) -> Any:
 def load_class(path: Path, name: str) -> type[Algorithm[Any]]:
     """The algorithm class of this name from a Python file."""
     if not path.is_file():
-        raise InputError(f"algorithm file {str(path)!r} does not exist")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+        raise InputError(f"algorithm file {str(path)!r} does not exist; give the path of a file")
+    # The path as the name of the module: two files may be called alike, or like another module.
+    spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    cls = getattr(module, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        known = [
-            n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == path.stem
-        ]
-        raise InputError(f"{str(path)!r} has no algorithm {name!r}; {did_you_mean(name, known)}")
-    return cls
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"algorithm file {str(path)!r} cannot be loaded: {reason}") from error
+    known = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
+    }
+    if name not in known:
+        hint = did_you_mean(name, known) if known else "it defines no subclass of Algorithm"
+        raise InputError(f"{str(path)!r} has no algorithm {name!r}; {hint}")
+    return known[name]
 
 
 def read_topology(value: Any) -> Any:
     if isinstance(value, nx.Graph):
         return FromGraph(value)
-    return reader("topology", TOPOLOGIES)(value)
+    return reader("topology", TOPOLOGIES, "build")(value)
 
 
 def read_models(value: Any) -> Any:
@@ -103,7 +123,7 @@ def read_models(value: Any) -> Any:
     if value is None:
         return ()
     one_by_one = value if isinstance(value, list | tuple) else [value]
-    return tuple(reader("model", MODELS)(item) for item in one_by_one)
+    return tuple(reader("model", MODELS, "build", "__call__")(item) for item in one_by_one)
 
 
 def read_local(value: Any) -> Any:
@@ -111,12 +131,17 @@ def read_local(value: Any) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise InputError(f"local must be a LocalSGD or a table, got {value!r}")
+    known = [field.name for field in fields(LocalSGD)]
+    for key in value:
+        if key not in known:
+            raise InputError(f"local has no key {key!r}; {did_you_mean(key, known)}")
     options = dict(value)
     parts: dict[str, Any] = {}
     if "loss" in options:
-        parts["loss"] = reader("loss", LOSSES)(options.pop("loss"))
+        parts["loss"] = reader("loss", LOSSES, "__call__")(options.pop("loss"))
     if "correct" in options:
-        parts["correct"] = reader("correction", CORRECTIONS)(options.pop("correct"))
+        read = reader("correction", CORRECTIONS, "__call__")
+        parts["correct"] = read(options.pop("correct"))
     return replace(specs.construct(LocalSGD, options, "local"), **parts)
 
 
@@ -126,15 +151,15 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     def __init__(self, **values: Any) -> None:
+        where = type(self).__name__.lower()
         unknown = [key for key in values if key not in type(self).model_fields]
         if unknown:
-            where = type(self).__name__.lower()
             hint = did_you_mean(unknown[0], type(self).model_fields)
             raise InputError(f"{where} has no key {unknown[0]!r}; {hint}")
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError(_one_line(error)) from None
+            raise InputError(_one_line(error, where)) from None
 
 
 class Init(Section):
@@ -142,7 +167,7 @@ class Init(Section):
 
     start: Literal["shared", "independent"] = "independent"
     scheme: Scheme = "torch"  # PyTorch's own defaults, or He with zero biases (P4)
-    gain: Annotated[Any, BeforeValidator(reader("gain", GAINS))] = NoGain()
+    gain: Annotated[Any, BeforeValidator(reader("gain", GAINS, "factors"))] = NoGain()
 
 
 class Evaluation(Section):
@@ -184,12 +209,14 @@ class Experiment(Section):
     """
 
     algorithm: Annotated[Any, BeforeValidator(read_algorithm)] = DecHW()
-    dataset: Annotated[Any, BeforeValidator(reader("dataset", DATASETS))] = Digits()
-    model: Annotated[tuple[Any, ...], BeforeValidator(read_models)] = ()
+    dataset: Annotated[Any, BeforeValidator(reader("dataset", DATASETS, "load", "train_x"))] = (
+        Digits()
+    )
+    model: Annotated[Any, BeforeValidator(read_models)] = ()  # a tuple, once it is read
     nodes: int = 50
     topology: Annotated[Any, BeforeValidator(read_topology)] = ErdosRenyi(p=0.2)
-    partition: Annotated[Any, BeforeValidator(reader("partition", PARTITIONS))] = Dirichlet(
-        alpha=0.2
+    partition: Annotated[Any, BeforeValidator(reader("partition", PARTITIONS, "split"))] = (
+        Dirichlet(alpha=0.2)
     )
     rounds: int = 20
     local: Annotated[Any, BeforeValidator(read_local)] = None  # a LocalSGD
@@ -202,6 +229,11 @@ class Experiment(Section):
     def _check(self) -> Self:
         if not isinstance(self.algorithm, Algorithm):
             raise InputError(f"algorithm must be an Algorithm, got {self.algorithm!r}")
+        if not is_dataclass(self.algorithm):
+            name = type(self.algorithm).__name__
+            raise InputError(
+                f"algorithm {name!r} is not a dataclass; write @dataclass(frozen=True) above it"
+            )
         if self.nodes < 1:
             raise InputError(f"nodes must be at least 1, got {self.nodes}")
         if self.rounds < 1:
@@ -259,12 +291,12 @@ class Experiment(Section):
 
 
 def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with changes laid over it; a table over a table changes single keys."""
+    """The table with changes laid over it: single keys of a section, everything else whole."""
     result = dict(table)
     for key, value in changes.items():
         old = result.get(key)
-        whole = not (isinstance(old, Mapping) and isinstance(value, Mapping)) or "name" in value
-        result[key] = value if whole else merged(dict(old or {}), value)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = {**dict(old or {}), **value} if key in SECTIONS and both else value
     return result
 
 
@@ -288,7 +320,8 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(str(value) if isinstance(value, Path) else value)
+    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # the one character that JSON allows and TOML does not
 
 
 def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]:
@@ -302,13 +335,28 @@ def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:
     cls = type(algorithm)
     if cls in ALGORITHMS.values():
         return specs.to_table(algorithm, "algorithm", ALGORITHMS)
+    options = specs.plain(algorithm)
     try:
-        file = Path(inspect.getfile(cls))
+        file = Path(inspect.getfile(cls)).absolute()
     except (OSError, TypeError):
         file = Path()
-    if "." in cls.__qualname__ or not file.is_file():
-        return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **specs.plain(algorithm)}
-    return {"name": f"{file}:{cls.__name__}", **specs.plain(algorithm)}
+    # Loading a script again would run it again, so its classes count as known to the program only.
+    outside = file.is_file() and "." not in cls.__qualname__ and cls.__module__ != "__main__"
+    if outside and _fits_in_file(algorithm, options):
+        return {"name": f"{file}:{cls.__name__}", **options}
+    shown = {key: v for key, v in options.items() if isinstance(v, str | bool | int | float)}
+    return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **shown}
+
+
+def _fits_in_file(algorithm: Any, options: Mapping[str, Any]) -> bool:
+    """Whether the options, read back from a file, make an equal algorithm."""
+    try:
+        again = specs.construct(type(algorithm), tomllib.loads(toml(options)), "algorithm")
+    except (InputError, TypeError, ValueError):
+        return False
+    if hasattr(again, "local"):  # has its own section
+        again = replace(again, local=algorithm.local)
+    return bool(again == algorithm)
 
 
 def _local_table(work: LocalSGD) -> dict[str, Any]:
@@ -319,11 +367,9 @@ def _local_table(work: LocalSGD) -> dict[str, Any]:
     return table
 
 
-def _one_line(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or "experiment"
-    reason = first["msg"][0].lower() + first["msg"][1:]
-    return f"{where} cannot be {first['input']!r}: {reason}"
+def _one_line(error: ValidationError, where: str) -> str:
+    key = str(error.errors()[-1]["loc"][0])
+    return f"{'' if where == 'experiment' else f'{where}: '}{key} {specs.complaint(error)}"
 
 
 def display_name(value: Any, family: specs.Family) -> str:
@@ -333,4 +379,5 @@ def display_name(value: Any, family: specs.Family) -> str:
             return name
     if isinstance(value, nn.Module):
         return type(value).__name__
-    return str(getattr(value, "name", None) or type(value).__name__)
+    own = getattr(value, "name", None) or getattr(value, "__name__", None)
+    return str(own or type(value).__name__)

@@ -17,6 +17,8 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class CrossEntropy:
+    """The mean negative log-probability of the labels."""
+
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels)
 

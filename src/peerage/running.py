@@ -3,6 +3,8 @@
 import fcntl
 import hashlib
 import os
+import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from peerage.errors import (
     PeerageError,
     WorkerDied,
 )
-from peerage.experiment import Experiment, display_name
+from peerage.experiment import Engine, Experiment, display_name
 from peerage.prepare import Prepared, prepare
 from peerage.records import (
     MetricWriter,
@@ -96,10 +98,9 @@ def run(
     prepared = prepare(experiment)
     if folder is None:
         return _Run(prepared, None, checkpoint_every, watch).go()
-    with disk_folder(folder), locked(folder):
-        write_bytes(folder / "experiment.toml", prepared.experiment.to_toml().encode())
-        write_json(folder / "setup.json", prepared.setup)
-        write_json(folder / "environment.json", environment())
+    with taken(folder):
+        text = prepared.experiment.to_toml()
+        write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
         return _Run(prepared, folder, checkpoint_every, watch).go()
 
 
@@ -118,17 +119,23 @@ def resume(
     """
     check_every(checkpoint_every)
     folder = Path(folder)
+    given = experiment is not None
     experiment = experiment or load_experiment(folder)
     if engine:
-        experiment = experiment.model_copy(
-            update={"engine": experiment.engine.model_copy(update=dict(engine))}
-        )
+        chosen = Engine(**(experiment.engine.model_dump() | dict(engine)))
+        experiment = experiment.model_copy(update={"engine": chosen})
     with locked(folder):
-        if RunRecord.load(folder).status == "finished":
+        if _is_finished(folder):
             raise CheckpointError(f"run {folder} is finished; there is nothing to resume")
         saved = checkpoint.load(folder)
-        truncate_after(folder / "metrics.jsonl", saved.round if saved else -1)
-        return _Run(prepare(experiment), folder, checkpoint_every, watch).go(saved)
+        prepared = prepare(experiment)
+        if given:
+            check_same(folder, prepared.experiment)
+        for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
+        if (folder / "metrics.jsonl").exists():
+            truncate_after(folder / "metrics.jsonl", saved.round if saved else -1)
+        return _Run(prepared, folder, checkpoint_every, watch).go(saved)
 
 
 @dataclass(frozen=True)
@@ -148,9 +155,11 @@ def verify(
     folder = Path(folder)
     record = RunRecord.load(folder)
     if record.status != "finished":
+        remedy = f"finish it with `peerage resume {folder}`"
+        if record.status == "diverged":
+            remedy = "run the experiment again with a lower --lr"
         raise CheckpointError(
-            f"run {folder} is {record.status}, so there is no result to verify; "
-            f"finish it with `peerage resume {folder}`"
+            f"run {folder} is {record.status}, so there is no result to verify; {remedy}"
         )
     result = run(experiment or load_experiment(folder), watch=watch)
     old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
@@ -163,18 +172,39 @@ def verify(
 
 
 def load_experiment(folder: Path) -> Experiment:
-    path = folder / "experiment.toml"
+    return Experiment.from_toml(_experiment_text(folder), str(folder / "experiment.toml"))
+
+
+def _experiment_text(folder: Path) -> str:
     try:
-        return Experiment.from_toml(path.read_text(), str(path))
-    except FileNotFoundError:
+        return (folder / "experiment.toml").read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
             f"{str(folder)!r} holds no run; give a folder that `peerage run` made"
         ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {folder / 'experiment.toml'}: {error}") from None
+
+
+def _is_finished(folder: Path) -> bool:
+    # A run that was killed in its first moments has no summary yet.
+    return (folder / "summary.json").exists() and RunRecord.load(folder).status == "finished"
+
+
+def check_same(folder: Path, experiment: Experiment) -> None:
+    """Refuse to continue a run with another experiment than the one it began with."""
+    old, new = (tomllib.loads(text) for text in (_experiment_text(folder), experiment.to_toml()))
+    for key in {**old, **new}:
+        if key != "engine" and old.get(key) != new.get(key):
+            raise InputError(
+                f"run {folder} began with {key} = {old.get(key)}, the experiment given now has "
+                f"{new.get(key)}; resume with the same experiment"
+            )
 
 
 def first_difference(old: list[Row], new: list[Row]) -> str:
     for a, b in zip(old, new, strict=False):
-        for key in a.keys() | b.keys():
+        for key in {**a, **b}:
             if a.get(key) != b.get(key):
                 where = f"node {a['node']}, " if a.get("scope") == "node" else ""
                 return f"{where}round {a['round']}: {key} was {a.get(key)}, is now {b.get(key)}"
@@ -198,6 +228,7 @@ class _Run:
         watch: Watch | None,
     ) -> None:
         self.experiment, self.world = prepared.experiment, prepared.world
+        self.setup = prepared.setup
         self.folder, self.every, self.watch = folder, checkpoint_every, watch
         self.rows: list[Row] = []
         self.writer: MetricWriter | None = None
@@ -230,6 +261,10 @@ class _Run:
 
     def _take_up(self, folder: Path) -> None:
         """Open the metrics, and remember what an earlier process has already recorded there."""
+        if not (folder / "setup.json").exists():
+            write_json(folder / "setup.json", self.setup)
+        if not (folder / "environment.json").exists():
+            write_json(folder / "environment.json", environment())
         path = folder / "metrics.jsonl"
         if path.exists():
             self.rows = read_metrics(path)
@@ -391,15 +426,29 @@ def label(experiment: Experiment) -> str:
 
 
 def new_folder(experiment: Experiment, home: Path, what: str | None = None) -> Path:
-    """A folder name that nobody has taken yet: what ran, and when."""
+    """Make a folder that nobody has taken yet, with a name that says what ran, and when."""
     names = (
         what or display_name(experiment.algorithm, ALGORITHMS),
         display_name(experiment.dataset, DATASETS),
         datetime.now().strftime("%Y%m%d-%H%M%S"),
     )
-    base = home / "-".join(names)
-    candidates = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 1000))]
-    return next(path for path in candidates if not path.exists())
+    base = folder = home / "-".join(names)
+    number = 1
+    with disk_errors(base):
+        home.mkdir(parents=True, exist_ok=True)
+        while not _made(folder):
+            number += 1
+            folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def _made(folder: Path) -> bool:
+    """Unlike a look before, this cannot give one folder to two processes."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def check_every(checkpoint_every: int | None) -> None:
@@ -413,21 +462,24 @@ def check_free(folder: Path) -> None:
             f"output folder {str(folder)!r} already holds a run; choose another --out, "
             f"or continue that one with `peerage resume {folder}`"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"output folder {str(folder)!r} is a file; choose another --out")
+    if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):
         raise InputError(f"output folder {str(folder)!r} is not empty; choose another --out")
 
 
 @contextmanager
-def disk_folder(folder: Path) -> Iterator[None]:
-    """Make a run folder; take it away again if nothing of the run got that far."""
+def taken(folder: Path) -> Iterator[None]:
+    """Make and lock a run folder; take it away again if nothing of the run got that far."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        if not (folder / "experiment.toml").exists():
-            (folder / ".lock").unlink(missing_ok=True)
-            folder.rmdir()
+    with locked(folder):
+        check_free(folder)  # once more: another process may have been faster
+        try:
+            yield
+        finally:
+            if not (folder / "experiment.toml").exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -4,10 +4,13 @@ A *family* is a plain dictionary from a name to a frozen dataclass. The function
 tables into instances of such a class and back. They are the only place that does so.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from textwrap import shorten
 from typing import Any, get_type_hints
 
+import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from peerage.errors import InputError, did_you_mean
@@ -77,9 +80,17 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     try:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
-        reason = error.errors()[-1]["msg"]
-        reason = reason[0].lower() + reason[1:]
-        raise InputError(f"{where} cannot be {value!r}: {reason}") from None
+        raise InputError(f"{where} {complaint(error)}") from None
+
+
+def complaint(error: ValidationError) -> str:
+    """What is wrong with a value, in one line; a misspelt choice gets its nearest match."""
+    last = error.errors()[-1]
+    if last["type"] == "literal_error":
+        choices = re.findall("'([^']*)'", last["ctx"]["expected"])
+        return f"cannot be {last['input']!r}; {did_you_mean(str(last['input']), choices)}"
+    reason = last["msg"][0].lower() + last["msg"][1:]
+    return f"cannot be {shorten(repr(last['input']), 80)}: {reason}"
 
 
 def to_table(value: Any, kind: str, family: Family) -> dict[str, Any]:
@@ -95,9 +106,7 @@ def to_table(value: Any, kind: str, family: Family) -> dict[str, Any]:
 def plain(value: Any) -> dict[str, Any]:
     """The options of a frozen dataclass; those that are None are left out, as TOML has no null."""
     pairs = {field.name: getattr(value, field.name) for field in options_of(type(value))}
-    return {
-        key: list(v) if isinstance(v, tuple) else v for key, v in pairs.items() if v is not None
-    }
+    return {key: _plain(option) for key, option in pairs.items() if option is not None}
 
 
 def text(value: Any, kind: str, family: Family) -> str:
@@ -115,6 +124,12 @@ def text(value: Any, kind: str, family: Family) -> str:
 def options_of(cls: type[Any]) -> list[Field[Any]]:
     """The fields a user may set here: one that is itself such a value has its own section."""
     return [field for field in fields(cls) if field.init and not is_dataclass(field.default)]
+
+
+def _plain(option: Any) -> Any:
+    if isinstance(option, np.generic):  # a loop over numpy.linspace is a usual way to such a value
+        return option.item()
+    return [_plain(item) for item in option] if isinstance(option, tuple) else option
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -66,6 +66,8 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class TrainStats:
+    """What an order of training came to."""
+
     loss: float  # mean over the examples seen, before each step
     examples: int  # seen, counting repetitions
 
@@ -110,10 +112,15 @@ def train(
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
     corrected = Corrected(model, work.correct, given) if work.correct else None
     parameters = [tensor.detach() for tensor in model.tensors]
+    strides = [tensor.stride() for tensor in parameters]
     total, examples = torch.zeros(()), 0
     for x, y in batches:
         loss = work.loss(model.module(x), y)
         gradients = torch.autograd.grad(loss, model.tensors)
+        if [gradient.stride() for gradient in gradients] != strides:
+            # The fused kernels walk through memory and trust that all tensors lie alike.
+            pairs = zip(parameters, gradients, strict=True)
+            gradients = tuple(torch.empty_like(p).copy_(g) for p, g in pairs)
         if corrected is None:
             # Straight from autograd to the fused kernel: no copy into one vector.
             optimiser.step(parameters, list(gradients), optimiser.parts)

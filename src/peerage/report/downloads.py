@@ -29,7 +29,8 @@ def download_progress() -> Iterator[ReportBytes]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, redirect_stdout=False) as bars:
+    quiet = not console.is_terminal  # or it would end with an empty line in a log file
+    with Progress(*columns, console=console, redirect_stdout=False, disable=quiet) as bars:
 
         def report(done: int, total: int | None, label: str) -> None:
             if label not in tasks:

@@ -44,15 +44,12 @@ class PostOffice:
         self.waiting: dict[int, tuple[int, ...]] = {}
         self.finished: set[int] = set()
         self.bytes = 0
-        self.sent: dict[int, int] = {}  # node -> bytes
 
     def accept(self, step: Step) -> None:
         for parcel in step.parcels:
             for recipient in parcel.to:
                 self.boxes.setdefault((recipient, parcel.sender), deque()).append(parcel)
-            size = parcel.bytes * len(parcel.to)
-            self.bytes += size
-            self.sent[parcel.sender] = self.sent.get(parcel.sender, 0) + size
+            self.bytes += parcel.bytes * len(parcel.to)
         self.waiting |= step.waiting
         self.finished.update(step.finished)
 

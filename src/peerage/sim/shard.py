@@ -206,7 +206,7 @@ class Shard:
                     member.coroutine.close()
                     return
             elif isinstance(request, Send | Receive):
-                at_exchange = self.world.evaluate_at == "exchange"
+                at_exchange = self.world.evaluate_at == "exchange" and member.train_examples
                 if self.evaluating and at_exchange and member.score is None:
                     self._timed("evaluate", self._evaluate, member)
                 if isinstance(request, Receive):

@@ -30,7 +30,7 @@ class World:
     assignment: Sequence[str]  # node -> name of its architecture
     shared_start: bool
     gains: Sequence[float]  # node -> factor on the initial weights
-    evaluate_at: str  # "exchange" (after local training) or "end" (after aggregation)
+    evaluate_at: str  # "exchange": at the first message after training; "end": of the round
 
     @property
     def nodes(self) -> int:

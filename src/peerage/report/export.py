@@ -1,0 +1,59 @@
+"""One file from some runs, in the form that its name asks for."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peerage.errors import InputError
+from peerage.records import RunRecord, write_bytes
+from peerage.report import figures
+from peerage.report.html import write_report
+from peerage.report.tables import comma_separated, compare, markdown
+
+REMEDY = "write the report again"
+
+
+def export(records: Sequence[RunRecord], out: Path) -> None:
+    """Write .html (the full report), .md or .csv (the table), .json (curves), .png or .svg."""
+    kind = out.suffix.lower()
+    if kind == ".html":
+        write_report(records, out)
+    elif kind in (".png", ".svg"):
+        figures.save(figures.accuracy_curves(records), out)
+    elif kind in TEXTS:
+        write_bytes(out, TEXTS[kind](records).encode(), REMEDY)
+    else:
+        raise InputError(
+            f"cannot write a report to {out.name!r}; "
+            "use a name that ends in .html, .md, .csv, .json, .png or .svg"
+        )
+
+
+def curves(records: Sequence[RunRecord]) -> str:
+    """What was measured about the network in every round, without the rows of single nodes."""
+    runs = [_run(record) for record in records]
+    return json.dumps({"runs": runs}, indent=1) + "\n"
+
+
+def _run(record: RunRecord) -> dict[str, Any]:
+    rounds: dict[str, list[Any]] = {}
+    rows = [dict(row) for row in record.network]
+    keys = dict.fromkeys(key for row in rows for key in row if key not in ("scope", "seconds"))
+    for key in keys:
+        rounds[key] = [row.get(key) for row in rows]
+    rounds["seconds"] = [round(row["seconds"]["total"], 3) for row in record.network]
+    return {
+        "label": record.label,
+        "summary": record.summary,
+        "experiment": record.experiment,
+        "environment": record.environment,
+        "rounds": rounds,
+    }
+
+
+TEXTS = {
+    ".md": lambda records: markdown(compare(records)),
+    ".csv": lambda records: comma_separated(compare(records)),
+    ".json": curves,
+}

@@ -1,0 +1,74 @@
+"""The command line as the tests call it: within this process, as starting one takes seconds."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from peerage.cli import main
+
+# A run of a moment: four nodes on a ring.
+TINY = "--nodes 4 --topology ring --partition iid --epochs 1 --model logistic"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+def peerage(line: str, *more: object) -> Outcome:
+    """What `peerage LINE MORE...` prints, and its exit code; other exceptions pass through."""
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
+    before = signal.getsignal(signal.SIGTERM)
+    words = ["peerage", *line.split(), *map(str, more)]
+    with (
+        mock.patch.object(sys, "argv", words),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as ending:
+            code = ending.code or 0
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def start(
+    line: str, *more: object, cwd: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """The same as a process of its own, in a group of its own, so that signals reach all of it."""
+    return subprocess.Popen(
+        [Path(sys.executable).with_name("peerage"), *line.split(), *map(str, more)],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def complaint(outcome: Outcome) -> str:
+    """The one line on standard error that bad input gives; asserts that it is nothing but that."""
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: "), outcome.err
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.err.endswith("\n")
+    return outcome.err.removeprefix("error: ").rstrip("\n")

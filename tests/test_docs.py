@@ -1,0 +1,164 @@
+"""What the documents say is run, and what they point at exists."""
+
+import re
+import runpy
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from peerage import catalogue, cli
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+RUN = ("README.md", "docs/guide.md", "docs/add-an-algorithm.md")
+
+# A fenced block, and the comment on the line above it: `not run: reason` or `file: name`.
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(?:#(?P<heading>[^)\s]+))?\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    text: str
+    note: str
+    line: int
+
+
+def blocks(document: str) -> list[Block]:
+    text = (ROOT / document).read_text()
+    return [
+        Block(m["kind"], m["text"], m["note"] or "", text[: m.start("text")].count("\n"))
+        for m in BLOCK.finditer(text)
+    ]
+
+
+def commands(text: str) -> list[str]:
+    """The `$ peerage ...` lines of a console block, continuation lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ peerage ")]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """An empty folder, a module for the code of a document, and everything put back afterwards."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["peerage"])
+    before, on_terminate = set(sys.modules), signal.getsignal(signal.SIGTERM)
+    module = sys.modules["document"] = ModuleType("document")
+    yield module
+    signal.signal(signal.SIGTERM, on_terminate)
+    own = [
+        n
+        for n, m in sys.modules.items()
+        if str(getattr(m, "__file__", "")).startswith(str(tmp_path))
+    ]
+    for name in ["document", *own]:
+        if name not in before:
+            del sys.modules[name]
+
+
+def perform(block: Block, document: str, module: ModuleType) -> None:
+    if block.note.startswith("not run: "):
+        return
+    if block.note.startswith("file: "):
+        Path(block.note.removeprefix("file: ")).write_text(block.text)
+    elif block.kind == "python":
+        # Empty lines first, so that a traceback names the line of the document.
+        code = compile("\n" * block.line + block.text, str(ROOT / document), "exec")
+        exec(code, vars(module))
+    elif block.kind == "console":
+        for command in commands(block.text):
+            sys.argv = shlex.split(command)
+            cli.main()  # leaves by SystemExit unless all went well
+
+
+@pytest.mark.parametrize("document", RUN)
+def test_code_and_commands_run(document: str, workplace: ModuleType) -> None:
+    found = blocks(document)
+    assert any(block.kind == "python" for block in found)
+    for block in found:
+        try:
+            perform(block, document, workplace)
+        except SystemExit as error:
+            pytest.fail(
+                f"{document} line {block.line}: {sys.argv} ends with exit code {error.code}"
+            )
+
+
+@pytest.mark.parametrize("document", RUN)
+def test_fences_and_notes_are_understood(document: str) -> None:
+    text, found = (ROOT / document).read_text(), blocks(document)
+    assert len(found) * 2 == len(re.findall(r"^```", text, re.MULTILINE))
+    notes = [block.note for block in found if block.note]
+    assert all(re.fullmatch(r"not run: .{10,}|file: \w+\.py", note) for note in notes), notes
+    assert sum(note.startswith("not run") for note in notes) <= 1
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in LINK.finditer(document.read_text()):
+        target = (document.parent / link["path"]).resolve()
+        assert target.is_relative_to(ROOT), f"{link[0]} leaves the project"
+        assert target.exists(), f"{link[0]} does not exist"
+        if link["heading"]:
+            assert link["heading"] in headings(target), f"{link[0]} has no such heading"
+
+
+def headings(document: Path) -> set[str]:
+    """The anchors that a page of headings offers."""
+    titles = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_document_is_on_the_map() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link["path"]).resolve() for link in LINK.finditer(index.read_text())}
+    missing = {path.resolve() for path in DOCUMENTS} - linked - {index.resolve()}
+    assert not missing
+
+
+def test_tables_of_the_readme_are_fresh() -> None:
+    text = (ROOT / "README.md").read_text()
+    for family in ("algorithms", "families"):
+        assert f"<!-- {family} -->" in text
+        assert f"<!-- /{family} -->" in text
+    fresh = catalogue.refreshed(text) == text
+    assert fresh, "refresh the tables: python -m peerage.catalogue README.md"
+
+
+def test_a_table_has_a_row_for_every_member() -> None:
+    rows = catalogue.markdown_table("algorithms").splitlines()
+    assert len(rows) == 2 + len(catalogue.FAMILIES["algorithms"])
+    assert len({row.count("|") for row in rows}) == 1
+    dechw = next(row for row in rows if row.startswith("| `dechw` |"))
+    assert "`theta=none`" in dechw
+    assert dechw.endswith("| P0, [arXiv:2601.19938](https://arxiv.org/abs/2601.19938) |")
+
+
+def test_decisions_stay_short() -> None:
+    for note in (ROOT / "docs" / "decisions").glob("*.md"):
+        text = note.read_text()
+        assert len(text.splitlines()) <= 40, note.name
+        for part in ("Context", "Choice", "Rejected", "When to revisit"):
+            assert f"## {part}\n" in text, f"{note.name} has no part {part!r}"
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str], workplace: ModuleType) -> None:
+    path = ROOT / "examples" / "own_everything.py"
+    assert len(path.read_text().splitlines()) <= 80
+    runpy.run_path(str(path), run_name="__main__")
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", capsys.readouterr().out)]
+    assert len(shares) == 3
+    assert min(shares) > 40  # three classes, so guessing gives 33

@@ -1,0 +1,109 @@
+"""Scores against a direct computation, and a consensus distance that no order can change."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from peerage.evaluation import CHUNK, Spread, consensus_distance, score
+from peerage.local import Examples
+from peerage.vectors import FlatModel
+
+
+def test_score_by_hand():
+    model = FlatModel(nn.Linear(2, 2, bias=False))
+    model.load(torch.tensor([1.0, 0.0, 0.0, 1.0]))  # the logits are the example itself
+    x = torch.tensor([[3.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 4.0]])
+    found = score(model, Examples(x, torch.tensor([0, 1, 1, 1])))
+    assert found.accuracy == 0.75
+    losses = [math.log(1 + math.exp(-m)) for m in (3, 1, -2, 4)]
+    assert found.loss == pytest.approx(np.mean(losses))
+
+
+def test_score_over_several_chunks_and_in_evaluation_mode():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 4))
+    count = 2 * CHUNK + 7
+    x, y = torch.randn(count, 3, 2, 2), torch.randint(4, (count,))
+    found = score(FlatModel(module.train()), Examples(x, y))
+    logits = module.eval()(x)
+    assert found.accuracy == float((logits.argmax(1) == y).double().mean())
+    assert found.loss == pytest.approx(float(F.cross_entropy(logits, y).detach()), rel=1e-5)
+
+
+# Consensus distance
+
+
+def distance(x: Tensor) -> float:
+    """By its definition, in double precision."""
+    rows = x.double().numpy()
+    return float(np.sqrt(((rows - rows.mean(0)) ** 2).sum(1).mean()))
+
+
+def measured(
+    x: Tensor, shards: list[list[int]], architecture: dict[int, str] | None = None
+) -> float:
+    """As the engine does it: every shard adds its nodes, then the sums are merged."""
+    spreads = []
+    for nodes in shards:
+        spread = Spread()
+        for node in nodes:
+            spread.add(node, (architecture or {}).get(node, "net"), x[node])
+        spreads.append(spread)
+    sums = [(name, total) for spread in spreads for name, total in spread.sums.items()]
+    squares: dict[str, dict[int, float]] = {}
+    for spread in spreads:
+        for name, values in spread.squares.items():
+            squares.setdefault(name, {}).update(values)
+    return consensus_distance(sums, squares)
+
+
+def models(n: int, d: int, seed: int) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_consensus_distance_against_its_definition(n, d, seed):
+    x = models(n, d, seed)
+    assert measured(x, [list(range(n))]) == pytest.approx(distance(x), rel=1e-6, abs=1e-6)
+
+
+@given(st.integers(2, 8), st.integers(0, 2**32), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=60)
+def test_consensus_distance_has_the_same_bits_in_any_order(n, seed, random):
+    x, order = models(n, 30, seed), list(range(n))
+    random.shuffle(order)
+    cut = random.randint(1, n - 1)
+    assert measured(x, [order[:cut], order[cut:]]) == measured(x, [list(range(n))])
+
+
+def test_by_hand():
+    assert measured(torch.tensor([[0.0, 0.0], [6.0, 8.0]]), [[0, 1]]) == 5.0
+
+
+def test_equal_models_have_no_distance():
+    x = models(1, 1000, 0).expand(5, -1)
+    assert measured(x, [[0, 2, 4], [1, 3]]) < 1e-4
+
+
+def test_architectures_are_kept_apart():
+    x = torch.tensor([[0.0, 0.0], [100.0, 100.0], [6.0, 8.0], [100.0, 100.0]])
+    kinds = {0: "a", 1: "b", 2: "a", 3: "b"}
+    # Two nodes are 5 from their mean, two are 0: the root of the mean of 25, 25, 0, 0.
+    assert measured(x, [[0, 1], [2, 3]], kinds) == pytest.approx(12.5**0.5)
+
+
+def test_parameters_stay_as_they_are():
+    x = models(1, 10, 0)
+    before = x.clone()
+    Spread().add(0, "net", x[0])
+    double = x[0].double()
+    Spread().add(0, "net", double)
+    assert torch.equal(x, before)
+    assert torch.equal(double, before[0].double())

@@ -1,0 +1,64 @@
+"""The public face: complete, sorted, importable and documented."""
+
+import inspect
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import peerage
+import peerage.aggregation
+import peerage.testing
+
+MODULES = [peerage, peerage.testing, peerage.aggregation]
+
+
+def public(module: ModuleType) -> list[str]:
+    """The names in `__all__`, or the functions and classes that the module defines."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def test_all_is_sorted_complete_and_importable():
+    # Modules come into the name space by being imported, and are found under their own names.
+    names = [
+        name
+        for name, value in vars(peerage).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    ]
+    assert peerage.__all__ == sorted(peerage.__all__)
+    assert set(peerage.__all__) == set(names)
+    assert len(set(peerage.__all__)) == len(peerage.__all__)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_class_and_function_says_what_it_is(module):
+    silent = [
+        name
+        for name in public(module)
+        if callable(getattr(module, name)) and not said(module, name)
+    ]
+    assert not silent
+
+
+def said(module: ModuleType, name: str) -> bool:
+    """Whether there is a docstring; a dataclass without one gets its signature instead."""
+    text = getattr(module, name).__doc__ or ""
+    return bool(text.strip()) and not text.startswith(f"{name}(")
+
+
+def test_the_laws_of_the_contract_say_what_they_are():
+    assert all(inspect.getdoc(law) for law in peerage.testing.LAWS.values())
+
+
+def test_importing_the_package_does_not_load_what_only_reports_need():
+    code = "import sys, peerage; print({'matplotlib', 'pandas', 'typer'} & sys.modules.keys())"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"

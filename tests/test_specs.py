@@ -1,0 +1,191 @@
+"""Named values: text, table and object are three forms of the same thing, for every member."""
+
+import tomllib
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peerage import specs
+from peerage.algorithms.decavg import DecAvg
+from peerage.algorithms.dechw import DecHW
+from peerage.catalogue import FAMILIES
+from peerage.data.datasets import DATASETS
+from peerage.errors import InputError
+from peerage.experiment import toml
+from peerage.losses import CORRECTIONS, LOSSES
+from peerage.topology import TOPOLOGIES, ErdosRenyi, Ring
+from peerage.training import LocalSGD
+
+ALL: dict[str, specs.Family] = {**FAMILIES, "losses": LOSSES, "corrections": CORRECTIONS}
+MEMBERS = [(kind, name) for kind, family in ALL.items() for name in family]
+# A comma ends an option, and the space around one does not count.
+WORDS = st.text(
+    st.characters(codec="utf-8", exclude_characters=","), min_size=1, max_size=9
+).filter(lambda word: word == word.strip() and word.lower() not in ("none", "null"))
+ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=9)
+
+
+def values(hint: Any, text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """Values of the type that an option declares."""
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
+    if type(None) in get_args(hint):
+        (other,) = [member for member in get_args(hint) if member is not type(None)]
+        return st.none() | values(other, text)
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        int: st.integers(1, 30),
+        float: st.floats(0, 1) | st.floats(1, 40),
+        str: text,
+    }
+    return simple[hint]
+
+
+def options(cls: type[Any], text: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Any choice of options; a text with a default has a form of its own and is left alone."""
+    hints = get_type_hints(cls)
+    chosen = {
+        field.name: values(hints[field.name], text)
+        for field in specs.options_of(cls)
+        if field.default is MISSING or hints[field.name] is not str
+    }
+    required = {
+        field.name: chosen.pop(field.name)
+        for field in specs.options_of(cls)
+        if field.default is MISSING
+    }
+    return st.fixed_dictionaries(required, optional=chosen)
+
+
+def members(cls: type[Any], text: st.SearchStrategy[str] = ANY_TEXT) -> st.SearchStrategy[Any]:
+    """Instances of a member of a family, with any options that it accepts."""
+
+    def build(chosen: dict[str, Any]) -> Any:
+        try:
+            return cls(**chosen)
+        except InputError:  # values that exclude each other
+            return None
+
+    return options(cls, text).map(build).filter(lambda value: value is not None)
+
+
+@pytest.mark.parametrize(("kind", "name"), MEMBERS)
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_every_member_comes_back_from_its_text(kind: str, name: str, data: st.DataObject) -> None:
+    value = data.draw(members(ALL[kind][name], WORDS))
+    text = specs.text(value, kind, ALL[kind])
+    again = specs.parse(text, kind, ALL[kind])
+    assert again == value
+    assert type(again) is ALL[kind][name]
+    assert specs.text(again, kind, ALL[kind]) == text
+
+
+@pytest.mark.parametrize(("kind", "name"), MEMBERS)
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_every_member_comes_back_from_its_table(kind: str, name: str, data: st.DataObject) -> None:
+    value = data.draw(members(ALL[kind][name]))
+    table = specs.to_table(value, kind, ALL[kind])
+    assert table["name"] == name
+    assert specs.from_table(table, kind, ALL[kind]) == value
+    # And from the file that holds the table, to the last bit of every number.
+    assert tomllib.loads(toml(table)) == table
+
+
+def test_text_names_only_what_is_not_the_default() -> None:
+    assert specs.text(ErdosRenyi(p=0.2), "topology", TOPOLOGIES) == "er:p=0.2"
+    assert specs.text(Ring(), "topology", TOPOLOGIES) == "ring"
+    assert specs.parse("er:p=0.2,connected=false", "topology", TOPOLOGIES) == ErdosRenyi(
+        p=0.2, connected=False
+    )
+
+
+def test_text_may_have_space_around_its_parts() -> None:
+    assert specs.parse(" er : p = 0.2 , attempts = 3 ", "topology", TOPOLOGIES) == ErdosRenyi(
+        p=0.2, attempts=3
+    )
+
+
+def test_an_equals_sign_may_be_part_of_a_value() -> None:
+    value = specs.parse("npz:path=/data/a=b.npz", "dataset", DATASETS)
+    assert value.path == "/data/a=b.npz"
+
+
+def test_none_is_a_value_where_the_option_allows_it() -> None:
+    algorithms = {"dechw": DecHW}
+    assert specs.parse("dechw:theta=none", "algorithm", algorithms) == DecHW(theta=None)
+    assert specs.parse("dechw:theta=3", "algorithm", algorithms) == DecHW(theta=3)
+    with pytest.raises(InputError, match="beta cannot be 'none'"):
+        specs.parse("dechw:beta=none", "algorithm", algorithms)
+
+
+def test_tables_are_as_strict_as_texts() -> None:
+    with pytest.raises(InputError, match="no name; add name = one of decavg"):
+        specs.from_table({"weights": "data"}, "algorithm", {"decavg": DecAvg})
+    with pytest.raises(InputError, match="no option 'wieghts'; did you mean 'weights'"):
+        specs.from_table({"name": "decavg", "wieghts": 1}, "algorithm", {"decavg": DecAvg})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rign", "unknown topology 'rign'; did you mean 'ring'? known: ba, complete,"),
+        ("zzz", "unknown topology 'zzz'; known: ba, complete,"),
+        ("er:q=1", "topology 'er' has no option 'q'; known: attempts, connected, degree, p"),
+        ("ring:p=1", "topology 'ring' has no option 'p'; it takes no options"),
+        ("er:p", "topology 'er:p': 'p' is not of the form key=value; write er:key=value"),
+        ("er:p=many", "topology 'er': p cannot be 'many': input should be a valid number"),
+        ("er", "topology 'er': give exactly one of p and degree, such as er:p=0.2"),
+        ("edge-list", "topology 'edge-list' needs path; write path=VALUE"),
+        ("heavy-tail:kind=chung", "kind cannot be 'chung'; did you mean 'chung-lu'? known: ch"),
+        ("regular:k=2.5", "topology 'regular': k cannot be '2.5': input should be a valid int"),
+    ],
+)
+def test_complaints_name_the_value_and_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        specs.parse(text, "topology", TOPOLOGIES)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_outside_the_family_has_no_table() -> None:
+    with pytest.raises(InputError, match="is not one of the registered ones"):
+        specs.to_table(Path(), "topology", TOPOLOGIES)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Options of every type that a file can hold."""
+
+    count: int
+    share: float = 0.5
+    widths: tuple[int, ...] = (3, 4)
+    on: bool = True
+    path: Path = Path("a")
+    inner: LocalSGD = LocalSGD()  # a value with a section of its own
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    value = Mixed(np.int64(3), np.float32(0.5), (np.int32(1), 2), np.bool_(False))  # type: ignore[arg-type]
+    table = specs.plain(value)
+    assert table == {"count": 3, "share": 0.5, "widths": [1, 2], "on": False, "path": Path("a")}
+    assert [type(table[key]) for key in ("count", "share", "on")] == [int, float, bool]
+
+
+def test_tuples_and_paths_come_back_from_a_file() -> None:
+    value = Mixed(count=3, widths=(7,), path=Path("/data/ö"))
+    table = tomllib.loads(toml(specs.plain(value)))
+    assert specs.construct(Mixed, table, "mixed") == value
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(allow_nan=False), st.integers(), ANY_TEXT)
+def test_toml_keeps_every_number_and_every_character(x: float, n: int, text: str) -> None:
+    table = {"x": x, "n": n, "text": text, "list": [x, n], "inner": {"text": text}}
+    assert tomllib.loads(toml(table)) == table

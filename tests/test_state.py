@@ -1,0 +1,117 @@
+"""States go through tensors and JSON and come back as they were."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peerage.errors import CheckpointError
+from peerage.state import map_tensors, pack, unpack
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: int
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    history: tuple[Inner, ...]
+    by_name: dict[str, Any]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type and value, all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, Inner | Outer):
+        return same(vars(a), vars(b))
+    return bool(a == b) or (a != a and b != b)
+
+
+def round_trip(state: Any, example: Any) -> Any:
+    tensors: dict[str, Tensor] = {}
+    tree = pack(state, tensors, "3.state")
+    assert all(name.startswith("3.state.") for name in tensors)
+    return unpack(json.loads(json.dumps(tree, allow_nan=False)), tensors, example)
+
+
+TENSORS = st.sampled_from(
+    [torch.zeros(3), torch.tensor(2), torch.ones(2, 2, dtype=torch.float64), torch.tensor([True])]
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | TENSORS
+INNER = st.builds(Inner, st.integers(), TENSORS)
+STATES = st.recursive(
+    LEAVES | INNER,
+    lambda states: (
+        st.lists(states, max_size=3)
+        | st.lists(states, max_size=3).map(tuple)
+        | st.dictionaries(st.text(), states, max_size=3)
+        | st.builds(Outer, INNER, st.tuples(INNER), st.dictionaries(st.text(), states, max_size=2))
+    ),
+    max_leaves=8,
+)
+EXAMPLE = Outer(Inner(0, torch.zeros(1)), (), {})
+
+
+@given(STATES)
+@settings(deadline=None, max_examples=150)
+def test_states_survive(state):
+    assert same(round_trip(state, EXAMPLE), state)
+
+
+@given(STATES)
+@settings(deadline=None, max_examples=100)
+def test_every_tensor_is_mapped_and_nothing_else(state):
+    found: list[Tensor] = []
+
+    def change(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor.clone()
+
+    mapped = map_tensors(change, state)
+    tensors: dict[str, Tensor] = {}
+    pack(state, tensors, "")
+    assert [id(tensor) for tensor in found] == [id(tensor) for tensor in tensors.values()]
+    assert same(mapped, state)
+
+
+def test_tensors_that_a_state_holds_twice_get_two_names():
+    x = torch.ones(2)
+    tensors = {"3.params": x}
+    tree = pack((x, {"again": x}), tensors, "3.state")
+    assert len(tensors) == 3
+    assert same(unpack(tree, tensors, None), (x, {"again": x}))
+
+
+@pytest.mark.parametrize("state", [{1, 2}, {1: "a"}, object(), b"bytes", Inner])
+def test_other_states_are_refused(state):
+    with pytest.raises(CheckpointError, match=f"of type {type(state).__name__} cannot be saved"):
+        pack((state,), {}, "0.state")
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"dataclass": "Stranger", "fields": {}},
+        {"something": "else"},
+        ["a list"],
+        7,
+    ],
+)
+def test_trees_of_another_algorithm_are_refused(tree):
+    with pytest.raises(CheckpointError, match="a state that the algorithm does not start with"):
+        unpack(tree, {}, EXAMPLE)

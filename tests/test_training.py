@@ -1,0 +1,454 @@
+"""The training loop against torch's own optimisers, and the order in which examples come."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerage import DecAvg, DecHW, Proximal, run
+from peerage.errors import InputError
+from peerage.local import Examples, Local
+from peerage.losses import CrossEntropy
+from peerage.testing import NODES, dealt, toy
+from peerage.training import LocalSGD, Train, Trained
+from peerage.vectors import FlatModel, Layout, float_buffers
+
+EXAMPLES = 23  # no multiple of any batch size here
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),  # its gradient would be mere rounding
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(27, 3),
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As in a run; for batches this small, several threads wait for each other most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def examples() -> Examples:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(40, 2, 4, 4, generator=generator)
+    return Examples(x, torch.randint(3, (40,), generator=generator))
+
+
+def local_data(
+    module: nn.Module, *, node: int = 1, round: int = 0, memory: dict[str, Tensor] | None = None
+) -> Local:
+    return Local(
+        node=node,
+        round=round,
+        seed=7,
+        data=examples(),
+        indices=torch.arange(10, 10 + EXAMPLES),
+        architecture="net",
+        models={"net": FlatModel(module)},
+        memory={} if memory is None else memory,
+    )
+
+
+def train(work: LocalSGD, local: Local, **given: Tensor) -> Trained:
+    """Train from the values that the workbench holds."""
+    model = local.models["net"]
+    return Train(work, model.params.clone(), model.buffers.clone(), given).run(local)
+
+
+def canonical(module: nn.Module, vector: Tensor) -> Tensor:
+    return Layout.of(module.named_parameters()).canonical(vector)
+
+
+# Against torch's optimisers
+
+
+def torch_trained(
+    module: nn.Module, work: LocalSGD, batches: Iterator[tuple[Tensor, Tensor]]
+) -> float:
+    """The obvious loop with the optimiser of torch; the mean loss."""
+    module.train()
+    shared = {"lr": work.lr, "weight_decay": work.weight_decay}
+    optimiser: torch.optim.Optimizer
+    if work.optimizer == "adamw":
+        optimiser = torch.optim.AdamW(module.parameters(), **shared)
+    else:
+        optimiser = torch.optim.SGD(
+            module.parameters(), momentum=work.momentum, nesterov=work.nesterov, **shared
+        )
+    total, count = 0.0, 0
+    for x, y in batches:
+        optimiser.zero_grad()
+        loss = F.cross_entropy(module(x), y)
+        loss.backward()
+        optimiser.step()
+        total, count = total + float(loss.detach()) * len(y), count + len(y)
+    return total / count
+
+
+WORKS = {
+    "sgd": LocalSGD(epochs=2, batch_size=5, lr=0.1),
+    "momentum": LocalSGD(epochs=2, batch_size=5, lr=0.1, momentum=0.9),
+    "nesterov": LocalSGD(epochs=2, batch_size=5, lr=0.1, momentum=0.9, nesterov=True),
+    "weight decay": LocalSGD(epochs=2, batch_size=5, lr=0.1, momentum=0.5, weight_decay=0.1),
+    "adamw": LocalSGD(epochs=2, batch_size=5, lr=0.01, optimizer="adamw"),
+    "adamw decay": LocalSGD(steps=9, batch_size=5, lr=0.01, optimizer="adamw", weight_decay=0.3),
+    "steps": LocalSGD(steps=9, batch_size=5, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_the_loop_does_what_the_optimisers_of_torch_do(name):
+    work = WORKS[name]
+    expected = network()
+    loss = torch_trained(expected, work, work.batches(local_data(network())))
+    trained = train(work, local_data(network()))
+    steps = 10 if work.epochs else 9
+    assert trained.stats.examples == (2 * EXAMPLES if work.epochs else 45)
+    assert trained.stats.loss == pytest.approx(loss, rel=1e-5)
+    found = canonical(expected, trained.params)
+    wanted = nn.utils.parameters_to_vector(expected.parameters()).detach()
+    start = nn.utils.parameters_to_vector(network().parameters()).detach()
+    assert (wanted - start).norm() > 0.01 * steps  # it did move
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    buffers = torch.cat([buffer for _, buffer in float_buffers(expected)])
+    torch.testing.assert_close(trained.buffers, buffers, rtol=1e-4, atol=1e-5)
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "depthwise": lambda: nn.Conv2d(2, 2, 3, groups=2),
+    "one by one": lambda: nn.Conv2d(2, 3, 1),
+    "one output": lambda: nn.Conv2d(2, 1, 3),
+    "whole image": lambda: nn.Conv2d(2, 3, 4),
+    "one row": lambda: nn.Conv2d(2, 3, (1, 3)),
+    "transposed": lambda: nn.ConvTranspose2d(2, 3, 2),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_gradient_of_a_layer_may_lie_in_memory_in_another_order(name, optimizer):
+    def build() -> nn.Module:
+        torch.manual_seed(6)
+        layer = LAYERS[name]()
+        outputs = layer(torch.zeros(1, 2, 4, 4)).numel()
+        return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(outputs, 3))
+
+    work = LocalSGD(epochs=2, batch_size=5, lr=0.02, optimizer=optimizer)
+    expected = build()
+    torch_trained(expected, work, work.batches(local_data(build())))
+    wanted = nn.utils.parameters_to_vector(expected.parameters()).detach()
+    trained = train(work, local_data(build()))
+    torch.testing.assert_close(canonical(expected, trained.params), wanted, rtol=1e-4, atol=1e-5)
+
+
+class Straight:
+    """A correction that changes nothing, and so takes the other way through the loop."""
+
+    def __call__(self, g: Tensor, x: Tensor, x0: Tensor) -> Tensor:
+        return g.clone()
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_the_loop_with_a_correction_takes_the_same_steps(name):
+    plain = train(WORKS[name], local_data(network()))
+    corrected = train(replace(WORKS[name], correct=Straight()), local_data(network()))
+    torch.testing.assert_close(corrected.params, plain.params, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "adamw"])
+def test_keep_optimizer_carries_moments_over(name):
+    work = replace(WORKS[name], epochs=1, keep_optimizer=True)
+    first = local_data(network())
+    rounds = [first, replace(first, round=1, orders=0)]  # with the same memory and workbench
+    model = first.models["net"]
+    params, buffers = model.params.clone(), model.buffers.clone()
+    for local in rounds:
+        trained = Train(work, params, buffers, {}).run(local)
+        params, buffers = trained.params, trained.buffers
+    batches = (b for round in range(2) for b in local_data(network(), round=round).epoch(5))
+    expected = network()
+    torch_trained(expected, work, batches)
+    wanted = nn.utils.parameters_to_vector(expected.parameters()).detach()
+    torch.testing.assert_close(canonical(expected, params), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_otherwise_the_optimiser_is_fresh_in_every_round(name):
+    memory: dict[str, Tensor] = {}
+    first = train(WORKS[name], local_data(network(), memory=memory))
+    again = train(WORKS[name], local_data(network(), memory=memory))
+    assert memory == {}
+    assert torch.equal(again.params, first.params)
+
+
+# Corrections
+
+
+def linear_gradient(x: Tensor, local: Local) -> Tensor:
+    """Of the mean loss of a linear model [3 x 32 + 3] over the node's own examples."""
+    images, labels = local.data.take(local.indices)
+    x = x.clone().requires_grad_()
+    logits = images.flatten(1) @ x[:96].view(3, 32).T + x[96:]
+    return torch.autograd.grad(F.cross_entropy(logits, labels), x)[0]
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
+
+
+def test_proximal_pulls_towards_the_start_of_the_round():
+    local = local_data(linear())
+    x0 = local.models["net"].params.clone()
+    work = LocalSGD(epochs=3, batch_size=EXAMPLES, lr=0.5, correct=Proximal(mu=0.2))
+    x = x0
+    for _ in range(3):
+        x = x - 0.5 * (linear_gradient(x, local) + 0.2 * (x - x0))
+    torch.testing.assert_close(train(work, local).params, x, rtol=1e-5, atol=1e-6)
+
+
+def test_a_strong_proximal_term_keeps_the_model_in_place():
+    moved = []
+    for mu in (0.0, 1.0, 9.0):
+        local = local_data(linear())
+        start = local.models["net"].params.clone()
+        work = LocalSGD(epochs=30, batch_size=EXAMPLES, lr=0.1, correct=Proximal(mu=mu))
+        moved.append(float((train(work, local).params - start).norm()))
+    assert all(weaker > 1.5 * stronger for weaker, stronger in pairwise(moved))
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """A control variate: a vector that the algorithm gives."""
+
+    def __call__(self, g: Tensor, x: Tensor, x0: Tensor, *, shift: Tensor) -> Tensor:
+        return g + shift
+
+
+def test_a_correction_sees_what_the_algorithm_gives():
+    local = local_data(linear())
+    x0 = local.models["net"].params.clone()
+    shift = torch.arange(99.0) / 100
+    work = LocalSGD(epochs=1, batch_size=EXAMPLES, lr=0.5, correct=Shifted())
+    expected = x0 - 0.5 * (linear_gradient(x0, local) + shift)
+    torch.testing.assert_close(train(work, local, shift=shift).params, expected)
+
+
+def test_proximal_refuses_a_push():
+    with pytest.raises(InputError, match=r"mu must be at least 0, got -0\.1"):
+        Proximal(mu=-0.1)
+
+
+# What an order leaves alone
+
+
+def test_the_tensors_of_an_order_stay_as_they_are():
+    local = local_data(network())
+    params, buffers = local.models["net"].params.clone(), local.models["net"].buffers.clone()
+    order = Train(WORKS["momentum"], params, buffers, {})
+    before = params.clone(), buffers.clone()
+    trained = order.run(local)
+    assert torch.equal(params, before[0])
+    assert torch.equal(buffers, before[1])
+    order.run(local_data(network()))
+    local.models["net"].params.zero_()
+    assert not torch.equal(trained.params, torch.zeros_like(params))  # a copy, not the workbench
+
+
+def test_a_node_without_examples_does_not_train():
+    local = replace(local_data(network()), indices=torch.empty(0, dtype=torch.int64))
+    for work in (WORKS["sgd"], WORKS["steps"]):
+        trained = train(work, local)
+        assert torch.equal(trained.params, local.models["net"].params)
+        assert (trained.stats.loss, trained.stats.examples) == (0.0, 0)
+
+
+def test_noise_of_dropout_belongs_to_the_node_and_the_round():
+    def trained(node: int, round: int) -> Tensor:
+        torch.manual_seed(11)
+        module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(32, 3))
+        torch.manual_seed(100 * node + round)  # must not matter
+        torch.rand(node + 1)
+        local = local_data(module, node=node, round=round)
+        local.epoch = lambda size: local.data.chunks(local.indices, size)  # type: ignore[method-assign]
+        return train(LocalSGD(epochs=1, batch_size=8, lr=0.1), local).params
+
+    assert torch.equal(trained(1, 0), trained(1, 0))
+    assert not torch.equal(trained(1, 0), trained(2, 0))
+    assert not torch.equal(trained(1, 0), trained(1, 1))
+
+
+# The order of examples
+
+
+def labels_as_numbers(count: int) -> Examples:
+    return Examples(torch.zeros(count, 1), torch.arange(count))
+
+
+def stream(node: int = 0, round: int = 0, seed: int = 0, **changes: Any) -> Local:
+    """A node with the examples 100 to 109, which can be told apart by their labels."""
+    return Local(
+        node=node,
+        round=round,
+        seed=seed,
+        data=labels_as_numbers(200),
+        indices=torch.arange(100, 110),
+        architecture="",
+        models={},
+        memory=changes.get("memory", {}),
+    )
+
+
+def seen(batches: Iterator[tuple[Tensor, Tensor]]) -> list[list[int]]:
+    return [y.tolist() for _, y in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [example for batch in batches for example in batch]
+
+
+def test_an_epoch_sees_every_example_once():
+    batches = seen(stream().epoch(4))
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert sorted(flat(batches)) == list(range(100, 110))
+
+
+def test_epochs_of_a_round_have_different_orders():
+    local = stream()
+    assert len({tuple(flat(seen(local.epoch(4)))) for _ in range(5)}) == 5
+
+
+def test_the_order_depends_on_seed_node_and_round_only():
+    orders = {
+        key: flat(seen(stream(**dict(zip(("seed", "node", "round"), key, strict=True))).epoch(3)))
+        for key in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    }
+    assert len({tuple(order) for order in orders.values()}) == 4
+    torch.manual_seed(99)
+    assert flat(seen(stream().epoch(5))) == orders[0, 0, 0]  # also whatever the batch size
+
+
+@pytest.mark.parametrize("size", [3, 4, 10, 25])
+def test_the_endless_stream_sees_every_example_once_per_pass_across_rounds(size):
+    memory: dict[str, Tensor] = {}
+    rounds = [seen(stream(round=r, memory=memory).steps(7, size)) for r in range(5)]
+    assert all([len(batch) for batch in batches] == [size] * 7 for batches in rounds)
+    order = flat([batch for batches in rounds for batch in batches])
+    passes = [order[i : i + 10] for i in range(0, len(order) - 9, 10)]
+    assert all(sorted(one) == list(range(100, 110)) for one in passes)
+    assert len({tuple(one) for one in passes}) == len(passes)
+
+
+def test_the_endless_stream_does_not_depend_on_where_rounds_end():
+    memory: dict[str, Tensor] = {}
+    parts = [seen(stream(round=r, memory=memory).steps(2, 3)) for r in range(6)]
+    assert [batch for part in parts for batch in part] == seen(stream().steps(12, 3))
+
+
+def test_epochs_and_steps_count_differently():
+    local = stream()
+    epochs, steps = LocalSGD(epochs=2, batch_size=4), LocalSGD(steps=2, batch_size=4)
+    assert len(seen(epochs.batches(local))) == 6
+    assert len(seen(steps.batches(local))) == 2
+
+
+def test_a_sample_is_drawn_without_replacement():
+    local = stream()
+    first, second = (flat(seen(local.sample(6, 4))) for _ in range(2))
+    assert len(set(first)) == len(set(second)) == 6
+    assert set(first) != set(second) or first != second
+    assert flat(seen(local.sample(None, 4))) == list(range(100, 110))
+    assert flat(seen(local.sample(50, 4))) == list(range(100, 110))
+
+
+LABELS: list[tuple[int, ...]] = []
+
+
+@dataclass(frozen=True)
+class Recording(CrossEntropy):
+    """A loss that remembers the labels it saw."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        LABELS.append(tuple(labels.tolist()))
+        return super().__call__(logits, labels)
+
+
+@pytest.mark.parametrize("options", [{"epochs": 2}, {"steps": 3}], ids=["epochs", "steps"])
+def test_compared_algorithms_see_the_same_batches(options):
+    work = LocalSGD(batch_size=3, loss=Recording(), **options)
+    orders = []
+    for algorithm in (DecAvg(work), DecHW(work), DecHW(work, theta=1, curvature="sample")):
+        LABELS.clear()
+        run(toy(algorithm, rounds=2))
+        orders.append(list(LABELS))
+    epochs = 2 * sum(-(-len(part) // 3) for part in dealt())
+    assert len(orders[0]) == 2 * (epochs if "epochs" in options else 3 * NODES)
+    assert orders[0] == orders[1] == orders[2]
+
+
+# Images
+
+
+def test_batches_of_images_are_channels_last():
+    images = torch.randn(6, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    data = Examples(images, torch.arange(6))
+    x, y = data.take(torch.tensor([4, 1]))
+    assert torch.equal(x, images[[4, 1]])
+    assert y.tolist() == [4, 1]
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(torch.cat([x for x, _ in data.in_order(4)]), images)
+    assert torch.equal(data.subset(torch.tensor([2, 0])).take(torch.tensor([0]))[0], images[[2]])
+    assert len(data) == 6
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2 exclude each other; give one of them"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"steps": -3}, "steps must be at least 1, got -3"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"lr": -0.1}, "lr must be a number from 0 up, got -0.1"),
+        ({"lr": float("nan")}, "lr must be a number from 0 up, got nan"),
+        ({"lr": float("inf")}, "lr must be a number from 0 up, got inf"),
+        ({"weight_decay": -1.0}, "weight_decay must be a number from 0 up, got -1.0"),
+        ({"momentum": 1.0}, "momentum must lie in [0, 1), got 1.0"),
+        ({"momentum": -0.5}, "momentum must lie in [0, 1), got -0.5"),
+        ({"nesterov": True}, "nesterov needs a momentum above 0, got momentum=0.0"),
+        (
+            {"optimizer": "adam"},
+            "unknown optimizer 'adam'; did you mean 'adamw'? known: adamw, sgd",
+        ),
+        (
+            {"optimizer": "adamw", "momentum": 0.9},
+            "momentum=0.9 and nesterov=False belong to sgd; leave them out with optimizer adamw",
+        ),
+    ],
+)
+def test_bad_values_name_themselves_and_the_remedy(options, message):
+    with pytest.raises(InputError) as caught:
+        LocalSGD(**options)
+    assert str(caught.value) == message
+
+
+def test_five_epochs_unless_steps_are_given():
+    assert (LocalSGD().epochs, LocalSGD().steps) == (5, None)
+    assert (LocalSGD(steps=3).epochs, LocalSGD(steps=3).steps) == (None, 3)
