@@ -196,8 +196,8 @@ def test_curvature_below_the_threshold_says_nothing():
 
 def test_the_threshold_grows_with_the_mean_of_large_curvature():
     x = torch.tensor([[0.0, 0.0, 0.0], [4.0, 4.0, 4.0]])
-    h = torch.tensor([[3e-6, 3e-5, 6e7], [1e-6, 1e-5, 0.0]])
-    # The mean of the six numbers is 1e7 and the threshold 1e-5, between the first two sums.
+    h = torch.tensor([[6e-6, 9e-6, 6e7], [2e-6, 3e-6, 0.0]])
+    # The mean of the six numbers is 1e7 and the threshold 1e-5, between the sums 8e-6 and 1.2e-5.
     assert_close(curvature_weighted(x, h, [0.5, 0.5]), [2.0, 1.0, 0.0])
 
 

@@ -38,11 +38,26 @@ def grouped() -> nn.Module:
     )
 
 
+class Transposed(nn.Module):
+    """A convolution that keeps its kernel with the inputs first, as its gradient does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(2, 3, 3, 3) / 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.kernel.transpose(0, 1))
+
+
+def transposed() -> nn.Module:
+    return nn.Sequential(Transposed(), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
+
+
 def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(32, 5), nn.Dropout(0.3), nn.Linear(5, 3))
 
 
-NETWORKS = {f.__name__: f for f in (convolutional, normalised, grouped, linear)}
+NETWORKS = {f.__name__: f for f in (convolutional, normalised, grouped, transposed, linear)}
 
 
 def local_data(module: nn.Module, count: int = EXAMPLES) -> Local:

@@ -89,6 +89,11 @@ def test_every_tensor_is_mapped_and_nothing_else(state):
     assert same(mapped, state)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_numbers_that_json_does_not_have_survive(value):
+    assert same(round_trip((value, {"best": value}), None), (value, {"best": value}))
+
+
 def test_tensors_that_a_state_holds_twice_get_two_names():
     x = torch.ones(2)
     tensors = {"3.params": x}

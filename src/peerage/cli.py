@@ -314,7 +314,10 @@ def data_list(as_json: Json = False) -> None:
     """Which data sets are here, and which can be fetched."""
     from peerage.data import PUBLISHED, cache_folder, status
 
-    states = {name: status(name) if name != "digits" else "built in" for name in PUBLISHED}
+    states = {
+        name: status(name) if published.files else "built in"
+        for name, published in PUBLISHED.items()
+    }
     if as_json:
         print(json.dumps({"cache": str(cache_folder()), "datasets": states}))
         return

@@ -104,6 +104,7 @@ def test_examples(experiment: Experiment, dataset: Dataset) -> Examples:
 
 def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, Architecture]:
     architectures = {}
+    shared = experiment.init.start == "shared"
     for i, model in enumerate(experiment.model):
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
@@ -114,6 +115,8 @@ def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, A
             )
             architecture = Architecture(name, build, experiment.init.scheme)
         check_fit(architecture, dataset)
+        # A start that cannot be drawn should be known before anything is written.
+        architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
         architectures[name] = architecture
     return architectures
 

@@ -251,7 +251,10 @@ class _Run:
                 self._rounds(engine, saved.round if saved else 0)
                 parameters = [engine.parameters(node) for node in range(self.world.nodes)]
         except BaseException as error:
-            raise self._failed(error) from (None if isinstance(error, PeerageError) else error)
+            better = self._failed(error)
+            if better is error:
+                raise
+            raise better from None
         finally:
             if self.writer is not None:
                 self.writer.close()

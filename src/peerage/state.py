@@ -18,7 +18,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
     """The same state with every tensor replaced; an untouched state is returned as it is."""
     if isinstance(state, Tensor):
         return change(state)
-    if isinstance(state, tuple | list):
+    if type(state) in (tuple, list):
         return type(state)(map_tensors(change, item) for item in state)
     if isinstance(state, dict):
         return {key: map_tensors(change, item) for key, item in state.items()}
@@ -38,7 +38,7 @@ def pack(state: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
         name = f"{prefix}.{len(tensors)}"
         tensors[name] = state
         return {"tensor": name}
-    if isinstance(state, tuple | list):
+    if type(state) in (tuple, list):  # not a named tuple, which could not be rebuilt
         kind = "tuple" if isinstance(state, tuple) else "list"
         return {kind: [pack(item, tensors, prefix) for item in state]}
     if isinstance(state, dict) and all(isinstance(key, str) for key in state):

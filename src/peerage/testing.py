@@ -8,9 +8,9 @@ One line of a test is enough, and takes a second:
         check_algorithm(MyAlgorithm())
 
 It raises an AssertionError that names the first law that does not hold. A law that an algorithm
-breaks on purpose is declared by name: an algorithm with a fixed hub, say, cannot care little about
-how nodes are numbered, `check_algorithm(Hub(), exceptions=["relabelling"])`. `LAWS` has them all;
-a test that is parametrised over it and calls `check_law` shows every law on its own.
+breaks on purpose is declared by name: one with a fixed hub, say, depends on how nodes are numbered,
+so `check_algorithm(Hub(), exceptions=["relabelling"])`. `LAWS` has them all; a test that is
+parametrised over it and calls `check_law` shows every law on its own.
 
 The laws run on five nodes with unequal parts of an easy problem. They set the learning rate and the
 batches through the field `local` of the algorithm, a `LocalSGD`. An algorithm that trains in

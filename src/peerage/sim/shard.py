@@ -83,6 +83,9 @@ class Member:
     validation: Score | None = None
 
 
+Stamped = tuple[int, str, Tensor, int]  # sender, name, tensor, how often it had been changed
+
+
 class Shard:
     """Drives the coroutines of its nodes; every method is one order of the lockstep engine."""
 
@@ -97,7 +100,7 @@ class Shard:
         }
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.spread = Spread()
-        self.sent: list[tuple[int, str, Tensor, int]] = []  # what must not change in this round
+        self.sent: list[Stamped] = []  # what must not change in this round
         self.evaluating = False
 
     def _member(self, node: int) -> Member:
@@ -153,12 +156,7 @@ class Shard:
 
     def finish(self) -> ShardReport:
         """Close the round: check what the contract promises, and say what was measured."""
-        for sender, name, tensor, version in self.sent:
-            if tensor._version != version:
-                raise PeerageError(
-                    f"the algorithm changed tensor {name!r} of node {sender} in place after "
-                    "sending it; assign a new tensor instead (x = x + dx, not x += dx)"
-                )
+        _check_unchanged(self.sent)
         for member in self.members.values():
             self._settle(member.node)
             if self.evaluating and member.score is None:
@@ -176,6 +174,7 @@ class Shard:
     def _advance(self, nodes: Iterable[int]) -> Step:
         step = Step()
         for node in sorted(nodes):
+            received = _stamped(self.members[node].answer or ())
             try:
                 self._drive(self.members[node], step)
             except PeerageError:
@@ -183,6 +182,7 @@ class Shard:
             except Exception as error:
                 error.add_note(f"at node {node} in round {self.members[node].node.round}")
                 raise
+            _check_unchanged(received)
         return step
 
     def _drive(self, member: Member, step: Step) -> None:
@@ -230,8 +230,7 @@ class Shard:
         if unknown:
             raise PeerageError(f"node {node.id} sent to {unknown[0]}, which is not another node")
         message = node.message(dict(request.payload))
-        for name, tensor in request.payload.items():
-            self.sent.append((node.id, name, tensor, tensor._version))
+        self.sent += _stamped([message])
         return Parcel(
             message.sender,
             request.to,
@@ -243,12 +242,16 @@ class Shard:
         )
 
     def _open(self, parcels: list[Parcel]) -> list[Message]:
-        messages = []
-        for p in parcels:
-            payload = {name: self.store.open(place) for name, place in p.payload.items()}
-            self.sent += [(p.sender, name, x, x._version) for name, x in payload.items()]
-            messages.append(Message(p.sender, p.examples, p.degree, p.architecture, payload))
-        return messages
+        return [
+            Message(
+                p.sender,
+                p.examples,
+                p.degree,
+                p.architecture,
+                {name: self.store.open(place) for name, place in p.payload.items()},
+            )
+            for p in parcels
+        ]
 
     def _settle(self, node: Node[Any]) -> None:
         """What a node keeps must be whole and its own: payloads are forgotten after the round."""
@@ -341,6 +344,19 @@ class Shard:
             node.buffers = tensors.get(f"{id}.buffers", node.buffers)
             node.state = unpack(tree["state"], tensors, node.state)
             member.memory = unpack(tree["memory"], tensors, {})
+
+
+def _stamped(messages: Iterable[Message]) -> list[Stamped]:
+    return [(m.sender, name, x, x._version) for m in messages for name, x in m.payload.items()]
+
+
+def _check_unchanged(stamped: Iterable[Stamped]) -> None:
+    for sender, name, tensor, version in stamped:
+        if tensor._version != version:
+            raise PeerageError(
+                f"the algorithm changed tensor {name!r} of node {sender} in place after "
+                "sending it; assign a new tensor instead (x = x + dx, not x += dx)"
+            )
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,202 @@
+"""Processes that are killed leave nothing behind, and their runs go on as if nothing had been."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command_line import complaint, peerage, start
+
+import peerage as pg
+from peerage.records import RunRecord, read_metrics
+
+ROUNDS = 40
+SETTINGS = "--nodes 8 --topology ring --epochs 1 --batch-size 8 --partition dirichlet:alpha=1"
+PATIENCE = 60.0  # seconds; only a broken program needs them
+
+
+def experiment(**changes: Any) -> pg.Experiment:
+    """The same as SETTINGS."""
+    settings: dict[str, Any] = {
+        "nodes": 8,
+        "topology": "ring",
+        "local": {"epochs": 1, "batch_size": 8},
+        "partition": "dirichlet:alpha=1",
+        "rounds": ROUNDS,
+    }
+    return pg.Experiment(**settings | changes)
+
+
+@pytest.fixture(scope="module")
+def through() -> pg.Result:
+    """The run that nobody interrupted."""
+    return pg.run(experiment())
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.005)
+
+
+def rounds_of(folder: Path) -> int:
+    """How many rounds the metrics hold so far."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return -1
+    return max((row["round"] for row in read_metrics(path)), default=-1)
+
+
+def shared_memory() -> set[str]:
+    """What torch and Python leave there when they forget to clean up."""
+    names = {path.name for path in Path("/dev/shm").glob("*")}
+    return {name for name in names if name.startswith(("psm_", "torch_"))}
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes
+    )
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A process in the middle of a run, and its workers."""
+    line = f"run {SETTINGS} --rounds {ROUNDS} --workers 2 --checkpoint-every 2 --out"
+    process = start(line, folder, cwd=folder.parent)
+    try:
+        until(lambda: rounds_of(folder) >= 5 or process.poll() is not None, "round 5 was over")
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 2
+        yield process, workers
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def resume(folder: Path, options: str, through: pg.Result) -> None:
+    """Go on from the command line; the result is that of the run that was not interrupted."""
+    before = RunRecord.load(folder)
+    assert before.status != "finished"
+    assert before.rounds < ROUNDS
+    done = peerage(f"resume --json {options}", folder)
+    assert done.code == 0, done.err
+    assert json.loads(done.lines[-1])["digest"] == through.digest
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert without_time(rows) == without_time(through.rows)
+    assert [path for path in folder.rglob("*") if path.name.startswith(".round")] == []
+
+
+def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def last_line(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=PATIENCE)
+    assert out == ""
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path, through: pg.Result) -> None:
+    before = shared_memory()
+    with running(tmp_path / "run") as (process, workers):
+        victim = workers[1]
+        victim.kill()
+        line = last_line(process)
+        assert process.returncode == 1
+        assert line.startswith(f"error: worker 1 (process {victim.pid}) was killed by signal 9")
+        assert "the last checkpoint is of round " in line
+        assert f"continue with `peerage resume {tmp_path / 'run'}`" in line
+        assert gone(workers)
+    assert shared_memory() <= before
+    record = RunRecord.load(tmp_path / "run")
+    assert record.status == "failed"
+    assert line.endswith(record.summary["message"])
+    resume(tmp_path / "run", "--engine serial", through)
+
+
+@pytest.mark.parametrize(
+    ("number", "group", "options"),
+    [(signal.SIGINT, True, "--workers 1"), (signal.SIGTERM, False, "--workers 3")],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_an_interrupted_run_can_be_resumed(
+    number: signal.Signals, group: bool, options: str, tmp_path: Path, through: pg.Result
+) -> None:
+    before = shared_memory()
+    with running(tmp_path / "run") as (process, workers):
+        if group:  # what a terminal does
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        line = last_line(process)
+        assert process.returncode == 130
+        assert line.startswith("error: interrupted in round ")
+        assert "the last checkpoint is of round " in line
+        assert f"continue with `peerage resume {tmp_path / 'run'}`" in line
+        assert gone(workers)
+    assert shared_memory() <= before
+    assert RunRecord.load(tmp_path / "run").status == "interrupted"
+    resume(tmp_path / "run", options, through)
+
+
+def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path, through: pg.Result) -> None:
+    before = shared_memory()
+    with running(tmp_path / "run") as (process, workers):
+        refused = complaint(peerage("resume", tmp_path / "run"))
+        assert refused == f"another process is working in {tmp_path / 'run'}; wait for it"
+        taken = complaint(peerage(f"run {SETTINGS} --out", tmp_path / "run"))
+        assert "already holds a run" in taken
+        process.kill()
+        process.wait()
+        until(lambda: gone(workers), "the workers were gone")
+    assert shared_memory() <= before
+    assert RunRecord.load(tmp_path / "run").status == "running"  # it had no time to say more
+    resume(tmp_path / "run", "", through)
+
+
+def work_on(folder: Path, small: pg.Experiment) -> None:
+    if (folder / "experiment.toml").exists():
+        pg.resume(folder, checkpoint_every=1)
+    else:
+        pg.run(small, folder, checkpoint_every=1)
+
+
+def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(tmp_path: Path) -> None:
+    """Rounds take a moment and every one is saved, so that most kills hit a checkpoint."""
+    small = experiment(model="logistic", nodes=4, rounds=30, engine={"name": "pool", "workers": 2})
+    folder = tmp_path / "run"
+    chance = random.Random(0)
+    for _ in range(10):
+        child = multiprocessing.get_context("fork").Process(target=work_on, args=(folder, small))
+        child.start()
+        assert child.pid is not None
+        until(lambda: (folder / ".lock").exists() or not child.is_alive(), "the run began")
+        time.sleep(chance.uniform(0.0, 0.3))
+        workers = psutil.Process(child.pid).children(recursive=True) if child.is_alive() else []
+        child.kill()
+        child.join()
+        assert child.exitcode in (-signal.SIGKILL, 0)
+        until(lambda: gone(workers), "the workers were gone")
+        if RunRecord.load(folder).status == "finished":
+            break
+    if RunRecord.load(folder).status != "finished":
+        pg.resume(folder)
+    record = RunRecord.load(folder)
+    reference = pg.run(small)
+    assert record.summary["digest"] == reference.digest
+    assert without_time(read_metrics(folder / "metrics.jsonl")) == without_time(reference.rows)
