@@ -52,7 +52,7 @@ CASES = [
     ("run --partition dirichlet:alpha=-1", "alpha must be a positive number, got -1.0"),
     ("run --nodes 1438 --topology ring", "1438 nodes cannot share 1437 samples; use at most 1437"),
     ("run --nodes 1438 --topology ring --partition iid", "1438 nodes cannot share 1437 samples"),
-    ("run --nodes 500 --topology ring", "500 nodes with min_size=10 need 5000 samples"),
+    ("run --nodes 500 --topology ring --partition dirichlet:min_size=10", "need 5000 samples"),
     ("run --gain grph", "unknown gain 'grph'; did you mean 'graph'?"),
     ("run --gain manual:g=0", "g must be a number above 0, got 0.0"),
     ("run --optimizer sdg", "optimizer cannot be 'sdg'; did you mean 'sgd'?"),

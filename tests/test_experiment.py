@@ -20,6 +20,7 @@ import peerage as pg
 from peerage import running
 from peerage.algorithms import ALGORITHMS
 from peerage.catalogue import recipes
+from peerage.cli import DEFAULTS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
@@ -139,6 +140,15 @@ def test_the_section_counts_and_not_what_the_algorithm_brings() -> None:
     assert pg.Experiment(algorithm=own).local == pg.LocalSGD(lr=0.5)
     changed = pg.Experiment(algorithm=own, local=pg.LocalSGD(lr=0.1))
     assert changed.algorithm.local == changed.local == pg.LocalSGD(lr=0.1)
+
+
+def test_single_keys_of_local_change_what_the_algorithm_brings() -> None:
+    brought = pg.DecAvg(local=pg.LocalSGD(steps=7, batch_size=9, lr=0.3))
+    changed = pg.Experiment(algorithm=brought, local={"lr": 0.1})
+    assert changed.local == pg.LocalSGD(steps=7, batch_size=9, lr=0.1)
+    assert changed.algorithm.local == changed.local
+    epochs = pg.Experiment(algorithm=brought, local={"epochs": 2})
+    assert epochs.local == pg.LocalSGD(epochs=2, batch_size=9, lr=0.3)
 
 
 def test_numbers_of_numpy_can_be_written() -> None:
@@ -289,6 +299,11 @@ def test_every_flag_reaches_the_experiment(captured: Captured) -> None:
 
 def test_without_flags_a_file_counts_as_it_is(captured: Captured) -> None:
     assert captured("run file.toml") == pg.Experiment.from_toml(FILE)
+
+
+def test_the_help_tells_the_defaults(captured: Captured) -> None:
+    experiment = captured(f"run {DEFAULTS}")
+    assert experiment == pg.Experiment(model="digits-mlp")
 
 
 def test_without_a_file_the_defaults_count(captured: Captured) -> None:

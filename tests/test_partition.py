@@ -76,12 +76,12 @@ def test_every_partition_has_a_name_that_round_trips():
     for spec in [
         "iid",
         "balanced-iid:items=512",
-        "dirichlet:alpha=0.5,cap_at_mean=False,min_size=1",
+        "dirichlet:alpha=0.5,cap_at_mean=True,min_size=10",
         "shards:per_node=3",
         "zipf:a=1.6",
     ]:
         assert text(parse(spec, "partition", PARTITIONS), "partition", PARTITIONS) == spec
-    assert parse("dirichlet", "partition", PARTITIONS) == Dirichlet(0.2, True, 10)
+    assert parse("dirichlet", "partition", PARTITIONS) == Dirichlet(0.2, False, 1)
     assert parse("balanced-iid", "partition", PARTITIONS).items is None
 
 
@@ -128,7 +128,7 @@ def test_balanced_iid_says_which_class_is_too_small():
 @settings(deadline=None, max_examples=40)
 def test_a_capped_node_stops_after_the_class_that_filled_it(alpha, nodes, seed):
     labels = balanced(10, 60)
-    parts = Dirichlet(alpha=alpha, min_size=1).split(labels, nodes, 10, rng(seed))
+    parts = Dirichlet(alpha=alpha, cap_at_mean=True).split(labels, nodes, 10, rng(seed))
     counts = label_counts(labels, parts, 10)
     before = counts.cumsum(1) - counts  # what a node held when a class was dealt
     assert (counts[before >= len(labels) / nodes] == 0).all()
@@ -145,7 +145,7 @@ def test_without_the_cap_a_node_may_go_on():
 
 def test_dirichlet_cuts_each_class_at_the_drawn_proportions():
     """A second, plain implementation of one draw, fed with the same stream."""
-    partition = Dirichlet(alpha=0.7, min_size=1)
+    partition = Dirichlet(alpha=0.7, cap_at_mean=True)
     drawn = partition._sizes(np.array([40, 40, 40]), 4, rng(5))
     stream, held = rng(5), [0] * 4
     for label in range(3):

@@ -1,6 +1,8 @@
 """Worker processes and the memory they share."""
 
+import multiprocessing
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,16 @@ from peerage import DecHW, Local
 from peerage.errors import DiskError, InputError, PeerageError, WorkerDied
 from peerage.prepare import prepare
 from peerage.sim.lockstep import Lockstep
-from peerage.sim.pool import ALIGNMENT, Arena, PoolTeam, SharedStore, _rebuild, spread
+from peerage.sim.pool import (
+    ALIGNMENT,
+    LEAST_ARENA,
+    Arena,
+    PoolTeam,
+    SharedStore,
+    _rebuild,
+    reserve,
+    spread,
+)
 from peerage.testing import NODES, toy
 from peerage.training import LocalSGD
 
@@ -187,3 +198,28 @@ def test_errors_of_workers_keep_their_kind():
     assert str(other) == "ZeroDivisionError in worker 3: m"
     assert other.__notes__ == ["the trace"]
     assert type(_rebuild(0, "did_you_mean", "m", "t")) is RuntimeError  # a name, but no error
+
+
+def reserved_under_a_limit(limit, answers):
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        answers.put([len(arena.bytes) for arena in reserve(2)])
+    except PeerageError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.parametrize("gigabytes", [4, 0])
+def test_arenas_are_as_large_as_the_system_lets_them(gigabytes):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    answers = multiprocessing.get_context("fork").SimpleQueue()
+    child = multiprocessing.get_context("fork").Process(
+        target=reserved_under_a_limit, args=(used + (gigabytes << 30) + LEAST_ARENA // 2, answers)
+    )
+    child.start()
+    answer = answers.get()
+    child.join()
+    if gigabytes:
+        assert len(answer) == 2
+        assert LEAST_ARENA <= sum(answer) <= 4 << 30
+    else:
+        assert "use --engine serial" in answer

@@ -60,6 +60,29 @@ def stop_after(last: int) -> Any:
 # What a run returns
 
 
+class Normalised(nn.Module):
+    """A network with running statistics and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x.flatten(1)))
+
+
+def test_a_trained_module_has_its_running_statistics() -> None:
+    result = pg.run(tiny(model=Normalised, rounds=2, evaluation={"at": "end"}))
+    module, digits = result.module(2), Digits().load(Path())
+    with torch.no_grad():
+        right = (module(digits.test_x).argmax(1) == digits.test_y).double().mean()
+    row = next(r for r in result.rows if r.get("node") == 2 and r["round"] == 2)
+    assert row["accuracy"] == pytest.approx(float(right))
+    assert float(module.norm.running_mean.abs().sum()) > 0
+    assert not torch.equal(result.buffers[2][:64], torch.zeros(64))
+
+
 @pytest.mark.parametrize("engine", [{"name": "serial"}, {"name": "pool", "workers": 2}])
 def test_the_returned_models_are_those_that_were_judged(engine: dict[str, Any]) -> None:
     # Convolutions, whose weights lie in another order inside the flat vector.
@@ -333,15 +356,13 @@ def test_a_checkpoint_keeps_every_kind_of_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "local",
+    ("local", "engine"),
     [
-        {"steps": 3, "batch_size": 50},  # the position in the stream of batches survives
-        {"epochs": 1, "momentum": 0.9, "keep_optimizer": True},
-        {"epochs": 1, "optimizer": "adamw", "lr": 0.01, "keep_optimizer": True},
+        # The position in the stream of batches survives, and so does an optimiser that is kept.
+        ({"steps": 3, "batch_size": 50}, {"name": "serial"}),
+        ({"epochs": 1, "momentum": 0.9, "keep_optimizer": True}, {"name": "pool", "workers": 1}),
+        ({"epochs": 1, "optimizer": "adamw", "keep_optimizer": True}, {"workers": 3}),
     ],
-)
-@pytest.mark.parametrize(
-    "engine", [{"name": "serial"}, {"name": "pool", "workers": 1}, {"name": "pool", "workers": 3}]
 )
 def test_a_resumed_run_equals_one_that_ran_through(
     tmp_path: Path, local: dict[str, Any], engine: dict[str, Any]
@@ -410,7 +431,7 @@ def test_an_error_of_the_algorithm_is_not_hidden(tmp_path: Path) -> None:
     assert caught.value.__notes__ == ["at node 2 in round 1"]
     assert RunRecord.load(tmp_path / "run").status == "failed"
     workers = {"name": "pool", "workers": 2}
-    with pytest.raises(RuntimeError, match="ZeroDivisionError in worker [01]: mine") as caught_too:
+    with pytest.raises(RuntimeError, match=r"ZeroDivisionError in worker [01]: mine") as caught_too:
         pg.run(tiny(algorithm=Broken(), engine=workers))
     assert "at node 2 in round 1" in caught_too.value.__notes__[0]
 

@@ -32,6 +32,14 @@ app.add_typer(data_app, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 RUNS = Path("runs")
+# What an experiment is made of without a file and without flags; a test compares it with the code.
+DEFAULTS = (
+    "--algorithm dechw --dataset digits --model digits-mlp --nodes 50 --topology er:p=0.2 "
+    "--partition dirichlet:alpha=0.2 --rounds 20 --epochs 5 --batch-size 16 --lr 0.05 "
+    "--momentum 0 --weight-decay 0 --optimizer sgd --init independent --scheme torch --gain none "
+    "--eval-every 1 --eval-at exchange --validation 0 --engine pool --seed 0"
+)
+EPILOG = f"Defaults: {DEFAULTS}"
 # The base of all complaints about flags; some versions of typer bring it along, others import it.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 
@@ -123,7 +131,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-@app.command()
+@app.command(epilog=EPILOG)
 @with_settings
 def run(
     chosen: tuple[str | None, dict[str, Any]],
@@ -148,7 +156,7 @@ def run(
         print(json.dumps(result.summary))
 
 
-@app.command()
+@app.command(epilog=EPILOG)
 @with_settings
 def compare(
     chosen: tuple[str | None, dict[str, Any]],
@@ -392,6 +400,9 @@ def progress(experiment: "Experiment") -> "Iterator[Watch]":
     from peerage.report.terminal import RunProgress
     from peerage.running import label
 
+    console = Console(stderr=True)
+    if console.is_terminal:  # loading data and starting workers takes a moment
+        console.print(f"{label(experiment)}: preparing {experiment.nodes} nodes", style="dim")
     with ExitStack() as stack:
         bars: list[RunProgress] = []
 

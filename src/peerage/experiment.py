@@ -225,6 +225,22 @@ class Experiment(Section):
     engine: Engine = Engine()
     seed: int = 0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lay_over(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Single keys of `local` change the work order that the algorithm brings along."""
+        table = values.get("local")
+        if not isinstance(table, Mapping):
+            return values
+        algorithm = read_algorithm(values.get("algorithm", cls.model_fields["algorithm"].default))
+        own = getattr(algorithm, "local", None)
+        if not isinstance(own, LocalSGD):
+            return values
+        base = _local_table(own)
+        if table.get("steps") is not None or table.get("epochs") is not None:
+            base = {key: value for key, value in base.items() if key not in ("steps", "epochs")}
+        return {**values, "algorithm": algorithm, "local": {**base, **table}}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not isinstance(self.algorithm, Algorithm):

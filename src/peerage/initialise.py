@@ -90,6 +90,10 @@ class Architecture:
     def layout(self) -> Layout:
         return Layout.of(self.build().named_parameters())
 
+    @cached_property
+    def buffer_layout(self) -> Layout:
+        return Layout.of(float_buffers(self.build()))
+
     def workbench(self) -> FlatModel:
         return FlatModel(self.build())
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from peerage import checkpoint, specs
 from peerage.algorithms import ALGORITHMS
@@ -29,6 +29,7 @@ from peerage.errors import (
     WorkerDied,
 )
 from peerage.experiment import Engine, Experiment, display_name
+from peerage.initialise import Architecture
 from peerage.prepare import Prepared, prepare
 from peerage.records import (
     MetricWriter,
@@ -57,7 +58,8 @@ class Result:
     summary: dict[str, Any]
     rows: list[Row]
     parameters: Sequence[Tensor] = field(repr=False)  # node -> [d]
-    layouts: Sequence[Layout] = field(repr=False)
+    buffers: Sequence[Tensor] = field(repr=False)  # node -> [b] running statistics
+    architectures: Sequence[Architecture] = field(repr=False)  # of every node
     folder: Path | None = None
 
     @property
@@ -70,9 +72,17 @@ class Result:
         return str(self.summary["digest"])
 
     def state_dict(self, node: int) -> dict[str, Tensor]:
-        """The trained parameters of a node by name, for `module.load_state_dict`."""
-        views = self.layouts[node].views(self.parameters[node])
+        """The trained parameters and buffers of a node by name."""
+        kind = self.architectures[node]
+        views = kind.layout.views(self.parameters[node])
+        views |= kind.buffer_layout.views(self.buffers[node])
         return {name: view.contiguous() for name, view in views.items()}
+
+    def module(self, node: int) -> nn.Module:
+        """The trained model of a node, in evaluation mode."""
+        module = self.architectures[node].build()
+        module.load_state_dict(self.state_dict(node), strict=False)  # counters stay as built
+        return module.eval()
 
     def frame(self, scope: str = "network") -> Any:
         """The rows of one scope (`network` or `node`) as a pandas DataFrame."""
@@ -249,7 +259,7 @@ class _Run:
                 if saved is not None:
                     engine.restore(saved.folder, saved.trees, saved.parts)
                 self._rounds(engine, saved.round if saved else 0)
-                parameters = [engine.parameters(node) for node in range(self.world.nodes)]
+                models = [engine.model(node) for node in range(self.world.nodes)]
         except BaseException as error:
             better = self._failed(error)
             if better is error:
@@ -258,9 +268,13 @@ class _Run:
         finally:
             if self.writer is not None:
                 self.writer.close()
-        layouts = [self.world.layout(node) for node in range(self.world.nodes)]
-        summary = self._summarise("finished", digest=digest(parameters, layouts))
-        return Result(self.experiment, summary, self.rows, parameters, layouts, self.folder)
+        parameters, buffers = zip(*models, strict=True)
+        architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
+        hashed = digest(parameters, [kind.layout for kind in architectures])
+        summary = self._summarise("finished", digest=hashed)
+        return Result(
+            self.experiment, summary, self.rows, parameters, buffers, architectures, self.folder
+        )
 
     def _take_up(self, folder: Path) -> None:
         """Open the metrics, and remember what an earlier process has already recorded there."""

@@ -70,12 +70,13 @@ class Dirichlet:
     """Each class is cut at the cumulated proportions p ~ Dir(alpha, ..., alpha) over the nodes.
 
     With `cap_at_mean` a node that already holds N/n samples or more gets nothing of the classes
-    that follow (P0). Everything is drawn again until the smallest node holds `min_size` samples.
+    that follow. Everything is drawn again until the smallest node holds `min_size` samples. The
+    defaults are the plain form (P2); P0 caps and asks for 10, as the recipes of P0 do.
     """
 
     alpha: float = 0.2  # small: few classes per node; large: like iid
-    cap_at_mean: bool = True
-    min_size: int = 10
+    cap_at_mean: bool = False
+    min_size: int = 1
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
@@ -97,9 +98,10 @@ class Dirichlet:
             sizes = self._sizes(counts, nodes, rng)
             if sizes.sum(0).min() >= self.min_size:
                 return _deal(labels, sizes, rng)
+        remedy = "raise alpha or lower min_size" if self.min_size > 1 else "raise alpha"
         raise InputError(
             f"alpha={self.alpha} left one of {nodes} nodes with fewer than {self.min_size} of "
-            f"{len(labels)} samples in {TRIES} draws; raise alpha or lower min_size"
+            f"{len(labels)} samples in {TRIES} draws; {remedy}"
         )
 
     def _sizes(self, counts: Ints, nodes: int, rng: np.random.Generator) -> Ints:

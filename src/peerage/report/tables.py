@@ -140,7 +140,7 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
         "accuracy_std": last.get("accuracy_std"),
         "accuracy_min": last.get("accuracy_min"),
         "accuracy_max": last.get("accuracy_max"),
-        "accuracy_last_10": sum(ending) / len(ending) if ending else None,
+        "accuracy_last_10": sum(ending) / len(ending) if rounds and rounds[-1] >= 10 else None,
         "best_accuracy": None if peak is None else values[peak],
         "best_round": None if peak is None else rounds[peak],
     }

@@ -148,7 +148,7 @@ class RunProgress:
         self.clock = clock
         # Standard output is left alone: its last line may be the JSON that another program reads.
         self.bars = Progress(
-            TextColumn("{task.description}", style="bold", markup=False),
+            TextColumn("{task.description:<12}", style="bold", markup=False),
             BarColumn(bar_width=min(max(self.console.width - 70, 6), 24)),
             StatusColumn(),
             console=self.console,

@@ -102,13 +102,18 @@ class Lockstep:
         start = perf_counter()
         return self._merge(self._all("measure"), 0, perf_counter() - start)
 
-    def parameters(self, node: int) -> Tensor:
-        """[d] a copy of a node's parameters."""
+    def model(self, node: int) -> tuple[Tensor, Tensor]:
+        """Copies of a node's parameters [d] and buffers [b]."""
         shard = self.owner[node]
         arguments = [
             (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.members)
         ]
-        return self.team.open(self.team.call("parameters", arguments)[shard]).clone()
+        params, buffers = self.team.call("model", arguments)[shard]
+        return self.team.open(params).clone(), self.team.open(buffers).clone()
+
+    def parameters(self, node: int) -> Tensor:
+        """[d] a copy of a node's parameters."""
+        return self.model(node)[0]
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Write every shard's part; (trees, file of each node) go into the manifest."""

@@ -31,6 +31,7 @@ from peerage.sim.world import World
 
 ALIGNMENT = 64  # bytes: a cache line, and what torch's own allocator gives
 MAP_NORESERVE = 0x4000  # the mmap module has no name for it before Python 3.13
+LEAST_ARENA = 1 << 26  # bytes: less is no use to anybody
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -57,6 +58,21 @@ class Arena:
         size = prod(place.shape) * place.dtype.itemsize
         flat = self.bytes[place.offset : place.offset + size]
         return flat.view(place.dtype).view(place.shape)
+
+
+def reserve(count: int) -> list[Arena]:
+    """Arenas as large as the machine's memory, or as the system lets us reserve."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    while True:
+        try:
+            return [Arena(size) for _ in range(count)]
+        except OSError:  # strict overcommit, or a limit on address space
+            size //= 2
+            if size < LEAST_ARENA:
+                raise PeerageError(
+                    f"cannot reserve {count} x {2 * size} bytes of shared memory; raise the limit "
+                    "on address space (ulimit -v), or use --engine serial"
+                ) from None
 
 
 class SharedStore:
@@ -98,10 +114,16 @@ class PoolTeam:
         if not hasattr(os, "fork") or sys.platform == "darwin":
             raise InputError("engine 'pool' needs Linux; use --engine serial on this system")
         self.members = spread([world.work(node) for node in range(world.nodes)], workers)
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.arenas = [Arena(total) for _ in self.members]
+        self.arenas = reserve(len(self.members))
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
+        try:
+            self._start(world)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, world: World) -> None:
         context = multiprocessing.get_context("fork")
         for worker, nodes in enumerate(self.members):
             ours, theirs = context.Pipe()

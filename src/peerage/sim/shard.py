@@ -105,7 +105,7 @@ class Shard:
 
     def _member(self, node: int) -> Member:
         world = self.world
-        architecture = world.architectures[world.assignment[node]]
+        architecture = world.architecture(node)
         start = None if world.shared_start else node
         params, buffers = architecture.initial(world.seed, start, float(world.gains[node]))
         counts = world.label_counts[node]
@@ -308,10 +308,11 @@ class Shard:
 
     # Saving
 
-    def parameters(self, node: int) -> Any:
-        """Where a copy of the node's parameters lies."""
+    def model(self, node: int) -> tuple[Any, Any]:
+        """Where copies of the node's parameters and buffers lie."""
         self.store.clear()
-        return self.store.put(self.members[node].node.params)
+        held = self.members[node].node
+        return self.store.put(held.params), self.store.put(held.buffers)
 
     def save(self, path: str) -> dict[str, Any]:
         """Write everything that survives a round; the answer is the JSON part of it."""

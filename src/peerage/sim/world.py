@@ -36,8 +36,11 @@ class World:
     def nodes(self) -> int:
         return len(self.parts)
 
+    def architecture(self, node: int) -> Architecture:
+        return self.architectures[self.assignment[node]]
+
     def layout(self, node: int) -> Layout:
-        return self.architectures[self.assignment[node]].layout
+        return self.architecture(node).layout
 
     def work(self, node: int) -> int:
         """The expected cost of a node's round, in examples."""
