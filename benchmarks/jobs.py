@@ -17,7 +17,7 @@ from peerage.local import Examples
 from peerage.models import MODELS
 from peerage.prepare import prepare
 from peerage.sim.lockstep import Lockstep
-from peerage.sim.pool import PoolTeam
+from peerage.sim.pool import PoolTeam, keep_freed_memory
 from peerage.training import train
 from peerage.vectors import FlatModel
 
@@ -132,13 +132,14 @@ def kernel_rate(job: Job, dataset: Dataset, workers: int, seconds: float) -> flo
 
 def _kernel(job: Job, dataset: Dataset, gate, queue, seconds: float) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     model = FlatModel(MODELS[job.model]().build(job.shape, CLASSES))
     data = Examples(dataset.train_x, dataset.train_y)
     size = job.local.batch_size
     ready = list(data.chunks(torch.arange(min(job.examples, 1200) // size * size), size))
 
     def pass_over() -> int:
-        return train(model, job.local, iter(ready), {}, {}).examples
+        return train(model, job.local, iter(ready)).examples
 
     pass_over()
     gate.wait()

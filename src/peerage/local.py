@@ -1,13 +1,17 @@
 """One node's data and workbench, as local work sees them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peerage.randomness import numpy_stream, stream_seed
 from peerage.vectors import FlatModel
+
+GATHERED = 1 << 18  # numbers: 1 MB, which stays in the cache until it is used
 
 
 class Examples:
@@ -27,8 +31,11 @@ class Examples:
         return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, indices)
 
     def chunks(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(indices), size):  # torch.split would make a batch of nothing
-            yield self.take(indices[start : start + size])
+        """Batches in the order of the indices; several small ones are gathered at once."""
+        together = max(1, GATHERED // (size * max(1, self.x[0].numel()))) * size
+        for start in range(0, len(indices), together):  # torch.split would make one of nothing
+            x, y = self.take(indices[start : start + together])
+            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
 
     def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All examples as they lie, without copying."""
@@ -52,6 +59,7 @@ class Local:
     architecture: str
     models: Mapping[str, FlatModel]  # one workbench per architecture
     memory: dict[str, Tensor]  # survives the round: optimiser, position in the stream of batches
+    allocate: Callable[[int], Tensor] = torch.empty  # room for an answer [d]
     orders: int = field(default=0)  # how many shuffles this round has asked for so far
 
     def model(self, params: Tensor, buffers: Tensor) -> FlatModel:
@@ -75,17 +83,18 @@ class Local:
 
     def steps(self, count: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The next `count` batches of an endless shuffled stream that rounds do not restart."""
-        position = int(self.memory.get("position", torch.zeros((), dtype=torch.int64)))
-        self.memory["position"] = torch.tensor(position + count * size)
+        start = int(self.memory["position"]) if "position" in self.memory else 0
+        stop = start + count * size
+        self.memory["position"] = torch.tensor(stop)
         total = len(self.indices)
-        passes = range(position // total, (position + count * size - 1) // total + 1)
-        order = torch.cat([self._pass(number) for number in passes])
-        offset = position - passes.start * total
-        return self.data.chunks(self.indices[order[offset : offset + count * size]], size)
+        passes = range(start // total, (stop - 1) // total + 1)
+        order = np.concatenate([self._pass(number) for number in passes])
+        first = passes.start * total
+        chosen = torch.from_numpy(order[start - first : stop - first])
+        return self.data.chunks(self.indices.index_select(0, chosen), size)
 
-    def _pass(self, number: int) -> Tensor:
-        rng = numpy_stream(self.seed, "stream", self.node, number)
-        return torch.from_numpy(rng.permutation(len(self.indices)))
+    def _pass(self, number: int) -> NDArray[np.int64]:
+        return numpy_stream(self.seed, "stream", self.node, number).permutation(len(self.indices))
 
     def sample(self, count: int | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Up to `count` of the own examples drawn without replacement; all of them for None."""

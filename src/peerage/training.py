@@ -77,6 +77,7 @@ class Trained:
     params: Tensor  # [d]
     buffers: Tensor  # [b]
     stats: TrainStats
+    finite: bool = True  # whether all numbers still are
 
 
 @dataclass(frozen=True)
@@ -94,23 +95,25 @@ class Train(Compute[Trained]):
         if len(local.indices) == 0:
             return Trained(self.params, self.buffers, TrainStats(loss=0.0, examples=0))
         model = local.model(self.params, self.buffers)
-        memory = local.memory if self.work.keep_optimizer else {}
+        memory = local.memory if self.work.keep_optimizer else None
         local.seed_dropout()
         stats = train(model, self.work, self.work.batches(local), memory, self.given)
-        return Trained(model.params.clone(), model.buffers.clone(), stats)
+        finite = bool(torch.isfinite(model.params.sum() + stats.loss))  # while it is in the cache
+        params = local.allocate(model.params.numel()).copy_(model.params)
+        return Trained(params, model.buffers.clone(), stats, finite)
 
 
 def train(
     model: FlatModel,
     work: LocalSGD,
     batches: Iterator[tuple[Tensor, Tensor]],
-    memory: dict[str, Tensor],
-    given: Mapping[str, Tensor],
+    memory: dict[str, Tensor] | None = None,
+    given: Mapping[str, Tensor] | None = None,
 ) -> TrainStats:
-    """Run the work order on the model in place; `memory` keeps what the optimiser must remember."""
+    """Run the work order on the model in place; `memory` keeps what the optimiser remembers."""
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
-    corrected = Corrected(model, work.correct, given) if work.correct else None
+    corrected = Corrected(model, work.correct, given or {}) if work.correct else None
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
     total, examples = torch.zeros(()), 0
@@ -152,13 +155,15 @@ Remembered = list[list[Tensor]]
 class SGD:
     """Stochastic gradient descent with momentum; the fused kernel reads every vector once."""
 
-    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor]) -> None:
+    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor] | None) -> None:
         self.work = work
-        self.first = "momentum" not in memory  # then the kernel overwrites what the buffer holds
+        # In the first step the kernel overwrites what the buffer holds.
+        self.first = memory is None or "momentum" not in memory
         self.whole: Remembered = [[]]
         self.parts: Remembered = [[]]
         if work.momentum:
-            momentum = memory.setdefault("momentum", torch.empty_like(model.params))
+            shelf = model.scratch if memory is None else memory
+            momentum = shelf.setdefault("momentum", torch.empty_like(model.params))
             self.whole, self.parts = [[momentum]], [model.like_tensors(momentum)]
 
     def step(self, x: list[Tensor], g: list[Tensor], remembered: Remembered) -> None:
@@ -180,8 +185,9 @@ class SGD:
 class AdamW:
     """AdamW with decays 0.9 and 0.999."""
 
-    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor]) -> None:
+    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor] | None) -> None:
         self.work = work
+        memory = {} if memory is None else memory
         moments = [
             memory.setdefault(name, torch.zeros_like(model.params)) for name in ("first", "second")
         ]

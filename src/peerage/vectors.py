@@ -124,6 +124,7 @@ class FlatModel:
         self.layout = Layout.of(named)
         self.params = self.layout.flatten(dict(named))
         self.tensors = [parameter for _, parameter in named]
+        self.scratch: dict[str, Tensor] = {}  # for whoever works here; what it holds is forgotten
         for slot, parameter in zip(self.layout.slots, self.tensors, strict=True):
             parameter.data = slot.view(self.params)
         buffers = float_buffers(module)

@@ -32,6 +32,7 @@ from peerage.sim.world import World
 ALIGNMENT = 64  # bytes: a cache line, and what torch's own allocator gives
 MAP_NORESERVE = 0x4000  # the mmap module has no name for it before Python 3.13
 LEAST_ARENA = 1 << 26  # bytes: less is no use to anybody
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -81,15 +82,27 @@ class SharedStore:
     def __init__(self, arenas: Sequence[Arena], worker: int) -> None:
         self.arenas, self.worker, self.used = arenas, worker, 0
 
+    def empty(self, size: int) -> Tensor:
+        """Room for a vector [size] in shared memory: to send it later costs no copy."""
+        return self.open(self._place((size,), torch.float32))
+
     def put(self, tensor: Tensor) -> Place:
-        place = Place(self.worker, self.used, tuple(tensor.shape), tensor.dtype)
-        end = self.used + tensor.numel() * tensor.element_size()
-        if end > len(self.arenas[self.worker].bytes):
+        offset = tensor.data_ptr() - self.arenas[self.worker].start
+        if 0 <= offset < self.used and tensor.is_contiguous():
+            return Place(self.worker, offset, tuple(tensor.shape), tensor.dtype)
+        place = self._place(tuple(tensor.shape), tensor.dtype)
+        self.open(place).copy_(tensor)
+        return place
+
+    def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Place:
+        place = Place(self.worker, self.used, shape, dtype)
+        end = self.used + prod(shape) * dtype.itemsize
+        room = len(self.arenas[self.worker].bytes)
+        if end > room:
             raise PeerageError(
-                f"the messages of one round need more than {len(self.arenas[self.worker].bytes)} "
-                "bytes of shared memory in one worker; use a smaller model or fewer nodes"
+                f"the messages of one round need more than {room} bytes of shared memory in one "
+                "worker; use a smaller model or fewer nodes"
             )
-        self.arenas[self.worker].view(place).copy_(tensor)
         self.used = -(-end // ALIGNMENT) * ALIGNMENT
         return place
 
@@ -192,6 +205,14 @@ class PoolTeam:
         raise WorkerDied(f"worker {worker} (process {process.pid}) {how}{hint}")
 
 
+def keep_freed_memory() -> None:
+    """Let the allocator keep what is freed: models come and go, and fresh pages are slow."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+
+
 def spread(work: Sequence[int], workers: int) -> list[list[int]]:
     """Nodes dealt to workers, the heaviest first and always to the least loaded one.
 
@@ -225,7 +246,7 @@ def _work(
     for other in inherited:
         other.close()  # or a worker would keep its siblings' pipes open after the parent died
     torch.set_num_threads(1)
-    shard: Shard | None = None
+    keep_freed_memory()
     try:
         shard = Shard(world, nodes, store)
         pipe.send((True, None))

@@ -27,6 +27,7 @@ PHASES = ("train", "curvature", "losses", "compute", "combine", "exchange", "eva
 class Store(Protocol):
     """Where payloads lie between sending and receiving."""
 
+    def empty(self, size: int) -> Tensor: ...
     def put(self, tensor: Tensor) -> Any: ...
     def open(self, place: Any) -> Tensor: ...
     def own(self, tensor: Tensor) -> Tensor: ...
@@ -35,6 +36,10 @@ class Store(Protocol):
 
 class References:
     """The store of a single process: a payload is the tensor itself."""
+
+    def empty(self, size: int) -> Tensor:
+        """Room for a vector [size] that may be sent."""
+        return torch.empty(size)
 
     def put(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -145,6 +150,7 @@ class Shard:
                 architecture=node.architecture,
                 models=self.models,
                 memory=member.memory,
+                allocate=self.store.empty,
             )
             member.coroutine = None
         return self._advance(self.members)
@@ -221,7 +227,7 @@ class Shard:
         stats = trained.stats
         member.train_loss += stats.loss * stats.examples
         member.train_examples += stats.examples
-        return bool(torch.isfinite(trained.params.sum() + stats.loss))
+        return trained.finite
 
     def _post(self, node: Node[Any], request: Send) -> Parcel:
         unknown = [
