@@ -26,7 +26,7 @@ data: setup  ## Fetch MNIST for the tests that use real data; they are skipped w
 	-$(BIN)/peerage data get mnist
 
 test: setup data  ## Set up, fetch MNIST and run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: setup  ## Style and types
 	$(BIN)/ruff format --check .

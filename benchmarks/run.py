@@ -28,6 +28,7 @@ from peerage.records import write_bytes
 
 WORKERS = len(os.sched_getaffinity(0))
 KERNEL_SECONDS = 3.0
+RESULTS = Path("docs/results/bench.json")
 
 
 def alternate(
@@ -132,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", choices=CLAIMS, action="append", help="measure only these")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of measurements")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/bench.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
@@ -149,8 +150,25 @@ def main() -> None:
     results["environment"] = {**environment(), "workers": WORKERS, "repeats": arguments.repeats}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(arguments.out, (json.dumps(results, indent=1) + "\n").encode())
+    if arguments.out == RESULTS:
+        readme = Path("README.md")
+        write_bytes(readme, with_results(readme.read_text(), results).encode())
     Console().print(table)
     print(json.dumps(results))
+
+
+def with_results(readme: str, results: dict) -> str:
+    """The README with what was measured between its `bench` marks."""
+    before, rest = readme.split("<!-- bench -->\n")
+    after = rest.split("<!-- /bench -->")[1]
+    lines = ["| | asked for | measured |", "| --- | --: | --: |"]
+    for name in CLAIMS:
+        if name in results:
+            row = results[name]
+            verdict = "" if row["holds"] else " (falls short)"
+            lines.append(f"| {row['claim']} | {row['bound']} | {row['ratio']:.2f}{verdict} |")
+    table = "\n".join(lines)
+    return f"{before}<!-- bench -->\n{table}\n<!-- /bench -->{after}"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the documents say is run, and what they point at exists."""
 
+import json
 import re
 import runpy
 import shlex
@@ -162,3 +163,13 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str], workplace: ModuleT
     shares = [float(share) for share in re.findall(r"([\d.]+)%", capsys.readouterr().out)]
     assert len(shares) == 3
     assert min(shares) > 40  # three classes, so guessing gives 33
+
+
+def test_the_readme_tells_what_the_benchmarks_measured():
+    results = json.loads((ROOT / "docs/results/bench.json").read_text())
+    told = (ROOT / "README.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
+    for name, result in results.items():
+        if name != "environment":
+            line = next(line for line in told.splitlines() if f"| {result['claim']} |" in line)
+            assert f"| {result['ratio']:.2f}" in line
+            assert ("falls short" in line) != result["holds"]
