@@ -31,6 +31,9 @@ data_app = typer.Typer(help="Data sets: fetch them, and see which are there.", n
 app.add_typer(data_app, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Rounds between checkpoints; by default 5 % of the time.")
+]
 RUNS = Path("runs")
 # What an experiment is made of without a file and without flags; a test compares it with the code.
 DEFAULTS = (
@@ -139,9 +142,7 @@ def run(
         str | None, typer.Option(help="e.g. dechw:theta=30, or my_file.py:MyAlgorithm.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for the run.")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Rounds between checkpoints; by default 5 % of the time.")
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
     as_json: Json = False,
 ) -> None:
     """Run one experiment and write a report."""
@@ -164,9 +165,7 @@ def compare(
         str, typer.Option(help="Names separated by commas, e.g. decavg,dechw:theta=30.")
     ] = "decavg,dechw",
     out: Annotated[Path | None, typer.Option(help="New folder for all runs.")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Rounds between checkpoints; by default 5 % of the time.")
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
     as_json: Json = False,
 ) -> None:
     """Run several algorithms on the same data, graph and initial models."""
@@ -199,9 +198,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
     engine: Annotated[str | None, typer.Option(help="pool or serial.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool.")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Rounds between checkpoints.")
-    ] = None,
+    checkpoint_every: CheckpointEvery = None,
     as_json: Json = False,
 ) -> None:
     """Continue a run after a crash or Ctrl-C, with the same bits as an uninterrupted one."""

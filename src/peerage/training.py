@@ -163,7 +163,9 @@ class SGD:
         self.parts: Remembered = [[]]
         if work.momentum:
             shelf = model.scratch if memory is None else memory
-            momentum = shelf.setdefault("momentum", torch.empty_like(model.params))
+            if "momentum" not in shelf:
+                shelf["momentum"] = torch.empty_like(model.params)
+            momentum = shelf["momentum"]
             self.whole, self.parts = [[momentum]], [model.like_tensors(momentum)]
 
     def step(self, x: list[Tensor], g: list[Tensor], remembered: Remembered) -> None:
