@@ -32,7 +32,7 @@ class Examples:
 
     def chunks(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches in the order of the indices; several small ones are gathered at once."""
-        together = max(1, GATHERED // (size * max(1, self.x[0].numel()))) * size
+        together = max(1, GATHERED // (size * max(1, self.x.shape[1:].numel()))) * size
         for start in range(0, len(indices), together):  # torch.split would make one of nothing
             x, y = self.take(indices[start : start + together])
             yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
