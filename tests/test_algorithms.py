@@ -249,7 +249,7 @@ def test_dechw_asks_for_the_curvature_of_its_options():
         ({"normalise": "max"}, "normalise must be unit or none, got 'max'"),
         (
             {"curvature": "batches"},
-            "unknown curvature 'batches'; did you mean 'batch'? known: batch, full, sample",
+            "unknown curvature 'batches'; did you mean 'batch'? known: batch, full, online, sample",
         ),
     ],
 )

@@ -9,13 +9,15 @@
 
 from peerage.algorithm import Algorithm, Node
 from peerage.algorithms import ALGORITHMS
+from peerage.algorithms.cfa import CFA
 from peerage.algorithms.decavg import DecAvg
+from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
 from peerage.errors import PeerageError
 from peerage.experiment import Engine, Evaluation, Experiment, Init
-from peerage.losses import CrossEntropy, Proximal
+from peerage.losses import CrossEntropy, Proximal, VirtualTeacher
 from peerage.records import RunRecord
 from peerage.requests import Compute, Inbox, Message
 from peerage.running import Result, Verdict, resume, run, verify
@@ -24,11 +26,14 @@ from peerage.vectors import Layout
 
 __all__ = [
     "ALGORITHMS",
+    "CFA",
     "Algorithm",
     "Compute",
     "CrossEntropy",
     "Dataset",
     "DecAvg",
+    "DecDiff",
+    "DecDiffVT",
     "DecHW",
     "Engine",
     "Evaluation",
@@ -46,6 +51,7 @@ __all__ = [
     "RunRecord",
     "TrainStats",
     "Verdict",
+    "VirtualTeacher",
     "in_memory",
     "resume",
     "run",

@@ -41,6 +41,7 @@ class Node(Generic[S]):
     graph: Sequence[tuple[int, ...]] = ()  # public: the neighbours of every node in this round
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
+    notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
 
     def enter(self, round: int, graph: Sequence[tuple[int, ...]]) -> None:
         """Begin a round: engines call this, with what everybody knows about it."""
@@ -48,14 +49,22 @@ class Node(Generic[S]):
         self.rng = torch_stream(self.seed, "node", self.id, round)
         # Equal on every node: whatever all draw from it alike needs no coordinator.
         self.coin = torch_stream(self.seed, "coin", round)
+        self.notes = {}
 
     @property
     def neighbours(self) -> tuple[int, ...]:
         return self.graph[self.id]
 
-    async def train(self, work: LocalSGD, **given: Tensor) -> TrainStats:
-        """Train the own model; `given` are vectors for the work order's gradient correction."""
-        trained = await Train(work, self.params, self.buffers, given)
+    def note(self, **values: float) -> None:
+        """Numbers about this round that the records should hold beside accuracy and loss."""
+        self.notes.update({name: float(value) for name, value in values.items()})
+
+    async def train(self, work: LocalSGD, *, squares: bool = False, **given: Tensor) -> TrainStats:
+        """Train the own model; `given` are vectors for the work order's gradient correction.
+
+        With `squares`, the answer has the squared batch gradients of the last pass, added up.
+        """
+        trained = await Train(work, self.params, self.buffers, given, squares)
         self.params, self.buffers = trained.params, trained.buffers
         return trained.stats
 

@@ -39,8 +39,9 @@ RUNS = Path("runs")
 DEFAULTS = (
     "--algorithm dechw --dataset digits --model digits-mlp --nodes 50 --topology er:p=0.2 "
     "--partition dirichlet:alpha=0.2 --rounds 20 --epochs 5 --batch-size 16 --lr 0.05 "
-    "--momentum 0 --weight-decay 0 --optimizer sgd --init independent --scheme torch --gain none "
-    "--eval-every 1 --eval-at exchange --validation 0 --engine pool --seed 0"
+    "--momentum 0 --weight-decay 0 --optimizer sgd --loss cross-entropy --early-stop none "
+    "--init independent --scheme torch --gain none --eval-every 1 --eval-at exchange "
+    "--validation 0 --engine pool --seed 0"
 )
 EPILOG = f"Defaults: {DEFAULTS}"
 # The base of all complaints about flags; some versions of typer bring it along, others import it.
@@ -59,6 +60,9 @@ def settings(
     topology: Annotated[str | None, typer.Option(help="e.g. er:p=0.2, regular:k=4.")] = None,
     partition: Annotated[str | None, typer.Option(help="e.g. iid, dirichlet:alpha=0.2.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="End earlier, e.g. once accuracy=0.9 is reached.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the own data a round.")] = None,
     steps: Annotated[int | None, typer.Option(help="Batches a round, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a batch.")] = None,
@@ -67,6 +71,10 @@ def settings(
     nesterov: Annotated[bool | None, typer.Option(help="Nesterov's form of momentum.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
+    loss: Annotated[str | None, typer.Option(help="e.g. virtual-teacher:share=0.5.")] = None,
+    early_stop: Annotated[
+        str | None, typer.Option(help="none, or rollback when the validation loss rises.")
+    ] = None,
     init: Annotated[str | None, typer.Option(help="shared or independent starts.")] = None,
     scheme: Annotated[str | None, typer.Option(help="Initial values: torch or he.")] = None,
     gain: Annotated[str | None, typer.Option(help="none, sqrt, graph, manual:g=2, ...")] = None,
@@ -92,6 +100,8 @@ def settings(
         "nesterov": nesterov,
         "weight_decay": weight_decay,
         "optimizer": optimizer,
+        "loss": loss,
+        "early_stop": early_stop,
     }
     sections: dict[str, Any] = {
         "local": _given(local),
@@ -112,6 +122,7 @@ def settings(
         "topology": topology,
         "partition": partition,
         "rounds": rounds,
+        "until": until,
         "seed": seed,
     }
     return file, {**_given(plain), **{name: table for name, table in sections.items() if table}}

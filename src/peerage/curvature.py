@@ -10,7 +10,7 @@ The three kinds are squared gradients, the diagonal of J^T J, at three grains (m
 All are taken in evaluation mode, so dropout is off and running statistics stand still.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,15 +18,13 @@ import torch
 from torch import Tensor
 
 from peerage.errors import InputError, did_you_mean
-from peerage.local import Local
+from peerage.local import Batches, Local
 from peerage.losses import CrossEntropy
 from peerage.persample import sum_squared_gradients
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
 
 LARGE_BATCH = 1000  # examples in one forward pass where the batch size has no meaning
-
-Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 def batch_curvature(model: FlatModel, batches: Batches) -> Tensor:
@@ -70,9 +68,9 @@ KINDS: dict[str, Callable[[FlatModel, Batches], Tensor]] = {
 }
 
 
-def check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise InputError(f"unknown curvature {kind!r}; {did_you_mean(kind, KINDS)}")
+def check_kind(kind: str, *also: str) -> None:
+    if kind not in (*KINDS, *also):
+        raise InputError(f"unknown curvature {kind!r}; {did_you_mean(kind, (*KINDS, *also))}")
 
 
 @dataclass(frozen=True)

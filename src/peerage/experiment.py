@@ -7,7 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -145,6 +145,48 @@ def read_local(value: Any) -> Any:
     return replace(specs.construct(LocalSGD, options, "local"), **parts)
 
 
+UNTIL = {  # what a run may be ended by: 1 for what rises while models learn, -1 for what falls
+    "accuracy": 1,
+    "accuracy_min": 1,
+    "validation_accuracy": 1,
+    "loss": -1,
+    "validation_loss": -1,
+    "train_loss": -1,
+    "consensus": -1,
+}
+
+
+@dataclass(frozen=True)
+class Until:
+    """End a run once the mean over the nodes has got this far: `accuracy=0.469`."""
+
+    metric: str
+    value: float
+
+    def reached(self, row: Mapping[str, Any]) -> bool:
+        """Whether the network row of a round has got there; one that was not judged has not."""
+        found = row.get(self.metric)
+        return found is not None and UNTIL[self.metric] * (float(found) - self.value) >= 0
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value!r}"
+
+
+def read_until(value: Any) -> Until | None:
+    if value is None or isinstance(value, Until):
+        return value
+    metric, _, number = str(value).replace(" ", "").partition("=")
+    if metric not in UNTIL:
+        raise InputError(
+            f"until {value!r} does not begin with something that is measured; "
+            f"{did_you_mean(metric, UNTIL)}, as in accuracy=0.9"
+        )
+    try:
+        return Until(metric, float(number))
+    except ValueError:
+        raise InputError(f"until {value!r} gives {metric} no number; write {metric}=0.9") from None
+
+
 class Section(BaseModel):
     """A table of the experiment: frozen, and without unknown keys."""
 
@@ -218,7 +260,8 @@ class Experiment(Section):
     partition: Annotated[Any, BeforeValidator(reader("partition", PARTITIONS, "split"))] = (
         Dirichlet(alpha=0.2)
     )
-    rounds: int = 20
+    rounds: int = 20  # at most, if the run has something to end it earlier
+    until: Annotated[Any, BeforeValidator(read_until)] = None  # e.g. accuracy=0.469
     local: Annotated[Any, BeforeValidator(read_local)] = None  # a LocalSGD
     init: Init = Init()
     evaluation: Evaluation = Evaluation()
@@ -256,6 +299,8 @@ class Experiment(Section):
             raise InputError(f"rounds must be at least 1, got {self.rounds}")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
+        if self.until and self.until.metric.startswith("validation") and not self._held_out():
+            raise InputError(f"until {self.until} needs held-out examples; add --validation 0.2")
         # The algorithm and the section `local` hold the same work order; the section counts.
         own = getattr(self.algorithm, "local", None)
         if self.local is None:
@@ -263,7 +308,14 @@ class Experiment(Section):
         elif own is not None and own != self.local:
             algorithm: Any = self.algorithm
             object.__setattr__(self, "algorithm", replace(algorithm, local=self.local))
+        if self.work.early_stop != "none" and not self._held_out():
+            raise InputError(
+                f"early_stop={self.work.early_stop} needs held-out examples; add --validation 0.2"
+            )
         return self
+
+    def _held_out(self) -> bool:
+        return self.evaluation.validation > 0
 
     @property
     def work(self) -> LocalSGD:
@@ -289,6 +341,7 @@ class Experiment(Section):
         return {
             "nodes": self.nodes,
             "rounds": self.rounds,
+            **({"until": str(self.until)} if self.until else {}),
             "seed": self.seed,
             "algorithm": _algorithm_table(self.algorithm),
             "dataset": _family_table(self.dataset, "dataset", DATASETS),

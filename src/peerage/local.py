@@ -11,6 +11,8 @@ from torch import Tensor
 from peerage.randomness import numpy_stream, stream_seed
 from peerage.vectors import FlatModel
 
+Batches = Iterator[tuple[Tensor, Tensor]]  # examples, labels
+
 GATHERED = 1 << 18  # numbers: 1 MB, which stays in the cache until it is used
 
 
@@ -30,14 +32,14 @@ class Examples:
         x = self.x.index_select(0, indices)
         return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, indices)
 
-    def chunks(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def chunks(self, indices: Tensor, size: int) -> Batches:
         """Batches in the order of the indices; several small ones are gathered at once."""
         together = max(1, GATHERED // (size * max(1, self.x.shape[1:].numel()))) * size
         for start in range(0, len(indices), together):  # torch.split would make one of nothing
             x, y = self.take(indices[start : start + together])
             yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
 
-    def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def in_order(self, size: int) -> Batches:
         """All examples as they lie, without copying."""
         for x, y in zip(torch.split(self.x, size), torch.split(self.y, size), strict=True):
             yield (x.permute(0, 3, 1, 2) if self.images else x), y
@@ -59,6 +61,7 @@ class Local:
     architecture: str
     models: Mapping[str, FlatModel]  # one workbench per architecture
     memory: dict[str, Tensor]  # survives the round: optimiser, position in the stream of batches
+    held_out: Examples | None = None  # the node's own validation examples
     allocate: Callable[[int], Tensor] = torch.empty  # room for an answer [d]
     orders: int = field(default=0)  # how many shuffles this round has asked for so far
 
@@ -74,14 +77,14 @@ class Local:
             stream_seed(self.seed, "dropout", self.node, self.round, self.orders)
         )
 
-    def epoch(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, size: int) -> Batches:
         """One pass over the own examples in a fresh order."""
         rng = numpy_stream(self.seed, "batches", self.node, self.round, self.orders)
         self.orders += 1
         order = torch.from_numpy(rng.permutation(len(self.indices)))
         return self.data.chunks(self.indices[order], size)
 
-    def steps(self, count: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def steps(self, count: int, size: int) -> Batches:
         """The next `count` batches of an endless shuffled stream that rounds do not restart."""
         start = int(self.memory["position"]) if "position" in self.memory else 0
         stop = start + count * size
@@ -96,7 +99,7 @@ class Local:
     def _pass(self, number: int) -> NDArray[np.int64]:
         return numpy_stream(self.seed, "stream", self.node, number).permutation(len(self.indices))
 
-    def sample(self, count: int | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def sample(self, count: int | None, size: int) -> Batches:
         """Up to `count` of the own examples drawn without replacement; all of them for None."""
         indices = self.indices
         if count is not None and count < len(indices):

@@ -66,6 +66,7 @@ class NodeRow(TypedDict):
     accuracy: float | None
     loss: float | None
     train_loss: NotRequired[float | None]
+    notes: NotRequired[dict[str, float | None]]  # what the algorithm itself had to say
 
 
 class MetricWriter:
@@ -205,6 +206,17 @@ class RunRecord:
         """The value of each node in a round, by node; nodes without a finite value are left out."""
         rows = (cast(Row, row) for row in self.nodes if row["round"] == round)
         return {row["node"]: float(row[key]) for row in rows if row.get(key) is not None}
+
+    def notes(self, name: str) -> dict[int, tuple[list[int], list[float]]]:
+        """For every node that noted a number under this name: the rounds, and the values then."""
+        found: dict[int, tuple[list[int], list[float]]] = {}
+        for row in self.nodes:
+            value = row.get("notes", {}).get(name)
+            if value is not None:
+                rounds, values = found.setdefault(row["node"], ([], []))
+                rounds.append(row["round"])
+                values.append(float(value))
+        return found
 
     def rounds_to(self, target: float) -> int | None:
         """The first evaluated round whose mean accuracy over the nodes reaches the target."""

@@ -303,11 +303,15 @@ class _Run:
             self._record(0, engine.measure())
         for round in range(done, last):
             evaluate = (round + 1) % every == 0 or round + 1 == last
-            self._record(round + 1, engine.round(round, evaluate))
-            if self.folder is not None and self._save_is_due(round + 1):
+            row = self._record(round + 1, engine.round(round, evaluate))
+            until = self.experiment.until
+            enough = until is not None and until.reached(row)
+            if self.folder is not None and (enough or self._save_is_due(round + 1)):
                 start = perf_counter()
                 checkpoint.save(engine, self.folder, round + 1)
                 self.last_save = (perf_counter(), perf_counter() - start)
+            if enough:
+                return
 
     def _save_is_due(self, round: int) -> bool:
         if round == self.experiment.rounds:
@@ -317,7 +321,7 @@ class _Run:
         when, took = self.last_save
         return (perf_counter() - when) * CHECKPOINT_SHARE >= took
 
-    def _record(self, round: int, report: RoundReport) -> None:
+    def _record(self, round: int, report: RoundReport) -> Row:
         self.bytes_total += report.bytes
         row = network_row(round, report, self.bytes_total)
         # The network row comes last: a round counts once all of its rows are there.
@@ -327,6 +331,7 @@ class _Run:
                 self.writer.append(new)
         if self.watch is not None:
             self.watch(row)
+        return row
 
     def _failed(self, error: BaseException) -> BaseException:
         """Write down how the run ended; the error to raise, with what the user can do next."""
@@ -421,6 +426,8 @@ def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
         if n.validation is not None:
             row["validation_accuracy"] = n.validation.accuracy
             row["validation_loss"] = n.validation.loss
+        if n.notes:
+            row["notes"] = dict(n.notes)
         yield row
 
 

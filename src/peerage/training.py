@@ -1,6 +1,6 @@
 """The work order for local training, and the only training loop of the project."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from peerage.errors import InputError, did_you_mean
-from peerage.local import Local
+from peerage.evaluation import score
+from peerage.local import Batches, Local
 from peerage.losses import Correction, CrossEntropy, Loss
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
@@ -27,6 +28,9 @@ class LocalSGD:
     nesterov: bool = False
     optimizer: Literal["sgd", "adamw"] = "sgd"
     keep_optimizer: bool = False  # carry momentum over from round to round
+    # What happens when the loss on the node's held-out examples rises in an epoch: nothing, or the
+    # node takes back all training of the round, as the authors' code of P0 does.
+    early_stop: Literal["none", "rollback"] = "none"
     loss: Loss = CrossEntropy()
     correct: Correction | None = None
 
@@ -46,6 +50,13 @@ class LocalSGD:
                 raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.early_stop not in ("none", "rollback"):
+            raise InputError(f"early_stop must be none or rollback, got {self.early_stop!r}")
+        if self.early_stop == "rollback" and self.steps is not None:
+            raise InputError(
+                f"early_stop=rollback judges after every epoch, got steps={self.steps}; "
+                "give epochs instead"
+            )
         if self.nesterov and self.momentum == 0:
             raise InputError("nesterov needs a momentum above 0, got momentum=0.0")
         if self.optimizer not in ("sgd", "adamw"):
@@ -57,11 +68,17 @@ class LocalSGD:
                 "leave them out with optimizer adamw"
             )
 
-    def batches(self, local: Local) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, local: Local) -> Batches:
         if self.steps is not None:
             yield from local.steps(self.steps, self.batch_size)
         for _ in range(self.epochs or 0):
             yield from local.epoch(self.batch_size)
+
+    def last_pass(self, examples: int) -> range:
+        """The numbers of the batches that go over the examples for the last time."""
+        one_pass = -(-examples // self.batch_size)
+        total = self.steps if self.steps is not None else (self.epochs or 0) * one_pass
+        return range(max(0, total - one_pass), total)
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class TrainStats:
 
     loss: float  # mean over the examples seen, before each step
     examples: int  # seen, counting repetitions
+    squares: Tensor | None = None  # [d] sum of g * g over the last pass, if it was asked for
 
 
 @dataclass(frozen=True)
@@ -90,40 +108,87 @@ class Train(Compute[Trained]):
     params: Tensor
     buffers: Tensor
     given: Mapping[str, Tensor]
+    squares: bool = False  # whether to gather squared gradients in the last pass
 
     def run(self, local: Local) -> Trained:
         if len(local.indices) == 0:
-            return Trained(self.params, self.buffers, TrainStats(loss=0.0, examples=0))
+            nothing = torch.zeros_like(self.params) if self.squares else None
+            return Trained(self.params, self.buffers, TrainStats(0.0, 0, nothing))
         model = local.model(self.params, self.buffers)
         memory = local.memory if self.work.keep_optimizer else None
         local.seed_dropout()
-        stats = train(model, self.work, self.work.batches(local), memory, self.given)
+        batches = self.work.batches(local)
+        guard = Rollback(model, self.work, local) if self.work.early_stop == "rollback" else None
+        stats = train(
+            model,
+            self.work,
+            guard.batches() if guard else batches,
+            memory,
+            self.given,
+            gather=self.work.last_pass(len(local.indices)) if self.squares else None,
+        )
+        if guard and guard.worse:
+            return Trained(self.params, self.buffers, stats)
         finite = bool(torch.isfinite(model.params.sum() + stats.loss))  # while it is in the cache
         params = local.allocate(model.params.numel()).copy_(model.params)
         return Trained(params, model.buffers.clone(), stats, finite)
 
 
+class Rollback:
+    """Hands out epochs for as long as the loss on the held-out examples does not rise."""
+
+    def __init__(self, model: FlatModel, work: LocalSGD, local: Local) -> None:
+        self.model, self.work, self.local = model, work, local
+        self.worse = False
+
+    def batches(self) -> Batches:
+        """The loop has trained on an epoch when it asks for the next: then it is judged."""
+        before = self.judge()
+        for _ in range(self.work.epochs or 0):
+            yield from self.local.epoch(self.work.batch_size)
+            after = self.judge()
+            self.worse = after > before
+            if self.worse:
+                return
+            before = after
+
+    def judge(self) -> float:
+        if self.local.held_out is None:
+            return 0.0  # a node with too little data to hold any out goes on
+        loss = score(self.model, self.local.held_out).loss
+        self.model.module.train()
+        return loss
+
+
 def train(
     model: FlatModel,
     work: LocalSGD,
-    batches: Iterator[tuple[Tensor, Tensor]],
+    batches: Batches,
     memory: dict[str, Tensor] | None = None,
     given: Mapping[str, Tensor] | None = None,
+    gather: range | None = None,
 ) -> TrainStats:
-    """Run the work order on the model in place; `memory` keeps what the optimiser remembers."""
+    """Run the work order on the model in place; `memory` keeps what the optimiser remembers.
+
+    In the batches whose numbers are in `gather`, squared gradients are added up.
+    """
+    squares = None if gather is None else torch.zeros_like(model.params)
+    square_parts = [] if squares is None else model.like_tensors(squares)
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
     corrected = Corrected(model, work.correct, given or {}) if work.correct else None
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
     total, examples = torch.zeros(()), 0
-    for x, y in batches:
+    for number, (x, y) in enumerate(batches):
         loss = work.loss(model.module(x), y)
         gradients = torch.autograd.grad(loss, model.tensors)
         if [gradient.stride() for gradient in gradients] != strides:
             # The fused kernels walk through memory and trust that all tensors lie alike.
             pairs = zip(parameters, gradients, strict=True)
             gradients = tuple(torch.empty_like(p).copy_(g) for p, g in pairs)
+        if gather is not None and number in gather:
+            torch._foreach_addcmul_(square_parts, gradients, gradients)
         if corrected is None:
             # Straight from autograd to the fused kernel: no copy into one vector.
             optimiser.step(parameters, list(gradients), optimiser.parts)
@@ -131,7 +196,7 @@ def train(
             optimiser.step([model.params], [corrected(gradients)], optimiser.whole)
         total += loss.detach() * len(y)
         examples += len(y)
-    return TrainStats(loss=float(total) / examples, examples=examples)
+    return TrainStats(float(total) / examples, examples, squares)
 
 
 class Corrected:

@@ -3,12 +3,17 @@
 from typing import Any
 
 from peerage.algorithm import Algorithm
+from peerage.algorithms.cfa import CFA
 from peerage.algorithms.decavg import DecAvg
+from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "local": Local,
     "decavg": DecAvg,
+    "cfa": CFA,
+    "decdiff": DecDiff,
+    "decdiff-vt": DecDiffVT,
     "dechw": DecHW,
 }

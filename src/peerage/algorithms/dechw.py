@@ -16,6 +16,8 @@ from peerage.errors import InputError
 from peerage.requests import Inbox
 from peerage.training import LocalSGD
 
+ONLINE = "online"
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -37,8 +39,9 @@ class DecHW(Algorithm[Memory]):
     )
     accumulate: Literal["sum", "ema", "none"] = "sum"  # Eq. 5; the released code; Fig. 6
     normalise: Literal["unit", "none"] = "unit"  # one norm over the whole model (Eq. 4), or raw
-    curvature: str = "batch"  # batch, sample or full
+    curvature: str = "batch"  # batch, sample, full; online: gathered in the last pass of training
     include_self: bool = True  # the own model counts as one of the neighbourhood
+    trace: int | None = None  # note one entry of h and its weight in the own average (Fig. 7)
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < float("inf"):
@@ -56,23 +59,39 @@ class DecHW(Algorithm[Memory]):
                 raise InputError(
                     f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}"
                 )
-        check_kind(self.curvature)
+        if self.trace is not None and self.trace < 0:
+            raise InputError(f"trace must be the number of a parameter, got {self.trace}")
+        check_kind(self.curvature, ONLINE)
 
     def init(self, node: Node[Memory]) -> Memory:
         return Memory(torch.zeros_like(node.params), {})
 
     async def round(self, node: Node[Memory]) -> None:
-        await node.train(self.local)
-        if self.theta is None or node.round < self.theta:
-            h = await node.curvature(self.curvature, self.local.batch_size)
+        if not self.curved(node):
+            await node.train(self.local)
+            inbox = await node.exchange(x=node.params, b=node.buffers)
+        else:
+            h = await self.learn(node)
             node.state = Memory(self.add(node, h), node.state.frozen)
             inbox = await node.exchange(x=node.params, b=node.buffers, h=node.state.h)
             if self.after_stop == "frozen" and node.round + 1 == self.theta:
                 known = {str(m.sender): m.payload["h"] for m in inbox.messages}
                 node.state = Memory(node.state.h, known)
-        else:
-            inbox = await node.exchange(x=node.params, b=node.buffers)
         self.combine(node, inbox.alike(node.architecture))
+
+    def curved(self, node: Node[Memory]) -> bool:
+        """Whether this is a round with curvature."""
+        return self.theta is None or node.round < self.theta
+
+    async def learn(self, node: Node[Memory]) -> Tensor:
+        """[d] the curvature after local training."""
+        stats = await node.train(self.local, squares=self.curvature == ONLINE)
+        if stats.squares is not None:
+            h = stats.squares
+        else:
+            h = await node.curvature(self.curvature, self.local.batch_size)
+        node.note(curvature=float(torch.linalg.vector_norm(h)))  # Fig. 2
+        return h
 
     def add(self, node: Node[Memory], h: Tensor) -> Tensor:
         """The accumulator [d] after one more curvature (Eq. 4, 5)."""
@@ -89,7 +108,8 @@ class DecHW(Algorithm[Memory]):
             inbox = inbox.others()
         tau = inbox.data_weights()
         node.buffers = weighted_mean(inbox["b"], tau)
-        if self.theta is None or node.round < self.theta:
+        if self.curved(node):
+            self.note_trace(node, inbox)
             node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau)
         elif self.after_stop == "frozen":
             # A sender that was not heard in round theta has no known curvature and no weight.
@@ -99,3 +119,14 @@ class DecHW(Algorithm[Memory]):
             node.params = curvature_weighted(inbox["x"], known, otherwise=tau)
         else:
             node.params = weighted_mean(inbox["x"], tau)
+
+    def note_trace(self, node: Node[Memory], inbox: Inbox) -> None:
+        if self.trace is None:
+            return
+        if self.trace >= node.layout.size:
+            raise InputError(
+                f"trace={self.trace} is not a parameter; the model has {node.layout.size}"
+            )
+        own = float(node.state.h[self.trace])
+        total = sum(float(h[self.trace]) for h in inbox["h"])
+        node.note(entry=own, weight=own / total if total else 0.0)

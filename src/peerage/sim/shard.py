@@ -63,6 +63,7 @@ class NodeReport:
     train_loss: float | None
     score: Score | None = None
     validation: Score | None = None
+    notes: Mapping[str, float] = field(default_factory=dict)  # the algorithm's own
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ class Shard:
                 architecture=node.architecture,
                 models=self.models,
                 memory=member.memory,
+                held_out=self.held_out.get(node.id),
                 allocate=self.store.empty,
             )
             member.coroutine = None
@@ -299,6 +301,7 @@ class Shard:
                 m.train_loss / m.train_examples if m.train_examples else None,
                 m.score,
                 m.validation,
+                m.node.notes,
             )
             for id, m in self.members.items()
         ]

@@ -1,0 +1,72 @@
+"""DecDiff: a step of bounded length towards the mean of the neighbours (a baseline of P0).
+
+Valerio, Boldrini, Passarella, Kertesz, Karsai, Iniguez, 2023. arXiv:2312.04504.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from peerage.aggregation import weighted_mean
+from peerage.algorithm import Algorithm, Node
+from peerage.errors import InputError
+from peerage.losses import CrossEntropy, VirtualTeacher
+from peerage.training import LocalSGD
+
+
+@dataclass(frozen=True)
+class DecDiff(Algorithm[None]):
+    """Move towards the neighbours' mean by delta / (norm of delta + s): always less than 1."""
+
+    local: LocalSGD = LocalSGD()
+    weights: Literal["data", "uniform"] = "data"  # of the neighbours; the own model is not one
+    granularity: Literal["tensor", "model"] = "tensor"  # what the norm is taken over
+    s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("data", "uniform"):
+            raise InputError(f"weights must be data or uniform, got {self.weights!r}")
+        if self.granularity not in ("tensor", "model"):
+            raise InputError(f"granularity must be tensor or model, got {self.granularity!r}")
+        if not 0 < self.s < float("inf"):
+            raise InputError(f"s must be a number above 0, got {self.s}")
+
+    def work(self) -> LocalSGD:
+        return self.local
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.work())
+        inbox = await node.exchange(x=node.params, b=node.buffers)
+        others = inbox.alike(node.architecture).others()
+        if not len(others):
+            return
+        a = others.weights(self.weights)
+        delta = weighted_mean(others["x"], a) - node.params  # [d]
+        node.params = node.params + self.step(delta, [slot.size for slot in node.layout.slots])
+        node.buffers = weighted_mean(others["b"], a)
+
+    def step(self, delta: Tensor, sizes: list[int]) -> Tensor:
+        """[d] every tensor (or the whole model) of the difference, divided by its norm + s."""
+        parts = torch.split(delta, sizes) if self.granularity == "tensor" else [delta]
+        return torch.cat([part / (torch.linalg.vector_norm(part) + self.s) for part in parts])
+
+
+@dataclass(frozen=True)
+class DecDiffVT(DecDiff):
+    """DecDiff whose nodes learn from the soft labels of a virtual teacher."""
+
+    confidence: float = 0.99  # of the teacher in the right class
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local.loss != CrossEntropy():
+            raise InputError(
+                f"decdiff-vt brings its own loss, got {self.local.loss}; "
+                "use the algorithm decdiff with that loss"
+            )
+        VirtualTeacher(self.confidence)  # complains about a value that it cannot take
+
+    def work(self) -> LocalSGD:
+        return replace(self.local, loss=VirtualTeacher(self.confidence))
