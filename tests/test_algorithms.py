@@ -1,4 +1,4 @@
-"""DecAvg and DecHW by numbers: a few nodes, scripted training and curvature, results by hand."""
+"""Algorithms by numbers: a few nodes, scripted training and curvature, results by hand."""
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,15 @@ import networkx as nx
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference import aggregation as reference
 from torch import Tensor, nn
 
-from peerage import Algorithm, DecAvg, DecHW, Local, Node
+from peerage import CFA, Algorithm, DecAvg, DecDiff, DecDiffVT, DecHW, Local, Node
 from peerage.curvature import Curvature
 from peerage.errors import InputError
+from peerage.losses import CrossEntropy, VirtualTeacher
 from peerage.requests import Message, Receive, Send
 from peerage.testing import NODES, blobs, dealt, simulate, toy
 from peerage.training import LocalSGD, Train, Trained, TrainStats
@@ -33,14 +36,17 @@ class Stage:
     graph: tuple[tuple[int, ...], ...]
     examples: Sequence[int]
     buffers: Values
+    shapes: Sequence[int] | None = None  # sizes of the model's tensors; one tensor by default
     nodes: list[Node[Any]] = field(default_factory=list)
     posted: list[Send] = field(default_factory=list)  # in the last round
+    trained: list[Train] = field(default_factory=list)  # in the last round
+    judged: int = 0  # how often somebody asked for curvature, in all rounds
     round: int = -1
 
     def play(self, x: Values, h: Values, mute: Sequence[int] = ()) -> list[list[float]]:
         """One round: parameters after training, curvatures, and nodes whose messages are lost."""
         self.round += 1
-        self.posted = []
+        self.posted, self.trained = [], []
         if not self.nodes:
             self.nodes = [self.node(i, len(x[i])) for i in range(len(x))]
         boxes: dict[tuple[int, int], Message] = {}
@@ -69,8 +75,12 @@ class Stage:
         boxes: dict[tuple[int, int], Message],
     ) -> Any:
         if isinstance(request, Train):
-            return Trained(torch.tensor(x[node.id]), request.buffers, TrainStats(0.0, 1))
+            self.trained.append(request)
+            squares = torch.tensor(h[node.id]) if request.squares else None
+            stats = TrainStats(0.0, 1, squares)
+            return Trained(torch.tensor(x[node.id]), request.buffers, stats)
         if isinstance(request, Curvature):
+            self.judged += 1
             return torch.tensor(h[node.id])
         assert isinstance(request, Send)
         self.posted.append(request)
@@ -79,13 +89,14 @@ class Stage:
         return None
 
     def node(self, id: int, size: int) -> Node[Any]:
+        tensors = [torch.zeros(part) for part in self.shapes or [size]]
         return Node(
             id=id,
             num_nodes=len(self.graph),
             num_examples=self.examples[id],
             label_proportions=torch.ones(1),
             architecture="net",
-            layout=Layout.of([("w", torch.zeros(size))]),
+            layout=Layout.of([(f"w{i}", tensor) for i, tensor in enumerate(tensors)]),
             params=torch.zeros(size),
             buffers=torch.tensor(self.buffers[id]),
             seed=0,
@@ -134,6 +145,153 @@ def test_local_sends_nothing():
 def test_decavg_refuses_unknown_weights():
     with pytest.raises(InputError, match="must be data, uniform or metropolis, got 'degree'"):
         DecAvg(weights="degree")
+
+
+# CFA: node 1 of the path hears of node 0 (10 examples) and node 2 (60 examples)
+
+ALONE = ((), (), ())
+SPREAD = [[0.0], [4.0], [10.0]]
+
+
+def path_of_three(algorithm: Algorithm[Any], graph: tuple[tuple[int, ...], ...] = PATH) -> Stage:
+    return Stage(algorithm, graph, [10, 30, 60], SPREAD)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "expected"),
+    [
+        (1.0, [4.0, 60 / 7, 4.0]),  # the neighbours' mean alone: (10 * 0 + 60 * 10) / 70
+        (0.5, [2.0, (4 + 60 / 7) / 2, 7.0]),
+        (0.25, [1.0, 3 + 15 / 7, 8.5]),
+        (-1.0, [4.0, (4 + 60 / 7) / 2, 4.0]),  # the nodes have 1, 2 and 1 neighbours
+    ],
+)
+def test_cfa_on_a_path(epsilon, expected):
+    stage = path_of_three(CFA(epsilon=epsilon))
+    found = stage.play(x=SPREAD, h=[])
+    assert [value for [value] in found] == pytest.approx(expected)
+    # The buffers are as far apart as the models here, and go the same way.
+    assert [float(node.buffers) for node in stage.nodes] == pytest.approx(expected)
+    assert [set(sent.payload) for sent in stage.posted] == [{"x", "b"}] * 3
+
+
+@pytest.mark.parametrize("algorithm", [CFA(), CFA(epsilon=-1.0), DecDiff()], ids=str)
+def test_without_neighbours_or_messages_a_node_keeps_its_model(algorithm):
+    alone = path_of_three(algorithm, ALONE)
+    assert alone.play(x=SPREAD, h=[]) == SPREAD
+    deaf = path_of_three(algorithm)
+    assert deaf.play(x=SPREAD, h=[], mute=[0, 1, 2]) == SPREAD
+    for stage in (alone, deaf):
+        assert [node.buffers.tolist() for node in stage.nodes] == SPREAD
+
+
+def test_cfa_over_what_arrived():
+    stage = path_of_three(CFA(epsilon=-1.0))
+    found = stage.play(x=SPREAD, h=[], mute=[2])
+    # Node 1 hears of node 0 only, and still counts two neighbours.
+    assert [value for [value] in found] == pytest.approx([4.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.01, -0.5, -2.0, float("nan"), float("inf")])
+def test_cfa_refuses_a_step_that_is_none(epsilon):
+    with pytest.raises(InputError) as caught:
+        CFA(epsilon=epsilon)
+    assert str(caught.value) == f"epsilon must lie in (0, 1] or be -1, got {epsilon}"
+
+
+# DecDiff: a model of two tensors, of sizes 2 and 1
+
+TENSORS = [[0.0, 0.0, 0.0], [3.0, 4.0, 12.0]]  # they differ by 5 and by 12, together by 13
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "moved"),
+    [
+        (DecDiff(), [3 / 6, 4 / 6, 12 / 13]),
+        (DecDiff(s=5.0), [3 / 10, 4 / 10, 12 / 17]),
+        (DecDiff(granularity="model"), [3 / 14, 4 / 14, 12 / 14]),
+        (DecDiff(granularity="model", s=0.5), [3 / 13.5, 4 / 13.5, 12 / 13.5]),
+    ],
+    ids=str,
+)
+def test_decdiff_divides_by_the_norm_of_a_tensor_or_of_the_model(algorithm, moved):
+    stage = Stage(algorithm, PAIR, [1, 3], [[0.0], [8.0]], shapes=[2, 1])
+    up, down = stage.play(x=TENSORS, h=[])
+    assert up == pytest.approx(moved)
+    assert down == pytest.approx([a - b for a, b in zip(TENSORS[1], moved, strict=True)])
+    # Running statistics are those of the neighbours: they are no direction to step along.
+    assert [float(node.buffers) for node in stage.nodes] == [8.0, 0.0]
+    assert [set(sent.payload) for sent in stage.posted] == [{"x", "b"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "mean"),
+    [("data", 60 / 7), ("uniform", 5.0)],  # of nodes 0 and 2, without node 1 itself
+)
+def test_decdiff_weighs_the_neighbours(weights, mean):
+    stage = path_of_three(DecDiff(weights=weights))
+    [first], [second], [third] = stage.play(x=SPREAD, h=[])
+    delta = mean - 4
+    assert second == pytest.approx(4 + delta / (delta + 1))
+    assert (first, third) == pytest.approx((4 / 5, 10 - 6 / 7))  # one neighbour, whatever weights
+    assert float(stage.nodes[1].buffers) == pytest.approx(mean)
+
+
+entries = st.just(0.0) | st.floats(1e-3, 1e3) | st.floats(-1e3, -1e-3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(entries, min_size=5, max_size=5),
+    st.sampled_from([[5], [2, 3], [1, 1, 3]]),
+    st.sampled_from(["tensor", "model"]),
+    st.floats(1, 10),
+)
+def test_a_step_of_decdiff_is_shorter_than_the_way_and_than_one(values, sizes, granularity, s):
+    delta = torch.tensor(values)
+    step_taken = DecDiff(granularity=granularity, s=s).step(delta, sizes)
+    blocks = sizes if granularity == "tensor" else [5]
+    for way, gone in zip(delta.split(blocks), step_taken.split(blocks), strict=True):
+        long, short = float(way.double().norm()), float(gone.double().norm())
+        assert short < 1
+        assert short < long or long == 0
+        assert short == pytest.approx(long / (long + s), rel=1e-4)
+        # In the direction of the difference: parallel vectors have the product of their lengths.
+        assert float(way.double() @ gone.double()) == pytest.approx(long * short, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "metropolis"}, "weights must be data or uniform, got 'metropolis'"),
+        ({"granularity": "layer"}, "granularity must be tensor or model, got 'layer'"),
+        ({"s": 0.0}, "s must be a number above 0, got 0.0"),
+        ({"s": float("nan")}, "s must be a number above 0, got nan"),
+        ({"s": float("inf")}, "s must be a number above 0, got inf"),
+    ],
+)
+@pytest.mark.parametrize("cls", [DecDiff, DecDiffVT])
+def test_decdiff_refuses_bad_options(cls, options, message):
+    with pytest.raises(InputError) as caught:
+        cls(**options)
+    assert str(caught.value) == message
+
+
+def test_decdiff_vt_trains_with_its_teacher_and_combines_as_decdiff():
+    work = LocalSGD(epochs=2, batch_size=9, lr=0.3)
+    taught, plain = path_of_three(DecDiffVT(work, confidence=0.9)), path_of_three(DecDiff(work))
+    assert taught.play(x=SPREAD, h=[]) == plain.play(x=SPREAD, h=[])
+    lesson = LocalSGD(epochs=2, batch_size=9, lr=0.3, loss=VirtualTeacher(0.9))
+    assert [order.work for order in taught.trained] == [lesson] * 3
+    assert [order.work for order in plain.trained] == [work] * 3
+    assert taught.algorithm.local.loss == CrossEntropy()  # what the experiment says stays
+
+
+def test_decdiff_vt_refuses_another_loss_and_a_bad_confidence():
+    with pytest.raises(InputError, match=r"brings its own loss, got VirtualTeacher\(.* decdiff w"):
+        DecDiffVT(LocalSGD(loss=VirtualTeacher(0.5)))
+    with pytest.raises(InputError, match=r"confidence must lie in \(0, 1\], got 1\.5"):
+        DecDiffVT(confidence=1.5)
 
 
 # DecHW: two nodes with 1 and 3 examples, so that the weights by data are 1/4 and 3/4
@@ -237,6 +395,98 @@ def test_dechw_asks_for_the_curvature_of_its_options():
     assert torch.equal(request.params, torch.ones(2))  # after local training
 
 
+def test_online_curvature_comes_with_training_and_is_not_asked_for():
+    stage, asked = pair(DecHW(curvature="online")), pair(DecHW())
+    for values in (FIRST, SECOND):
+        assert stage.play(**values) == asked.play(**values)
+        assert [order.squares for order in stage.trained] == [True] * 2
+        assert [order.squares for order in asked.trained] == [False] * 2
+    assert (stage.judged, asked.judged) == (0, 4)
+    stopped = pair(DecHW(curvature="online", theta=1))
+    stopped.play(**FIRST)
+    stopped.play(SECOND["x"], h=[])
+    assert [order.squares for order in stopped.trained] == [False] * 2  # no use for them any more
+
+
+curvatures = st.lists(
+    st.lists(st.just(0.0) | st.floats(1e-3, 1e3), min_size=3, max_size=3), min_size=3, max_size=3
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(curvatures, curvatures, st.sampled_from([1e-3, 0.3, 7.0, 1e3]), st.booleans())
+@pytest.mark.parametrize("normalise", ["none", "unit"])
+def test_the_scale_of_all_curvatures_together_does_not_matter(normalise, first, second, c, own):
+    algorithm = DecHW(normalise=normalise, include_self=own)
+    x = [[1.0, 2.0, 3.0], [-4.0, 0.0, 9.0], [5.0, 5.0, -5.0]]
+    ends = []
+    for factor in (1.0, c):
+        stage = path_of_three(algorithm)
+        for h in (first, second):
+            end = stage.play(x, [[factor * value for value in row] for row in h])
+        ends.append(torch.tensor(end))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-4)
+
+
+def test_dechw_with_uniform_weights_where_curvature_does_not_decide():
+    nothing = [[0.0, 0.0], [0.0, 0.0]]
+    silent = pair(DecHW(weights="uniform"))
+    assert silent.play(FIRST["x"], nothing) == [[3.0, 3.0]] * 2  # by data it would be 4
+    assert [float(node.buffers) for node in silent.nodes] == [4.0, 4.0]  # by data 6
+    stopped = pair(DecHW(weights="uniform", theta=1))
+    # Where there is curvature, it decides as ever.
+    assert stopped.play(**FIRST) == [pytest.approx([1.0, 5.8 / 1.8])] * 2
+    assert stopped.play(SECOND["x"], h=[]) == [[5.0, 5.0]] * 2  # by data it would be 7.5
+
+
+def test_dechw_notes_the_norm_of_each_curvature():
+    stage = pair(DecHW(theta=2))
+    stage.play(**FIRST)
+    assert [node.notes for node in stage.nodes] == [{"curvature": 5.0}] * 2
+    stage.play(**SECOND)
+    assert [node.notes for node in stage.nodes] == [{"curvature": 2.0}, {"curvature": 10.0}]
+    stage.play(SECOND["x"], h=[])
+    assert [node.notes for node in stage.nodes] == [{}, {}]  # none was computed
+
+
+@pytest.mark.parametrize(
+    ("options", "entries", "weights"),
+    [
+        # Accumulated second entries: .8 and 1, then 1.8 and 1.8.
+        ({}, [(0.8, 1.0), (1.8, 1.8)], [(0.8 / 1.8, 1 / 1.8), (0.5, 0.5)]),
+        ({"normalise": "none"}, [(4, 5), (6, 13)], [(4 / 9, 5 / 9), (6 / 19, 13 / 19)]),
+        # The own model is not part of the own average.
+        ({"include_self": False}, [(0.8, 1.0), (1.8, 1.8)], [(0, 0), (0, 0)]),
+    ],
+    ids=str,
+)
+def test_dechw_traces_an_entry_and_its_weight(options, entries, weights):
+    stage = pair(DecHW(trace=1, **options))
+    for values, entry, weight in zip((FIRST, SECOND), entries, weights, strict=True):
+        stage.play(**values)
+        found = [node.notes for node in stage.nodes]
+        assert [notes["entry"] for notes in found] == pytest.approx(entry)
+        assert [notes["weight"] for notes in found] == pytest.approx(weight)
+        assert all(set(notes) == {"curvature", "entry", "weight"} for notes in found)
+
+
+def test_the_traced_weight_is_that_by_data_where_there_is_no_curvature():
+    stage = pair(DecHW(trace=0))
+    stage.play(FIRST["x"], [[0.0, 1.0], [0.0, 1.0]])
+    assert [node.notes["weight"] for node in stage.nodes] == [0.25, 0.75]
+    alone = Stage(DecHW(trace=1, include_self=False), ((), ()), [1, 3], [[0.0], [8.0]])
+    alone.play(**FIRST)
+    assert [node.notes["weight"] for node in alone.nodes] == [1.0, 1.0]
+
+
+def test_a_trace_beyond_the_model_is_refused_before_any_training():
+    node = pair(DecHW()).node(0, 2)
+    assert DecHW(trace=1).init(node).h.tolist() == [0.0, 0.0]
+    with pytest.raises(InputError) as caught:
+        DecHW(trace=2).init(node)
+    assert str(caught.value) == "trace=2 is not a parameter; the model has 2, counted from 0"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -247,6 +497,8 @@ def test_dechw_asks_for_the_curvature_of_its_options():
         ({"after_stop": "stop"}, "after_stop must be average or frozen, got 'stop'"),
         ({"accumulate": "mean"}, "accumulate must be sum or ema or none, got 'mean'"),
         ({"normalise": "max"}, "normalise must be unit or none, got 'max'"),
+        ({"weights": "metropolis"}, "weights must be data or uniform, got 'metropolis'"),
+        ({"trace": -1}, "trace must be the number of a parameter, got -1"),
         (
             {"curvature": "batches"},
             "unknown curvature 'batches'; did you mean 'batch'? known: batch, full, online, sample",

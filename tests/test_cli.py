@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from command_line import TINY, Outcome, peerage, start
+from command_line import TINY, Outcome, complaint, peerage, start
 
 from peerage import running
 from peerage.catalogue import FAMILIES, entries, recipes
@@ -164,6 +164,29 @@ def test_checkpoints_are_as_frequent_as_asked() -> None:
     ok(f"run {TINY} --engine serial --rounds 5 --checkpoint-every 2 --json --out here")
     names = sorted(path.name for path in Path("here/checkpoint").iterdir())
     assert names == ["round-000004", "round-000005"]  # the newest two, and always the last round
+
+
+def test_a_run_ends_at_its_target() -> None:
+    done = ok(f"run {TINY} --engine serial --rounds 30 --until accuracy=0.3 --out here")
+    record = RunRecord.load(Path("here"))
+    rounds, accuracies = record.curve("accuracy")
+    assert 0 < rounds[-1] < 30
+    assert max(accuracies[1:-1], default=0.0) < 0.3 <= accuracies[-1]
+    assert f"{rounds[-1]} (target reached)" in done.out
+    page = Path("here/report.html").read_text()
+    assert f"reached accuracy=0.3 in round {rounds[-1]} of at most 30, and ended there." in page
+    assert "is not finished" not in page
+    assert ok("verify here").out.startswith("here: same numbers in every round")
+    assert "there is nothing to resume" in peerage("resume here").err
+
+
+@pytest.mark.parametrize("engine", ["serial", "pool --workers 2"])
+def test_a_trace_beyond_the_model_is_one_line(engine: str) -> None:
+    line = f"run {TINY} --rounds 1 --engine {engine} --json --out"
+    message = complaint(peerage(f"{line} wrong --algorithm dechw:trace=650"))
+    assert message == "trace=650 is not a parameter; the model has 650, counted from 0"
+    ok(f"{line} right --algorithm dechw:trace=649")
+    assert sorted(RunRecord.load(Path("right")).notes("weight")) == [0, 1, 2, 3]
 
 
 def test_default_folders_do_not_collide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +398,7 @@ def test_all_commands_are_there() -> None:
         "data list",
         "list",
         "report",
+        "reproduce",
         "resume",
         "run",
         "topology",
@@ -397,7 +421,7 @@ def test_run_has_the_promised_flags() -> None:
     text = ok("run --help").out
     flags = "algorithm dataset model nodes topology partition rounds epochs steps batch-size lr "
     flags += "momentum weight-decay optimizer init gain eval-every eval-samples eval-at engine "
-    flags += "workers seed out json checkpoint-every"
+    flags += "workers seed out json checkpoint-every until loss early-stop"
     for flag in flags.split():
         assert f"--{flag} " in text
 

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from peerage.data import DATASETS, PUBLISHED, Dataset, cache_folder, in_memory, status
-from peerage.data.datasets import Cifar10, Digits, FashionMnist, Folder, Mnist, Npz
+from peerage.data.datasets import Cifar10, Digits, FashionMnist, Folder, Mnist, Npz, only
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.sources import Published
 from peerage.data.store import Content
@@ -288,6 +288,7 @@ def test_the_real_cifar10():
 def test_every_family_has_a_spec_that_round_trips():
     for spec in [
         *["digits", "mnist", "fashion-mnist", "cifar10", "cifar10:normalise=signed"],
+        *["mnist:train=2000", "cifar10:normalise=signed,train=10"],
         *["npz:path=a.npz", "folder:path=pictures,size=64,grey=True"],
     ]:
         assert text(parse(spec, "data set", DATASETS), "data set", DATASETS) == spec
@@ -437,3 +438,24 @@ def test_folder_errors_name_what_is_wrong(tmp_path):
         with pytest.raises(DataError, match=r"train/dog/2.png cannot be read as an image") as error:
             Folder(str(tmp_path)).load(tmp_path)
         one_line(error)
+
+
+def test_fewer_training_examples_keep_the_proportions_of_the_classes():
+    x = torch.arange(30.0).reshape(30, 1)
+    y = torch.tensor([0] * 20 + [1] * 10)
+    whole = in_memory(x, y, x[:3], y[:3])
+    part = only(6, whole)
+    assert torch.bincount(part.train_y).tolist() == [4, 2]
+    assert torch.equal(y[part.train_x.flatten().long()], part.train_y)
+    assert len(part.train_x.unique()) == 6
+    assert torch.equal(part.test_x, whole.test_x)
+    assert torch.equal(only(6, whole).train_x, part.train_x)
+    assert only(None, whole) is whole
+
+
+def test_more_training_examples_than_there_are_is_an_error():
+    whole = in_memory(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1]), torch.zeros(1, 1), [0])
+    with pytest.raises(InputError, match=r"train=5 is more than the 4 training examples"):
+        only(5, whole)
+    with pytest.raises(InputError, match="train must be at least 1 example, got 0"):
+        Mnist(train=0)

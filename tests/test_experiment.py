@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from peerage.cli import DEFAULTS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
-from peerage.experiment import display_name, merged
+from peerage.experiment import UNTIL, Until, display_name, merged
 from peerage.initialise import GAINS, ManualGain
 from peerage.losses import CORRECTIONS, LOSSES
 from peerage.models import MODELS
@@ -60,15 +60,24 @@ def works(draw: st.DrawFn) -> pg.LocalSGD:
 @st.composite
 def experiments(draw: st.DrawFn) -> pg.Experiment:
     """Any valid experiment that names no file of this machine and no Python object."""
+    algorithm, local = draw(any_of(ALGORITHMS)), draw(st.none() | works())
+    validation = draw(st.floats(0, 0.99))
+    if local and isinstance(algorithm, pg.DecDiffVT):  # brings its own loss
+        local = replace(local, loss=pg.CrossEntropy())
+    if local and local.epochs and validation:
+        local = replace(local, early_stop=draw(st.sampled_from(["none", "rollback"])))
+    measured = [name for name in UNTIL if validation or not name.startswith("validation")]
+    numbers = st.floats(0, 1, exclude_min=True)
     return pg.Experiment(
-        algorithm=draw(any_of(ALGORITHMS)),
+        algorithm=algorithm,
         dataset=draw(any_of(DATASETS)),
         model=tuple(draw(st.lists(any_of(MODELS), max_size=3))),
         nodes=draw(st.integers(1, 10**6)),
         topology=draw(any_of(TOPOLOGIES)),
         partition=draw(any_of(PARTITIONS)),
         rounds=draw(st.integers(1, 10**6)),
-        local=draw(st.none() | works()),
+        until=draw(st.none() | st.builds(Until, st.sampled_from(measured), numbers)),
+        local=local,
         init={
             "start": draw(st.sampled_from(["shared", "independent"])),
             "scheme": draw(st.sampled_from(["torch", "he"])),
@@ -78,7 +87,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
             "every": draw(st.integers(1, 99)),
             "samples": draw(st.none() | st.integers(1, 99)),
             "at": draw(st.sampled_from(["exchange", "end"])),
-            "validation": draw(st.floats(0, 0.99)),
+            "validation": validation,
         },
         engine={
             "name": draw(st.sampled_from(["serial", "pool"])),
@@ -103,6 +112,25 @@ def test_every_recipe_is_an_experiment(name: str) -> None:
     experiment = pg.Experiment.from_toml(recipes()[name].read_text())
     assert pg.Experiment.from_toml(experiment.to_toml()) == experiment
     assert experiment.algorithm.local == experiment.local
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion", "cifar"])
+def test_the_recipes_of_the_released_code_differ_in_what_they_say(name: str) -> None:
+    paper, code = (
+        pg.Experiment.from_toml(recipes()[f"p0-{name}{kind}"].read_text()).table()
+        for kind in ("", "-code")
+    )
+    model = {"mnist": {"dropout": True}, "fashion": {"relu": "first"}, "cifar": {}}[name]
+    assert code == {
+        **paper,
+        "algorithm": paper["algorithm"]
+        | {"accumulate": "ema", "normalise": "none", "include_self": False, "weights": "uniform"},
+        "topology": {"name": "ba", "m": 5},
+        "model": paper["model"] | model,
+        "local": paper["local"] | {"early_stop": "rollback"},
+        "evaluation": paper["evaluation"] | {"validation": 0.2},
+    }
+    assert code["algorithm"]["beta"] == 1.0
 
 
 def test_text_table_and_object_are_the_same() -> None:
@@ -156,6 +184,70 @@ def test_numbers_of_numpy_can_be_written() -> None:
     experiment = pg.Experiment(topology=topology, nodes=np.int64(7), seed=np.int32(3))
     again = pg.Experiment.from_toml(experiment.to_toml())
     assert (again.topology.p, again.nodes, again.seed) == (0.1 + 0.2, 7, 3)
+
+
+# Until
+
+
+@pytest.mark.parametrize("text", ["accuracy=0.469", "accuracy = 0.469", " accuracy= 46.9e-2 "])
+def test_until_is_a_metric_and_a_number(text: str) -> None:
+    experiment = pg.Experiment(until=text)
+    assert experiment.until == Until("accuracy", 0.469)
+    assert experiment == pg.Experiment(until=Until("accuracy", 0.469))
+    assert experiment.table()["until"] == "accuracy=0.469"
+    assert pg.Experiment.from_toml(f"until = '{text}'") == experiment
+    assert "until" not in pg.Experiment().table()
+
+
+@pytest.mark.parametrize(
+    ("metric", "short", "there", "beyond"),
+    [
+        ("accuracy", 0.49, 0.5, 0.51),
+        ("accuracy_min", 0.49, 0.5, 0.51),
+        ("validation_accuracy", 0.49, 0.5, 0.51),
+        ("loss", 0.51, 0.5, 0.49),
+        ("validation_loss", 0.51, 0.5, 0.49),
+        ("train_loss", 0.51, 0.5, 0.49),
+        ("consensus", 0.51, 0.5, 0.49),
+    ],
+)
+def test_accuracies_rise_to_the_target_and_losses_fall(
+    metric: str, short: float, there: float, beyond: float
+) -> None:
+    until = Until(metric, 0.5)
+    assert not until.reached({metric: short})
+    assert until.reached({metric: there})
+    assert until.reached({metric: beyond})
+    assert not until.reached({metric: None})
+    assert not until.reached({"round": 3})
+    assert not until.reached({metric: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("until", "message"),
+    [
+        ("acuracy=0.9", "until 'acuracy=0.9' does not begin with something that is measured; did"),
+        ("acuracy=0.9", "did you mean 'accuracy'?"),
+        ("accuracy>=0.9", "did you mean 'accuracy'?"),
+        ("0.9", "does not begin with something that is measured; known: accuracy, accuracy_min"),
+        ("accuracy", "until 'accuracy' gives accuracy no number; write accuracy=0.9"),
+        ("accuracy=90", "until accuracy=90.0 is never reached: accuracies lie between 0 and 1"),
+        ("loss=low", "until 'loss=low' gives loss no number; write loss=0.9"),
+        ("loss=nan", "until 'loss=nan' gives loss no number; write loss=0.9"),
+        ("loss=-inf", "until 'loss=-inf' gives loss no number; write loss=0.9"),
+        ("validation_loss=0.3", "needs held-out examples; add --validation 0.2"),
+    ],
+)
+def test_an_until_that_cannot_be_is_refused(until: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        pg.Experiment(until=until)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
+    experiment = pg.Experiment(until="validation_loss=0.3", evaluation={"validation": 0.1})
+    assert experiment.until == Until("validation_loss", 0.3)
 
 
 # Keys that do not exist, and values that cannot be
@@ -275,11 +367,19 @@ def test_every_flag_reaches_the_experiment(captured: Captured) -> None:
         "run --algorithm decavg:weights=uniform --dataset mnist --model logistic --model mlp "
         "--nodes 9 --topology ring --partition iid --rounds 8 --epochs 2 --batch-size 3 --lr 0.3 "
         "--momentum 0.4 --nesterov --weight-decay 0.1 --optimizer sgd --init shared --scheme he "
+        "--loss virtual-teacher:share=0.5 --early-stop rollback --until loss=0.7 "
         "--gain sqrt --eval-every 4 --eval-samples 77 --eval-at end --validation 0.25 "
         "--engine serial --workers 5 --seed 6"
     )
     work = pg.LocalSGD(
-        epochs=2, batch_size=3, lr=0.3, momentum=0.4, nesterov=True, weight_decay=0.1
+        epochs=2,
+        batch_size=3,
+        lr=0.3,
+        momentum=0.4,
+        nesterov=True,
+        weight_decay=0.1,
+        loss=pg.VirtualTeacher(share=0.5),
+        early_stop="rollback",
     )
     assert experiment == pg.Experiment(
         algorithm=pg.DecAvg(work, weights="uniform"),
@@ -289,6 +389,7 @@ def test_every_flag_reaches_the_experiment(captured: Captured) -> None:
         topology="ring",
         partition="iid",
         rounds=8,
+        until="loss=0.7",
         local=work,
         init=pg.Init(start="shared", scheme="he", gain="sqrt"),
         evaluation=pg.Evaluation(every=4, samples=77, at="end", validation=0.25),

@@ -17,7 +17,7 @@ ORDER = [
     ["random_edges", "local", "state", "requests"],
     ["topology", "mixing", "models", "data"],
     ["initialise", "evaluation"],
-    ["training", "curvature"],
+    ["training", "curvature", "synthesis"],
     ["algorithm"],
     ["algorithms"],
     ["catalogue", "experiment", "sim"],
@@ -25,9 +25,10 @@ ORDER = [
     ["running"],
     ["__init__"],
     ["report", "testing"],
+    ["reproduce"],
     ["cli"],
 ]
-PACKAGES = {"data", "models", "algorithms", "sim", "report"}
+PACKAGES = {"data", "models", "algorithms", "sim", "report", "reproduce"}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 
 # What the mathematics of an algorithm needs; no engine, file, graph or clock.
@@ -39,6 +40,7 @@ FOR_ALGORITHMS = {
     "errors",
     "losses",
     "requests",
+    "synthesis",
     "training",
 }
 # Reports are made from records, never from live objects.

@@ -597,6 +597,26 @@ def test_headlines(tmp_path: Path) -> None:
     assert notes([runs["short"]]) == ["Short was interrupted: 2 of 4 rounds are done."]
 
 
+def test_a_run_that_ended_at_its_target_is_not_called_unfinished(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", {0: [0.1], 3: [0.5]})  # of 4 rounds
+    text = (tmp_path / "a" / "experiment.toml").read_text()
+    (tmp_path / "a" / "experiment.toml").write_text('until = "accuracy=0.469"\n' + text)
+    record = RunRecord.load(tmp_path / "a")
+    assert tables.cells(tables.compare([record]))[1][0][2] == "3 (target reached)"
+    assert notes([record]) == [
+        "DecHW reached accuracy=0.469 in round 3 of at most 4, and ended there."
+    ]
+    assert headline(tables.compare([record]), "digits") == (
+        "1 run on digits. DecHW reached a mean test accuracy of 50.0 % after 3 rounds; "
+        "this is also its best."
+    )
+    stopped = make_run(tmp_path / "b", {0: [0.1], 3: [0.5]}, status="interrupted")
+    assert tables.cells(tables.compare([stopped]))[1][0][2] == "3 of 4, interrupted"
+    through = make_run(tmp_path / "c", {0: [0.1], 4: [0.5]})
+    assert tables.cells(tables.compare([through]))[1][0][2] == "4"
+    assert notes([through]) == []
+
+
 def test_a_graph_that_is_not_connected_is_noted(tmp_path: Path) -> None:
     make_run(tmp_path / "a", {0: [0.1]})
     setup = json.loads((tmp_path / "a" / "setup.json").read_text())

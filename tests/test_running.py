@@ -268,6 +268,167 @@ def test_every_run_of_a_seed_is_the_same_and_seeds_differ() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+# Notes of an algorithm
+
+
+@dataclass(frozen=True)
+class Notes(pg.Algorithm[None]):
+    """Notes numbers that are known beforehand, one of which is none, and one by odd nodes only."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: pg.Node[None]) -> None:
+        node.note(place=10 * node.round + node.id, nothing=math.nan)
+        await node.train(self.local)
+        inbox = await node.exchange(x=node.params)
+        node.params = torch.stack(inbox["x"]).mean(0)
+        if node.id % 2:
+            node.note(odd=1.0)
+
+
+def test_notes_are_in_the_rows_of_rounds_that_are_judged(tmp_path: Path) -> None:
+    experiment = tiny(algorithm=Notes(), rounds=5, evaluation={"every": 2})
+    result = pg.run(experiment, tmp_path / "run")
+    record = RunRecord.load(tmp_path / "run")
+    # Row r is about the r-th round, which the algorithm calls r - 1.
+    assert record.notes("place") == {
+        node: ([2, 4, 5], [10.0 + node, 30.0 + node, 40.0 + node]) for node in range(4)
+    }
+    assert record.notes("odd") == {node: ([2, 4, 5], [1.0] * 3) for node in (1, 3)}
+    assert record.notes("nothing") == record.notes("unknown") == {}
+    nodes = [row for row in result.rows if row["scope"] == "node"]
+    assert {row["round"] for row in nodes if "notes" in row} == {2, 4, 5}  # not before the first
+    assert nodes[-1]["notes"] == {"place": 43.0, "nothing": None, "odd": 1.0}
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl") == result.rows
+
+
+def test_notes_are_the_same_in_every_engine_after_a_crash_and_once_more(tmp_path: Path) -> None:
+    folder, crash = tmp_path / "run", stop_after(2)
+    for algorithm in (Notes(), pg.DecHW(trace=5)):
+        experiment = tiny(algorithm=algorithm)
+        through = pg.run(experiment)
+        pooled = tiny(algorithm=algorithm, engine={"name": "pool", "workers": 2})
+        with pytest.raises(Interrupted):
+            pg.run(pooled, folder, checkpoint_every=1, watch=crash)
+        pg.resume(folder, experiment=experiment)
+        assert without_time(read_metrics(folder / "metrics.jsonl")) == without_time(through.rows)
+        assert pg.verify(folder, experiment=experiment).same
+        shutil.rmtree(folder)
+
+
+def test_dechw_notes_what_figures_need(tmp_path: Path) -> None:
+    pg.run(tiny(algorithm=pg.DecHW(trace=5)), tmp_path / "run")
+    record = RunRecord.load(tmp_path / "run")
+    for name in ("curvature", "entry", "weight"):
+        assert sorted(record.notes(name)) == [0, 1, 2, 3]
+        assert all(rounds == [1, 2, 3] for rounds, _ in record.notes(name).values())
+    weights = [value for _, values in record.notes("weight").values() for value in values]
+    assert all(0 <= value <= 1 for value in weights)
+    assert all(value > 0 for _, values in record.notes("curvature").values() for value in values)
+
+
+# Ending at a target
+
+LONG: dict[str, Any] = {"rounds": 12, "algorithm": "decavg", "local": {"epochs": 1, "lr": 0.02}}
+
+
+@pytest.fixture(scope="module")
+def long() -> list[dict[str, Any]]:
+    """The network rows of a run that nothing ends early."""
+    return network(pg.run(tiny(**LONG)).rows)
+
+
+def middle(rows: list[dict[str, Any]], metric: str, round: int) -> float:
+    """A value that the metric has not reached before this round, and passes in it."""
+    return float(rows[round - 1][metric] + rows[round][metric]) / 2
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "accuracy_min", "loss", "train_loss", "consensus"])
+def test_a_run_ends_at_the_first_round_that_reaches_its_target(
+    tmp_path: Path, long: list[dict[str, Any]], metric: str
+) -> None:
+    target = middle(long, metric, 3)
+    sign = 1 if metric.startswith("accuracy") else -1
+    passed = [sign * (row[metric] - target) >= 0 for row in long if row["round"]]
+    assert passed.index(True) == 2  # round 3, and the metric does move that way
+    result = pg.run(tiny(**LONG, until=f"{metric}={target}"), tmp_path / "run")
+    assert without_time(network(result.rows)) == without_time(long[:4])
+    assert result.digest == pg.run(tiny(**LONG | {"rounds": 3})).digest
+    record = RunRecord.load(tmp_path / "run")
+    assert (record.status, record.rounds, record.summary["rounds_planned"]) == ("finished", 3, 12)
+    assert record.summary["digest"] == result.digest
+    assert record.summary["accuracy"] == long[3]["accuracy"]
+    assert checkpoints(tmp_path / "run")[-1] == "round-000003"
+    assert pg.verify(tmp_path / "run").same
+    with pytest.raises(CheckpointError, match="is finished; there is nothing to resume"):
+        pg.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "train_loss"])
+def test_a_run_ends_at_a_round_that_was_judged(long: list[dict[str, Any]], metric: str) -> None:
+    """The training loss is known in every round, but the models are judged in every fifth."""
+    until = f"{metric}={middle(long, metric, 3)}"
+    result = pg.run(tiny(**LONG, until=until, evaluation={"every": 5}))
+    assert [row["round"] for row in network(result.rows)] == [0, 1, 2, 3, 4, 5]
+    assert result.summary["accuracy"] == long[5]["accuracy"]
+
+
+@pytest.mark.parametrize("until", ["accuracy=1", "loss=-1", "consensus=0"])
+def test_a_target_that_is_never_reached_costs_nothing(
+    long: list[dict[str, Any]], until: str
+) -> None:
+    result = pg.run(tiny(**LONG, until=until))
+    assert without_time(network(result.rows)) == without_time(long)
+
+
+def test_a_target_that_the_start_has_reached_takes_one_round() -> None:
+    shared = tiny(**LONG, until="consensus=1000", init={"start": "shared"})
+    result = pg.run(shared)
+    assert network(result.rows)[0]["consensus"] == 0
+    assert [row["round"] for row in network(result.rows)] == [0, 1]
+
+
+@pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
+def test_a_run_may_end_at_a_validation_target(metric: str) -> None:
+    held_out = {"validation": 0.2}
+    through = network(pg.run(tiny(**LONG, evaluation=held_out)).rows)
+    until = f"{metric}={middle(through, metric, 2)}"
+    result = pg.run(tiny(**LONG, until=until, evaluation=held_out))
+    assert without_time(network(result.rows)) == without_time(through[:3])
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_run_with_a_target_that_crashed_ends_where_it_would_have(
+    tmp_path: Path, long: list[dict[str, Any]], last: int
+) -> None:
+    experiment = tiny(**LONG, until=f"accuracy={middle(long, 'accuracy', 3)}")
+    with pytest.raises(Interrupted):
+        pg.run(experiment, tmp_path / "run", checkpoint_every=1, watch=stop_after(last))
+    resumed = pg.resume(tmp_path / "run")
+    through = pg.run(experiment)
+    assert resumed.digest == through.digest
+    assert without_time(resumed.rows) == without_time(through.rows)
+    assert resumed.summary["rounds"] == 3
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_does_not_go_on(
+    tmp_path: Path, long: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*arguments: Any) -> str:
+        raise SystemExit
+
+    experiment = tiny(**LONG, until=f"accuracy={middle(long, 'accuracy', 3)}")
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "digest", killed)
+        with pytest.raises(SystemExit):
+            pg.run(experiment, tmp_path / "run")
+    assert RunRecord.load(tmp_path / "run").status == "running"
+    assert checkpoints(tmp_path / "run")[-1] == "round-000003"
+    resumed = pg.resume(tmp_path / "run")
+    assert resumed.summary["rounds"] == 3
+    assert resumed.digest == pg.run(experiment).digest
+
+
 # Checkpoints
 
 

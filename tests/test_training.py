@@ -10,11 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerage import DecAvg, DecHW, Proximal, run
+from peerage import DecAvg, DecHW, Experiment, Proximal, run
+from peerage import Local as LocalOnly
+from peerage import training as training_module
+from peerage.curvature import Curvature
 from peerage.errors import InputError
+from peerage.evaluation import Score
 from peerage.local import Examples, Local
 from peerage.losses import CrossEntropy
-from peerage.testing import NODES, dealt, toy
+from peerage.testing import NODES, dealt, simulate, toy
 from peerage.training import LocalSGD, Train, Trained
 from peerage.vectors import FlatModel, Layout, float_buffers
 
@@ -64,10 +68,10 @@ def local_data(
     )
 
 
-def train(work: LocalSGD, local: Local, **given: Tensor) -> Trained:
+def train(work: LocalSGD, local: Local, *, squares: bool = False, **given: Tensor) -> Trained:
     """Train from the values that the workbench holds."""
     model = local.models["net"]
-    return Train(work, model.params.clone(), model.buffers.clone(), given).run(local)
+    return Train(work, model.params.clone(), model.buffers.clone(), given, squares).run(local)
 
 
 def canonical(module: nn.Module, vector: Tensor) -> Tensor:
@@ -265,6 +269,205 @@ def test_proximal_refuses_a_push():
         Proximal(mu=-0.1)
 
 
+# Squared gradients of the last pass
+
+
+def torch_squares(module: nn.Module, work: LocalSGD, local: Local, last: int) -> Tensor:
+    """Of the last batches, by the obvious loop; in the order of torch."""
+    module.train()
+    optimiser = torch.optim.SGD(
+        module.parameters(), lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay
+    )
+    squares = []
+    for x, y in work.batches(local):
+        optimiser.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        squares.append(
+            torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]) ** 2
+        )
+        optimiser.step()
+    return torch.stack(squares[-last:]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("work", "last"),
+    [
+        (replace(WORKS["sgd"], epochs=1), 5),  # 23 examples in batches of 5
+        (WORKS["sgd"], 5),
+        (WORKS["momentum"], 5),
+        (WORKS["weight decay"], 5),  # the decay is no part of the gradient
+        (WORKS["steps"], 5),
+        (replace(WORKS["steps"], steps=3), 3),  # less than one pass
+        (replace(WORKS["sgd"], batch_size=100), 1),
+    ],
+)
+def test_squares_are_those_of_the_last_pass(work, last):
+    expected = network()
+    wanted = torch_squares(expected, work, local_data(network()), last)
+    trained = train(work, local_data(network()), squares=True)
+    assert trained.stats.squares is not None
+    found = canonical(expected, trained.stats.squares)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-7)
+    # Gathering them changes nothing about the training, and they are gathered on demand only.
+    plain = train(work, local_data(network()))
+    assert torch.equal(trained.params, plain.params)
+    assert plain.stats.squares is None
+
+
+@pytest.mark.parametrize("size", [5, EXAMPLES])
+def test_squares_of_a_model_that_stands_still_are_its_batch_curvature(size):
+    local = local_data(linear())
+    local.epoch = lambda size: local.data.chunks(local.indices, size)  # type: ignore[method-assign]
+    work = LocalSGD(epochs=3, batch_size=size, lr=0.0)
+    squares = train(work, local, squares=True).stats.squares
+    model = local.models["net"]
+    h = Curvature(model.params.clone(), model.buffers, "batch", size).run(local)
+    torch.testing.assert_close(squares, h)
+
+
+def test_squares_are_taken_before_the_correction():
+    work = LocalSGD(epochs=2, batch_size=5, lr=0.0)
+    plain = train(work, local_data(linear()), squares=True)
+    shifted = replace(work, correct=Shifted())
+    corrected = train(shifted, local_data(linear()), squares=True, shift=torch.full((99,), 9.0))
+    assert plain.stats.squares is not None
+    assert plain.stats.squares.sum() > 0
+    torch.testing.assert_close(corrected.stats.squares, plain.stats.squares)
+
+
+def test_squares_of_a_node_without_examples_are_zero():
+    local = replace(local_data(linear()), indices=torch.empty(0, dtype=torch.int64))
+    squares = train(LocalSGD(epochs=2), local, squares=True).stats.squares
+    assert squares is not None
+    assert squares.tolist() == [0.0] * 99
+    assert train(LocalSGD(epochs=2), local).stats.squares is None
+
+
+# Rollback
+
+
+def noisy_network() -> nn.Module:
+    """With dropout and running statistics: another mode than that of training shows."""
+    return nn.Sequential(*network()[:5], nn.Dropout(0.5), *network()[5:])  # type: ignore[index]
+
+
+def held_out(local: Local, *, shift: int = 0) -> Local:
+    """A node that is judged on its own examples, under their own labels or under wrong ones."""
+    x, y = local.data.take(local.indices)
+    return replace(local, held_out=Examples(x, (y + shift) % 3))
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *losses: float) -> list[float]:
+    """Validation losses before training and after every epoch; what is left of them."""
+    left = list(losses)
+
+    def score(model: FlatModel, examples: Examples) -> Score:
+        model.module.eval()
+        return Score(0.0, left.pop(0))
+
+    monkeypatch.setattr(training_module, "score", score)
+    return left
+
+
+CAREFUL = LocalSGD(epochs=4, batch_size=5, lr=0.1, momentum=0.9, early_stop="rollback")
+PLAIN = replace(CAREFUL, early_stop="none")
+
+
+def test_a_validation_loss_that_does_not_rise_changes_nothing(monkeypatch):
+    left = scripted(monkeypatch, 4.0, 3.0, 3.0, 2.0, 1.0)  # the same again is no rise
+    kept = train(CAREFUL, held_out(local_data(noisy_network())))
+    plain = train(PLAIN, local_data(noisy_network()))
+    assert left == []
+    assert torch.equal(kept.params, plain.params)
+    assert torch.equal(kept.buffers, plain.buffers)
+    assert kept.stats == plain.stats
+    assert kept.stats.examples == 4 * EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("losses", "epochs"),
+    [([1.0, 1.1], 1), ([4.0, 3.0, 3.5], 2), ([4.0, 3.0, 2.0, 1.0, 1.5], 4)],
+)
+def test_a_round_in_which_the_validation_loss_rises_is_taken_back(monkeypatch, losses, epochs):
+    left = scripted(monkeypatch, *losses)
+    local = held_out(local_data(noisy_network()))
+    model = local.models["net"]
+    params, buffers = model.params.clone(), model.buffers.clone()
+    trained = train(CAREFUL, local)
+    assert left == []  # it was not judged again
+    assert torch.equal(trained.params, params)
+    assert torch.equal(trained.buffers, buffers)
+    assert trained.finite
+    # The work was done all the same, up to the epoch that was one too many.
+    done = train(replace(PLAIN, epochs=epochs), local_data(noisy_network())).stats
+    assert trained.stats == done
+    assert done.examples == epochs * EXAMPLES
+
+
+@pytest.mark.parametrize(("shift", "taken_back"), [(0, False), (1, True)])
+def test_rollback_against_the_obvious_loop(shift, taken_back):
+    """Learning the labels makes the loss under other labels rise."""
+
+    def judge() -> float:
+        with torch.no_grad():
+            return float(F.cross_entropy(expected(x), y))
+
+    work = LocalSGD(epochs=3, batch_size=EXAMPLES, lr=0.01, early_stop="rollback")
+    local = held_out(local_data(linear()), shift=shift)
+    assert local.held_out is not None
+    x, y = local.held_out.take(torch.arange(EXAMPLES))
+    expected = linear()
+    losses = [judge()]
+    for epoch in range(3):
+        batches = list(local_data(linear()).epoch(EXAMPLES))
+        torch_trained(expected, replace(work, epochs=1), iter(batches))
+        losses.append(judge())
+        assert (losses[epoch + 1] > losses[epoch]) == taken_back
+    before = linear() if taken_back else expected
+    wanted = nn.utils.parameters_to_vector(before.parameters()).detach()
+    trained = train(work, local)
+    torch.testing.assert_close(trained.params, wanted, rtol=1e-5, atol=1e-6)
+    assert trained.stats.examples == (1 if taken_back else 3) * EXAMPLES
+
+
+def test_a_node_that_holds_nothing_out_trains_as_ever():
+    careful, plain = (train(work, local_data(noisy_network())) for work in (CAREFUL, PLAIN))
+    assert torch.equal(careful.params, plain.params)
+    assert torch.equal(careful.buffers, plain.buffers)
+    assert careful.stats == plain.stats
+
+
+def test_nodes_of_a_run_are_judged_on_what_they_hold_out():
+    """Steps of this length make any loss rise, so all training of all rounds is taken back."""
+    work = LocalSGD(epochs=2, lr=1000.0, early_stop="rollback")
+    ended = simulate(toy(LocalOnly(work), evaluation={"validation": 0.25}))
+    for start, end in zip(ended.start, ended.end, strict=True):
+        assert torch.equal(start, end)
+    loose = replace(work, early_stop="none")
+    ended = simulate(toy(LocalOnly(loose), evaluation={"validation": 0.25}))
+    assert not any(map(torch.equal, ended.start, ended.end))
+
+
+def test_engines_agree_about_rollback_and_online_curvature():
+    work = LocalSGD(epochs=2, lr=0.5, batch_size=2, early_stop="rollback")
+    digests = [
+        run(
+            toy(DecHW(work, curvature="online"), evaluation={"validation": 0.25}, engine=engine)
+        ).digest
+        for engine in ({"name": "serial"}, {"name": "pool", "workers": 2})
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_rollback_without_held_out_examples_is_refused():
+    with pytest.raises(InputError) as caught:
+        Experiment(local={"early_stop": "rollback"})
+    message = "early_stop=rollback needs held-out examples; add --validation 0.2"
+    assert str(caught.value) == message
+    kept = Experiment(local={"early_stop": "rollback"}, evaluation={"validation": 0.1})
+    assert kept.algorithm.local == LocalSGD(early_stop="rollback")
+
+
 # What an order leaves alone
 
 
@@ -443,6 +646,11 @@ def test_batches_of_images_are_channels_last():
         ({"momentum": 1.0}, "momentum must lie in [0, 1), got 1.0"),
         ({"momentum": -0.5}, "momentum must lie in [0, 1), got -0.5"),
         ({"nesterov": True}, "nesterov needs a momentum above 0, got momentum=0.0"),
+        ({"early_stop": "stop"}, "early_stop must be none or rollback, got 'stop'"),
+        (
+            {"early_stop": "rollback", "steps": 3},
+            "early_stop=rollback judges after every epoch, got steps=3; give epochs instead",
+        ),
         (
             {"optimizer": "adam"},
             "unknown optimizer 'adam'; did you mean 'adamw'? known: adamw, sgd",

@@ -13,6 +13,7 @@ from peerage.algorithms.cfa import CFA
 from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
+from peerage.algorithms.desa import DESA
 from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
 from peerage.errors import PeerageError
@@ -27,6 +28,7 @@ from peerage.vectors import Layout
 __all__ = [
     "ALGORITHMS",
     "CFA",
+    "DESA",
     "Algorithm",
     "Compute",
     "CrossEntropy",

@@ -60,7 +60,7 @@ class Node(Generic[S]):
         self.notes.update({name: float(value) for name, value in values.items()})
 
     async def train(self, work: LocalSGD, *, squares: bool = False, **given: Tensor) -> TrainStats:
-        """Train the own model; `given` are vectors for the work order's gradient correction.
+        """Train the own model; `given` are tensors for the work order's correction or lesson.
 
         With `squares`, the answer has the squared batch gradients of the last pass, added up.
         """

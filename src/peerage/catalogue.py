@@ -18,13 +18,16 @@ from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PARTITIONS
 from peerage.errors import InputError, did_you_mean
 from peerage.initialise import GAINS
+from peerage.losses import CORRECTIONS, LOSSES
 from peerage.models import MODELS
 from peerage.topology import TOPOLOGIES
 
 FAMILIES: dict[str, specs.Family] = {
     "algorithms": ALGORITHMS,
+    "corrections": CORRECTIONS,
     "datasets": DATASETS,
     "gains": GAINS,
+    "losses": LOSSES,
     "models": MODELS,
     "partitions": PARTITIONS,
     "topologies": TOPOLOGIES,

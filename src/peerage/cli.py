@@ -35,6 +35,7 @@ CheckpointEvery = Annotated[
     int | None, typer.Option(help="Rounds between checkpoints; by default 5 % of the time.")
 ]
 RUNS = Path("runs")
+REPRODUCED = Path("reproduced")
 # What an experiment is made of without a file and without flags; a test compares it with the code.
 DEFAULTS = (
     "--algorithm dechw --dataset digits --model digits-mlp --nodes 50 --topology er:p=0.2 "
@@ -258,6 +259,76 @@ def report(
     _present([RunRecord.load(folder) for folder in runs], target, as_json)
     if as_json:
         print(json.dumps({"report": str(target)}))
+
+
+@app.command()
+def reproduce(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Tables and figures, e.g. p0-tab2; see --list.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), small (minutes) or paper (as published).")
+    ] = "small",
+    seeds: Annotated[int | None, typer.Option(help="How many; the scale's own by default.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Methods separated by commas, e.g. dechw,decdiff-vt.")
+    ] = None,
+    fidelity: Annotated[
+        str, typer.Option(help="paper, or code: as the authors' scripts run.")
+    ] = "paper",
+    out: Annotated[
+        Path, typer.Option(help="Folder of runs and results; finished runs are not repeated.")
+    ] = REPRODUCED,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="What there is, what it needs, what is done.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat tables and figures of the papers: our numbers beside theirs."""
+    from peerage.report.terminal import StudyProgress
+    from peerage.reproduce import runner
+    from peerage.reproduce.calibrate import Speeds
+    from peerage.reproduce.listing import entries, rich_list
+    from peerage.reproduce.study import plan_of
+    from peerage.reproduce.write import finished, write
+
+    plan = plan_of(scale, seeds, fidelity)
+    store = runner.Store(out)
+    console = Console(highlight=False)
+    studies = [runner.find(id) for id in ids or ()]
+    if show_list:
+        rows = entries(studies or list(runner.STUDIES.values()), store, plan, Speeds())
+        if as_json:
+            print(json.dumps({"studies": rows}))
+        else:
+            console.print(rich_list(rows, plan.scale))
+        return
+    if not studies:
+        raise InputError("name a table or a figure, e.g. `peerage reproduce p0-tab2`; see --list")
+    methods = [name.strip() for name in (only or "").split(",") if name.strip()]
+    wanted = {study.id: runner.jobs_of(study, plan, methods) for study in studies}
+    with ExitStack() as stack:
+
+        def progress(costs: list[float]) -> StudyProgress:
+            return stack.enter_context(StudyProgress(costs))
+
+        everything = [job for jobs in wanted.values() for job in jobs]
+        outcome = runner.carry_out(store, everything, progress, Speeds())
+    written = []
+    for study in studies:
+        results = store.results(plan, wanted[study.id])
+        if not results.series:
+            continue
+        shown = study.show(results)
+        files = write(study, results, shown, out / "results")
+        written += [str(path) for path in files]
+        if not as_json:
+            for table in shown.tables:
+                console.print(table.rich(console.width))
+            console.print(f"{study.id}: {finished(results)}; {files[0]}", soft_wrap=True)
+    if as_json:
+        print(json.dumps({"files": written, **vars(outcome)}))
+    runner.check_data(outcome)
 
 
 @app.command("list")

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
 import tomllib
@@ -163,6 +164,10 @@ class Until:
     metric: str
     value: float
 
+    def __post_init__(self) -> None:
+        if "accuracy" in self.metric and not 0 < self.value <= 1:
+            raise InputError(f"until {self} is never reached: accuracies lie between 0 and 1")
+
     def reached(self, row: Mapping[str, Any]) -> bool:
         """Whether the network row of a round has got there; one that was not judged has not."""
         found = row.get(self.metric)
@@ -182,9 +187,12 @@ def read_until(value: Any) -> Until | None:
             f"{did_you_mean(metric, UNTIL)}, as in accuracy=0.9"
         )
     try:
-        return Until(metric, float(number))
+        target = float(number)
     except ValueError:
-        raise InputError(f"until {value!r} gives {metric} no number; write {metric}=0.9") from None
+        target = math.nan
+    if not math.isfinite(target):
+        raise InputError(f"until {value!r} gives {metric} no number; write {metric}=0.9")
+    return Until(metric, target)
 
 
 class Section(BaseModel):

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerage.randomness import numpy_stream, stream_seed
+from peerage.randomness import numpy_stream, stream_seed, torch_stream
 from peerage.vectors import FlatModel
 
 Batches = Iterator[tuple[Tensor, Tensor]]  # examples, labels
@@ -63,6 +64,7 @@ class Local:
     memory: dict[str, Tensor]  # survives the round: optimiser, position in the stream of batches
     held_out: Examples | None = None  # the node's own validation examples
     allocate: Callable[[int], Tensor] = torch.empty  # room for an answer [d]
+    cache: Path | None = None  # the folder for what is dear to compute and may be found again
     orders: int = field(default=0)  # how many shuffles this round has asked for so far
 
     def model(self, params: Tensor, buffers: Tensor) -> FlatModel:
@@ -76,6 +78,10 @@ class Local:
         torch.default_generator.manual_seed(
             stream_seed(self.seed, "dropout", self.node, self.round, self.orders)
         )
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """The node's own random numbers for something that it does in this round."""
+        return torch_stream(self.seed, purpose, self.node, self.round, self.orders)
 
     def epoch(self, size: int) -> Batches:
         """One pass over the own examples in a fresh order."""

@@ -1,11 +1,12 @@
 """Training losses and corrections of the gradient: small values that a work order holds."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from peerage.errors import InputError
 
@@ -14,6 +15,16 @@ class Loss(Protocol):
     """The mean over a batch of a loss of each example."""
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor: ...
+
+
+class Lesson:
+    """A loss that needs more than logits and labels: the module, other tensors, random numbers."""
+
+    def prepare(
+        self, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of a batch of examples and labels, for one order of training."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,55 @@ class VirtualTeacher:
         if self.share == 1:
             return divergence
         return (1 - self.share) * F.cross_entropy(logits, labels) + self.share * divergence
+
+
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """[B] T^2 KL(softmax(teacher / T) || softmax(logits / T)): how far each example is from it.
+
+    The factor keeps the size of the gradient when T grows. Hinton, Vinyals, Dean, 2015.
+    arXiv:1503.02531.
+    """
+    log_p = F.log_softmax(logits / temperature, 1)
+    log_q = F.log_softmax(teacher / temperature, 1)
+    return temperature**2 * F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(1)
+
+
+def supervised_contrastive(
+    f: Tensor, labels: Tensor, a: Tensor, anchor_labels: Tensor, temperature: float
+) -> Tensor:
+    """Draws features f [B, k] towards the anchors a [A, k] of their own class, off the others.
+
+    The mean over i of -1 / |P(i)| sum_{j in P(i)} log(exp(f_i.a_j / t) / sum_k exp(f_i.a_k / t)),
+    all vectors of unit length, where P(i) are the anchors with the label of i. Examples without
+    any are left out. Khosla et al., 2020. arXiv:2004.11362.
+    """
+    log_p = F.log_softmax(F.normalize(f) @ F.normalize(a).T / temperature, 1)  # [B, A]
+    positive = labels.unsqueeze(1) == anchor_labels  # [B, A]
+    count = positive.sum(1)
+    each = -(log_p * positive).sum(1) / count.clamp(min=1)  # [B]
+    return each.sum() / (count > 0).sum().clamp(min=1)
+
+
+def last_linear(module: nn.Module) -> nn.Linear:
+    """The layer whose inputs are the features of an example."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise InputError(
+            f"model {type(module).__name__} has no linear layer, whose inputs would be its "
+            "features; choose a model that ends with one"
+        )
+    return layers[-1]
+
+
+def with_features(module: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [B, C], and what the head was given [B, k]."""
+    caught: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    try:
+        logits: Tensor = module(x)
+    finally:
+        handle.remove()
+    return logits, caught[-1].flatten(1)
 
 
 class Correction(Protocol):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ class Prepared:
     setup: dict[str, Any]
 
 
-def prepare(experiment: Experiment) -> Prepared:
-    dataset = load_dataset(experiment)
+def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
+    """Everything a run needs; `dataset` spares loading it once more."""
+    dataset = dataset or load_dataset(experiment)
     if not experiment.model:
         name = default_model(display_name(experiment.dataset, DATASETS), dataset.shape)
         experiment = experiment.model_copy(update={"model": (MODELS[name](),)})
@@ -55,6 +57,7 @@ def prepare(experiment: Experiment) -> Prepared:
         shared_start=experiment.init.start == "shared",
         gains=experiment.init.gain.factors(graph).tolist(),
         evaluate_at=experiment.evaluation.at,
+        cache=work_cache(),
     )
     setup = {
         "allocation": counts.tolist(),
@@ -66,6 +69,14 @@ def prepare(experiment: Experiment) -> Prepared:
         "test_examples": len(world.test),
     }
     return Prepared(experiment, world, setup)
+
+
+def work_cache() -> Path | None:
+    """Beside the data sets; nowhere for a user without a home folder, who can still run."""
+    try:
+        return cache_folder()
+    except RuntimeError:
+        return None
 
 
 def load_dataset(experiment: Experiment) -> Dataset:

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import tomllib
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from peerage import checkpoint, specs
 from peerage.algorithms import ALGORITHMS
-from peerage.data.datasets import DATASETS
+from peerage.data.datasets import DATASETS, Dataset
 from peerage.environment import environment
 from peerage.errors import (
     CheckpointError,
@@ -97,15 +98,19 @@ def run(
     experiment: Experiment,
     out: str | Path | None = None,
     *,
+    dataset: Dataset | None = None,
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
 ) -> Result:
-    """Run an experiment; with `out`, keep its records and checkpoints in that new folder."""
+    """Run an experiment; with `out`, keep its records and checkpoints in that new folder.
+
+    `dataset` is the experiment's own, for callers that have already loaded it for another run.
+    """
     check_every(checkpoint_every)
     folder = Path(out) if out is not None else None
     if folder is not None:
         check_free(folder)
-    prepared = prepare(experiment)
+    prepared = prepare(experiment, dataset)
     if folder is None:
         return _Run(prepared, None, checkpoint_every, watch).go()
     with taken(folder):
@@ -119,6 +124,7 @@ def resume(
     *,
     experiment: Experiment | None = None,
     engine: Mapping[str, Any] | None = None,
+    dataset: Dataset | None = None,
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
 ) -> Result:
@@ -138,7 +144,7 @@ def resume(
         if _is_finished(folder):
             raise CheckpointError(f"run {folder} is finished; there is nothing to resume")
         saved = checkpoint.load(folder)
-        prepared = prepare(experiment)
+        prepared = prepare(experiment, dataset)
         if given:
             check_same(folder, prepared.experiment)
         for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
@@ -302,16 +308,20 @@ class _Run:
         if done == 0:
             self._record(0, engine.measure())
         for round in range(done, last):
+            if self._enough():  # asked before a round: a resumed run may have got there already
+                return
             evaluate = (round + 1) % every == 0 or round + 1 == last
-            row = self._record(round + 1, engine.round(round, evaluate))
-            until = self.experiment.until
-            enough = until is not None and until.reached(row)
-            if self.folder is not None and (enough or self._save_is_due(round + 1)):
+            self._record(round + 1, engine.round(round, evaluate))
+            if self.folder is not None and (self._enough() or self._save_is_due(round + 1)):
                 start = perf_counter()
                 checkpoint.save(engine, self.folder, round + 1)
                 self.last_save = (perf_counter(), perf_counter() - start)
-            if enough:
-                return
+
+    def _enough(self) -> bool:
+        """Whether the last round was judged and has got as far as the run is to go."""
+        until, row = self.experiment.until, self.rows[-1]
+        judged = row["round"] > 0 and "accuracy" in row
+        return until is not None and judged and until.reached(row)
 
     def _save_is_due(self, round: int) -> bool:
         if round == self.experiment.rounds:
@@ -321,7 +331,7 @@ class _Run:
         when, took = self.last_save
         return (perf_counter() - when) * CHECKPOINT_SHARE >= took
 
-    def _record(self, round: int, report: RoundReport) -> Row:
+    def _record(self, round: int, report: RoundReport) -> None:
         self.bytes_total += report.bytes
         row = network_row(round, report, self.bytes_total)
         # The network row comes last: a round counts once all of its rows are there.
@@ -331,7 +341,6 @@ class _Run:
                 self.writer.append(new)
         if self.watch is not None:
             self.watch(row)
-        return row
 
     def _failed(self, error: BaseException) -> BaseException:
         """Write down how the run ended; the error to raise, with what the user can do next."""
@@ -427,7 +436,8 @@ def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
             row["validation_accuracy"] = n.validation.accuracy
             row["validation_loss"] = n.validation.loss
         if n.notes:
-            row["notes"] = dict(n.notes)
+            # As a file holds them: what is not finite is null there.
+            row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
         yield row
 
 

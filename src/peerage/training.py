@@ -1,16 +1,16 @@
 """The work order for local training, and the only training loop of the project."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peerage.errors import InputError, did_you_mean
 from peerage.evaluation import score
 from peerage.local import Batches, Local
-from peerage.losses import Correction, CrossEntropy, Loss
+from peerage.losses import Correction, CrossEntropy, Lesson, Loss
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
 
@@ -31,7 +31,7 @@ class LocalSGD:
     # What happens when the loss on the node's held-out examples rises in an epoch: nothing, or the
     # node takes back all training of the round, as the authors' code of P0 does.
     early_stop: Literal["none", "rollback"] = "none"
-    loss: Loss = CrossEntropy()
+    loss: Loss | Lesson = CrossEntropy()
     correct: Correction | None = None
 
     def __post_init__(self) -> None:
@@ -126,6 +126,7 @@ class Train(Compute[Trained]):
             memory,
             self.given,
             gather=self.work.last_pass(len(local.indices)) if self.squares else None,
+            rng=local.stream("lesson"),
         )
         if guard and guard.worse:
             return Trained(self.params, self.buffers, stats)
@@ -167,21 +168,26 @@ def train(
     memory: dict[str, Tensor] | None = None,
     given: Mapping[str, Tensor] | None = None,
     gather: range | None = None,
+    rng: torch.Generator | None = None,
 ) -> TrainStats:
     """Run the work order on the model in place; `memory` keeps what the optimiser remembers.
 
-    In the batches whose numbers are in `gather`, squared gradients are added up.
+    In the batches whose numbers are in `gather`, squared gradients are added up. What is `given`
+    goes to the loss if that is a lesson, which also draws from `rng`, and else to the correction.
     """
+    given = given or {}
     squares = None if gather is None else torch.zeros_like(model.params)
     square_parts = [] if squares is None else model.like_tensors(squares)
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
-    corrected = Corrected(model, work.correct, given or {}) if work.correct else None
+    loss_of = batch_loss(work.loss, model.module, given, rng or torch.Generator())
+    left = {} if isinstance(work.loss, Lesson) else given
+    corrected = Corrected(model, work.correct, left) if work.correct else None
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
     total, examples = torch.zeros(()), 0
     for number, (x, y) in enumerate(batches):
-        loss = work.loss(model.module(x), y)
+        loss = loss_of(x, y)
         gradients = torch.autograd.grad(loss, model.tensors)
         if [gradient.stride() for gradient in gradients] != strides:
             # The fused kernels walk through memory and trust that all tensors lie alike.
@@ -197,6 +203,15 @@ def train(
         total += loss.detach() * len(y)
         examples += len(y)
     return TrainStats(float(total) / examples, examples, squares)
+
+
+def batch_loss(
+    loss: Loss | Lesson, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss as a function of examples and labels."""
+    if isinstance(loss, Lesson):
+        return loss.prepare(module, given, rng)
+    return lambda x, y: loss(module(x), y)
 
 
 class Corrected:

@@ -7,6 +7,7 @@ from peerage.algorithms.cfa import CFA
 from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
+from peerage.algorithms.desa import DESA
 from peerage.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -15,5 +16,6 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "cfa": CFA,
     "decdiff": DecDiff,
     "decdiff-vt": DecDiffVT,
+    "desa": DESA,
     "dechw": DecHW,
 }

@@ -41,6 +41,7 @@ class DecHW(Algorithm[Memory]):
     normalise: Literal["unit", "none"] = "unit"  # one norm over the whole model (Eq. 4), or raw
     curvature: str = "batch"  # batch, sample, full; online: gathered in the last pass of training
     include_self: bool = True  # the own model counts as one of the neighbourhood
+    weights: Literal["data", "uniform"] = "data"  # of models where curvature does not decide
     trace: int | None = None  # note one entry of h and its weight in the own average (Fig. 7)
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class DecHW(Algorithm[Memory]):
             ("after_stop", ("average", "frozen")),
             ("accumulate", ("sum", "ema", "none")),
             ("normalise", ("unit", "none")),
+            ("weights", ("data", "uniform")),
         ):
             if getattr(self, name) not in known:
                 raise InputError(
@@ -64,6 +66,11 @@ class DecHW(Algorithm[Memory]):
         check_kind(self.curvature, ONLINE)
 
     def init(self, node: Node[Memory]) -> Memory:
+        if self.trace is not None and self.trace >= node.layout.size:
+            raise InputError(
+                f"trace={self.trace} is not a parameter; "
+                f"the model has {node.layout.size}, counted from 0"
+            )
         return Memory(torch.zeros_like(node.params), {})
 
     async def round(self, node: Node[Memory]) -> None:
@@ -106,10 +113,10 @@ class DecHW(Algorithm[Memory]):
         """Average the neighbourhood (Eq. 6-8)."""
         if not self.include_self and len(inbox) > 1:
             inbox = inbox.others()
-        tau = inbox.data_weights()
+        tau = inbox.weights(self.weights)
         node.buffers = weighted_mean(inbox["b"], tau)
         if self.curved(node):
-            self.note_trace(node, inbox)
+            self.note_trace(node, inbox, tau)
             node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau)
         elif self.after_stop == "frozen":
             # A sender that was not heard in round theta has no known curvature and no weight.
@@ -120,13 +127,10 @@ class DecHW(Algorithm[Memory]):
         else:
             node.params = weighted_mean(inbox["x"], tau)
 
-    def note_trace(self, node: Node[Memory], inbox: Inbox) -> None:
+    def note_trace(self, node: Node[Memory], inbox: Inbox, tau: Tensor) -> None:
         if self.trace is None:
             return
-        if self.trace >= node.layout.size:
-            raise InputError(
-                f"trace={self.trace} is not a parameter; the model has {node.layout.size}"
-            )
-        own = float(node.state.h[self.trace])
-        total = sum(float(h[self.trace]) for h in inbox["h"])
-        node.note(entry=own, weight=own / total if total else 0.0)
+        entry = slice(self.trace, self.trace + 1)
+        own = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
+        weight = curvature_weighted(own, [h[entry] for h in inbox["h"]], otherwise=tau)
+        node.note(entry=float(node.state.h[self.trace]), weight=float(weight))

@@ -1,6 +1,6 @@
 """The data sets by name; each is a frozen dataclass that loads itself from the cache folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -86,16 +86,26 @@ class Digits:
 class Mnist:
     """70 000 handwritten digits of 28 x 28 pixels, (x - 0.1307) / 0.3081."""
 
+    train: int | None = None  # so many training examples, of every class in proportion; all of them
+
+    def __post_init__(self) -> None:
+        check_train(self.train)
+
     def load(self, cache: Path) -> Dataset:
-        return _idx_dataset("mnist", cache, TEN_DIGITS)
+        return only(self.train, _idx_dataset("mnist", cache, TEN_DIGITS))
 
 
 @dataclass(frozen=True)
 class FashionMnist:
     """70 000 pictures of clothes of 28 x 28 pixels, normalised with MNIST's numbers as in P0."""
 
+    train: int | None = None
+
+    def __post_init__(self) -> None:
+        check_train(self.train)
+
     def load(self, cache: Path) -> Dataset:
-        return _idx_dataset("fashion-mnist", cache, CLOTHES)
+        return only(self.train, _idx_dataset("fashion-mnist", cache, CLOTHES))
 
 
 @dataclass(frozen=True)
@@ -103,8 +113,10 @@ class Cifar10:
     """60 000 colour pictures of 32 x 32 pixels, values in [0, 1] (P0) or in [-1, 1] (P3, P4)."""
 
     normalise: Literal["unit", "signed"] = "unit"
+    train: int | None = None
 
     def __post_init__(self) -> None:
+        check_train(self.train)
         if self.normalise not in ("unit", "signed"):
             raise InputError(f"normalise must be unit or signed, got {self.normalise!r}")
 
@@ -115,7 +127,7 @@ class Cifar10:
         train_x = np.concatenate([x for x, _ in batches.values()])
         train_y = np.concatenate([y for _, y in batches.values()])
         mean, deviation = (0.5, 0.5) if self.normalise == "signed" else (0.0, 1.0)
-        return Dataset(
+        whole = Dataset(
             "cifar10",
             _normalised(train_x, mean, deviation),
             _labels(train_y),
@@ -123,6 +135,7 @@ class Cifar10:
             _labels(test_y),
             THINGS,
         )
+        return only(self.train, whole)
 
 
 DATASETS: dict[str, type[DatasetSpec]] = {
@@ -133,6 +146,24 @@ DATASETS: dict[str, type[DatasetSpec]] = {
     "npz": Npz,
     "folder": Folder,
 }
+
+
+def check_train(count: int | None) -> None:
+    if count is not None and count < 1:
+        raise InputError(f"train must be at least 1 example, got {count}")
+
+
+def only(count: int | None, whole: Dataset) -> Dataset:
+    """The data set with fewer training examples, the same ones for every seed of a run."""
+    if count is None:
+        return whole
+    if count > len(whole.train_y):
+        raise InputError(
+            f"train={count} is more than the {len(whole.train_y)} training examples of {whole.name}"
+        )
+    rng = numpy_stream(0, "training subset")
+    kept = torch.from_numpy(stratified(whole.train_y.numpy(), count, rng))
+    return replace(whole, train_x=whole.train_x[kept], train_y=whole.train_y[kept])
 
 
 def _idx_dataset(name: str, cache: Path, classes: tuple[str, ...]) -> Dataset:

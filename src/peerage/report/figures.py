@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from peerage.errors import InputError
 from peerage.records import Row, RunRecord, write_bytes
-from peerage.report.tables import duration, labels, size
+from peerage.report.tables import duration, labels, phase_means, size
 
 # The colours of Okabe and Ito, without yellow (invisible on white) and with grey instead of black.
 BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = COLOURS = (
@@ -41,8 +41,8 @@ LOOKS = {
     "dac": (PINK, "v"), "ifca": (GREY, "P"),
 }  # fmt: skip
 PHASES = {
-    "train": (BLUE, ""), "curvature": (ORANGE, "//"), "combine": (GREEN, "\\\\"),
-    "exchange": (PINK, "xx"), "evaluate": (SKY, ".."), "wait": ("#BBBBBB", "--"),
+    "train": (BLUE, ""), "curvature": (ORANGE, "//"), "synthesis": (RED, "++"),
+    "combine": (GREEN, "\\\\"), "exchange": (PINK, "xx"), "evaluate": (SKY, ".."), "wait": ("#BBBBBB", "--"),
     "other": ("#EEEEEE", ""),
 }  # fmt: skip
 STYLE: Any = {
@@ -79,12 +79,9 @@ WIDE = 11.4
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A run with the name and the look it has in every figure of a comparison."""
+class Look:
+    """How one curve differs from the others, in colour and in grey."""
 
-    place: int
-    record: RunRecord
-    label: str
     colour: str
     marker: str
     dash: str
@@ -101,18 +98,36 @@ class Drawn:
         }
 
 
+@dataclass(frozen=True)
+class Drawn(Look):
+    """A run with the name and the look it has in every figure of a comparison."""
+
+    place: int
+    record: RunRecord
+    label: str
+
+
 def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
-    """Runs that would look the same get other shades and dashes of their algorithm's colour."""
-    seen: dict[tuple[str, str], int] = {}
+    """The runs of a comparison; equal labels are told apart, and failed runs are called so."""
+    found = looks([record.algorithm for record in records])
     result = []
     for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
-        look = colour, marker = look_of(record.algorithm)
+        name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
+        look = found[place]
+        result.append(Drawn(look.colour, look.marker, look.dash, place, record, literal(name)))
+    return result
+
+
+def looks(algorithms: Sequence[str]) -> list[Look]:
+    """What would look the same gets other shades and dashes of its algorithm's colour."""
+    seen: dict[tuple[str, str], int] = {}
+    result = []
+    for algorithm in algorithms:
+        look = colour, marker = look_of(algorithm)
         repeat = seen[look] = seen.get(look, -1) + 1
         shade = _shade(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
         turned = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
-        name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
-        dash = DASHES[repeat % len(DASHES)]
-        result.append(Drawn(place, record, _literal(name), shade, turned, dash))
+        result.append(Look(shade, turned, DASHES[repeat % len(DASHES)]))
     return result
 
 
@@ -130,7 +145,7 @@ def accuracy_curves(records: Sequence[RunRecord]) -> Figure:
         for run in drawn(records):
             _band(axes, run, "accuracy")
         _curves(axes, records, "accuracy")
-        _percent_axis(axes)
+        percent_axis(axes)
         axes.set_ylabel("test accuracy, mean over nodes")
         _end_labels(axes, records, "accuracy")
     return figure
@@ -139,8 +154,7 @@ def accuracy_curves(records: Sequence[RunRecord]) -> Figure:
 def loss_curves(records: Sequence[RunRecord]) -> Figure:
     """Test loss; the axis is logarithmic when the values differ by more than a factor of thirty."""
     with _figure() as (figure, axes):
-        values = [value for record in records for value in record.curve("loss")[1] if value > 0]
-        if values and max(values) > 30 * min(values):
+        if span_much([value for record in records for value in record.curve("loss")[1]]):
             axes.set_yscale("log")
         _curves(axes, records, "loss")
         axes.set_ylabel("test loss, mean over nodes")
@@ -172,7 +186,7 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         most = max((x for _, x, _ in ends), default=0.0)
         axes.set_xlim(0, 1.05 * most or 1.0)
-        _percent_axis(axes)
+        percent_axis(axes)
         axes.set_xlabel("sent per node")
         axes.set_ylabel("test accuracy, mean over nodes")
         _label_ends(axes, ends)
@@ -185,9 +199,7 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
     with _figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
         for place, run in enumerate(runs):
             _strip(axes, run, -place)
-        axes.set_yticks(
-            [-place for place in range(len(runs))], [_folded(run.label) for run in runs]
-        )
+        axes.set_yticks([-place for place in range(len(runs))], [folded(run.label) for run in runs])
         axes.set_ylim(-len(runs) + 0.4, 0.6)
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -198,56 +210,46 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
 
 def phase_seconds(records: Sequence[RunRecord]) -> Figure:
     """Where the wall time of a mean round goes; the rest that no phase claims is `other`."""
-    runs = drawn(records)
-    with _figure(SIZE[0], 1.7 + max(0.42 * len(runs), 0.9)) as (figure, axes):
-        used = dict.fromkeys(PHASES, 0.0)
-        longest = 0.0
-        for place, run in enumerate(runs):
-            start = 0.0
-            for phase, seconds in phases(run.record).items():
-                colour, hatch = PHASES[phase]
-                axes.barh(
-                    -place, seconds, 0.62, start, color=colour, hatch=hatch, edgecolor="white"
-                )
-                start += seconds
-                used[phase] += seconds
-            axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
-            longest = max(longest, start)
-        axes.set_yticks(
-            [-place for place in range(len(runs))], [_folded(run.label) for run in runs]
-        )
-        axes.set_ylim(-len(runs) + 0.4, 0.6)
-        axes.set_xlim(0, 1.15 * longest or 1.0)
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel("seconds per round")
-        shown = [phase for phase in PHASES if used[phase] > 0]
-        handles = [
-            Patch(
-                facecolor=PHASES[phase][0], hatch=PHASES[phase][1], edgecolor="white", label=phase
-            )
-            for phase in shown
-        ]
+    with _figure(SIZE[0], 1.7 + max(0.42 * len(records), 0.9)) as (figure, axes):
+        handles = phase_bars(axes, [(run.label, phases(run.record)) for run in drawn(records)])
         figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
     return figure
 
 
+def phase_bars(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]]) -> list[Patch]:
+    """Labels and the seconds of each phase as stacked bars; returns the entries of the legend."""
+    longest = max((sum(means.values()) for _, means in bars), default=0.0)
+    for place, (_, means) in enumerate(bars):
+        start = 0.0
+        for phase, seconds in means.items():
+            axes.barh(-place, seconds, 0.62, start, **_filling(phase))
+            start += seconds
+        axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
+    names = [folded(label) for label, _ in bars]
+    axes.set_yticks([-place for place in range(len(bars))], names)
+    axes.set_ylim(-len(bars) + 0.4, 0.6)
+    axes.set_xlim(0, 1.15 * longest or 1.0)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds per round")
+    used = {phase for _, means in bars for phase in means}
+    return [Patch(label=phase, **_filling(phase)) for phase in PHASES if phase in used]
+
+
 def phases(record: RunRecord) -> dict[str, float]:
     """Mean seconds per round of each phase, in the order of a round."""
-    rows = [row.get("seconds", {}) for row in record.network if row["round"] > 0]
-    count = max(len(rows), 1)
-    means = {
-        phase: sum(cast(Row, row).get(phase) or 0.0 for row in rows) / count for phase in PHASES
-    }
-    total = sum(row.get("total") or 0.0 for row in rows) / count
-    means["other"] = max(total - sum(means.values()), 0.0)
-    # Below half a percent a phase is a hair that only crowds the legend.
-    return {phase: mean for phase, mean in means.items() if mean > 0.005 * total}
+    return visible(phase_means(record))
+
+
+def visible(means: Mapping[str, float]) -> dict[str, float]:
+    """Without what is below half a percent: a hair that only crowds the legend."""
+    least = 0.005 * sum(means.values())
+    return {phase: mean for phase, mean in means.items() if mean > least}
 
 
 def allocation(record: RunRecord) -> Figure:
     """Which node holds how many examples of which class: bubbles, or a heat map of many nodes."""
     table = np.array(record.setup["allocation"], dtype=float)  # [nodes, classes]
-    names = [_literal(str(name)) for name in record.setup["classes"]]
+    names = [literal(str(name)) for name in record.setup["classes"]]
     classes = len(names)
     with _figure(WIDE, 1.1 + min(max(0.27 * classes, 2.0), 6.0)) as (figure, axes):
         if crowded(record):
@@ -420,13 +422,24 @@ def _top(block: Sequence[tuple[int, float]], gap: float) -> float:
     return _bottom(block, gap) + gap * (len(block) - 1)
 
 
-def _percent_axis(axes: Axes) -> None:
+def percent_axis(axes: Axes) -> None:
     """Start at zero, unless all values lie above one half: differences near the top matter."""
     axes.yaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     low, high = axes.get_ylim()
     low = low if low > 0.5 and high - low > 0.02 else 0.0
     axes.set_ylim(low, min(high + 0.04 * (high - low), 1.02))  # no marker is cut by the edge
+
+
+def span_much(values: Sequence[float]) -> bool:
+    """Whether positive values differ so much that only a logarithmic axis shows them all."""
+    positive = [value for value in values if value > 0]
+    return bool(positive) and max(positive) > 30 * min(positive)
+
+
+def _filling(phase: str) -> dict[str, Any]:
+    colour, hatch = PHASES[phase]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white"}
 
 
 def _strip(axes: Axes, run: Drawn, place: float) -> None:
@@ -573,12 +586,12 @@ def _last_accuracies(record: RunRecord) -> dict[int, float]:
     return record.node_values("accuracy", rounds[-1]) if rounds else {}
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Two dollar signs would otherwise make a formula."""
     return text.replace("$", r"\$")
 
 
-def _folded(label: str) -> str:
+def folded(label: str) -> str:
     return label.replace(" (", "\n(") if len(label) > 14 else label
 
 

@@ -155,6 +155,12 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         if record.status in ("running", "interrupted"):
             state = "is not finished" if record.status == "running" else "was interrupted"
             result.append(f"{name} {state}: {record.rounds} of {planned} rounds are done.")
+        until = record.experiment.get("until")
+        if until and planned and record.status == "finished" and record.rounds < planned:
+            result.append(
+                f"{name} reached {until} in round {record.rounds} of at most {planned}, "
+                "and ended there."
+            )
         if record.summary.get("message"):
             result.append(f"{name}: {record.summary['message']}")
         if record.setup.get("topology", {}).get("connected") is False:

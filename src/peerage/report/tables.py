@@ -5,16 +5,18 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from peerage.records import NetworkRow, RunRecord
+from peerage.records import NetworkRow, Row, RunRecord
 
 SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
+# Of a round; synthesis belongs to DESA.
+PHASES = ("train", "curvature", "synthesis", "combine", "exchange", "evaluate", "wait")
 
 
 def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -45,19 +47,24 @@ def rich_table(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Group:
     """
     titles, texts = cells(rows)
     table = _table(titles, texts)
-    if _width(table) <= width:
+    if table_width(table) <= width:
         return Group(table)
     per_table = len(texts)
-    while per_table > 1 and max(map(_width, _turned(titles, texts, per_table))) > width:
+    while per_table > 1 and max(map(table_width, _turned(titles, texts, per_table))) > width:
         per_table -= 1
     return Group(*_turned(titles, texts, per_table))
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     titles, texts = cells(rows)
-    rule = ["---", "---", *["--:"] * (len(titles) - 2)]
-    lines = [[text.replace("|", "\\|") for text in line] for line in [titles, *texts]]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], rule, *lines[1:]])
+    return pipe_table([titles, *texts], left=2)
+
+
+def pipe_table(lines: Sequence[Sequence[str]], left: int) -> str:
+    """A Markdown table: the first line holds the titles, the first columns stand at the left."""
+    rule = ["---"] * left + ["--:"] * (len(lines[0]) - left)
+    texts = [[text.replace("|", "\\|") for text in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [texts[0], rule, *texts[1:]])
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -116,6 +123,27 @@ def duration(seconds: float | None) -> str:
     return f"{_three_digits(seconds)} s"
 
 
+def seconds_per_round(record: RunRecord) -> float | None:
+    """Round 0 is left out: it is an evaluation without a round before it."""
+    totals = [row.get("seconds", {}).get("total") for row in record.network if row["round"] > 0]
+    known = [total for total in totals if total is not None]
+    return sum(known) / len(known) if known else None
+
+
+def phase_means(record: RunRecord) -> dict[str, float]:
+    """Mean seconds per round of each phase; what no phase claims of the wall time is `other`."""
+    rows = [cast(Row, row.get("seconds", {})) for row in record.network if row["round"] > 0]
+    count = max(len(rows), 1)
+    means = {phase: sum(row.get(phase) or 0.0 for row in rows) / count for phase in PHASES}
+    total = sum(row.get("total") or 0.0 for row in rows) / count
+    return means | {"other": max(total - sum(means.values()), 0.0)}
+
+
+def table_width(table: Table) -> int:
+    console = Console(width=10_000)
+    return Measurement.get(console, console.options, table).maximum
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
 
@@ -150,15 +178,14 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
         row[f"rounds_to_{share}"] = record.rounds_to(target) if best_of_all > 0 else None
     row["bytes_per_node"] = sent / count if sent is not None and count else None
     row["bytes_total"] = sent
-    row["seconds_per_round"] = _seconds_per_round(record)
+    row["seconds_per_round"] = seconds_per_round(record)
     return row
 
 
 def _texts(row: Mapping[str, Any]) -> list[str]:
-    planned = row["rounds_planned"]
-    done = (
-        f"{row['rounds']}" if planned in (None, row["rounds"]) else f"{row['rounds']} of {planned}"
-    )
+    done, planned = str(row["rounds"]), row["rounds_planned"]
+    if planned not in (None, row["rounds"]):
+        done += " (target reached)" if row["status"] == "finished" else f" of {planned}"
     spread = [row["accuracy_min"], row["accuracy_max"]]
     return [
         row["label"],
@@ -188,13 +215,6 @@ def _last_evaluated(record: RunRecord) -> NetworkRow | None:
     return next(rows, None)
 
 
-def _seconds_per_round(record: RunRecord) -> float | None:
-    """Round 0 is left out: it is an evaluation without a round before it."""
-    totals = [row.get("seconds", {}).get("total") for row in record.network if row["round"] > 0]
-    known = [total for total in totals if total is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
     table = Table(header_style="bold")
     for number, title in enumerate(titles):
@@ -210,11 +230,6 @@ def _turned(titles: list[str], texts: list[list[str]], per_table: int) -> list[T
         lines = list(zip(titles, *texts[start : start + per_table], strict=True))
         tables.append(_table([text.replace(" (", "\n(") for text in lines[0]], lines[1:]))
     return tables
-
-
-def _width(table: Table) -> int:
-    console = Console(width=10_000)
-    return Measurement.get(console, console.options, table).maximum
 
 
 def _distinct(records: Sequence[RunRecord]) -> list[str]:

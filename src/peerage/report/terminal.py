@@ -3,14 +3,14 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
@@ -23,6 +23,7 @@ MARKERS = "●▲■◆▼★✚○△□◇▽"
 PLAIN_MARKERS = "ox+*#@%&abcd"
 # The bit of each of the 2 x 4 dots of a braille character, [row from the top][column].
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+QUIET = 30.0  # seconds between the lines that a log file gets about one run of many
 STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
 
@@ -138,8 +139,19 @@ class StatusColumn(ProgressColumn):
         return Text(text(), no_wrap=True)
 
 
-class RunProgress:
-    """One bar per run on standard error; in a log file one plain line about every tenth instead."""
+class Headed(Progress):
+    """Bars below a line of text, which is made anew at every refresh."""
+
+    head: Callable[[], str] | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.head is not None:
+            yield Text(self.head(), no_wrap=True, overflow="ellipsis")
+        yield self.make_tasks_table(self.tasks)
+
+
+class Meter:
+    """Bars on standard error while a `with` lasts; in a log file plain lines instead."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -147,18 +159,13 @@ class RunProgress:
         self.console = console or Console(stderr=True)
         self.clock = clock
         # Standard output is left alone: its last line may be the JSON that another program reads.
-        self.bars = Progress(
+        self.bars = Headed(
             TextColumn("{task.description:<12}", style="bold", markup=False),
             BarColumn(bar_width=min(max(self.console.width - 70, 6), 24)),
             StatusColumn(),
             console=self.console,
             redirect_stdout=False,
         )
-        self.label, self.rounds, self.round = "", 0, 0
-        self.accuracy: float | None = None
-        self.task: TaskID | None = None
-        self.began = 0.0
-        self.recent: deque[tuple[int, float]] = deque(maxlen=11)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -173,6 +180,24 @@ class RunProgress:
     ) -> None:
         if self.console.is_terminal:
             self.bars.stop()
+
+    def say(self, line: str) -> None:
+        """A line that stays: above the bars, or in the log."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class RunProgress(Meter):
+    """One bar per run; in a log file one plain line about every tenth of it."""
+
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(console, clock)
+        self.label, self.rounds, self.round = "", 0, 0
+        self.accuracy: float | None = None
+        self.task: TaskID | None = None
+        self.began = 0.0
+        self.recent: deque[tuple[int, float]] = deque(maxlen=11)
 
     def start(self, label: str, rounds: int, done: int = 0) -> None:
         """Begin a run of so many rounds, some of which an earlier process may have done."""
@@ -192,7 +217,7 @@ class RunProgress:
         if self.task is not None:
             self.bars.update(self.task, completed=round)
         elif 10 * round // max(self.rounds, 1) > 10 * before // max(self.rounds, 1):
-            self._say()
+            self.say(f"{self.label}: {self._text()}")
 
     def finish(self) -> None:
         """Stop the clock of this run, whether or not it did all of its rounds."""
@@ -201,7 +226,7 @@ class RunProgress:
             self.bars.update(self.task, text=lambda: ending)
             self.bars.stop_task(self.task)
         elif self.round < self.rounds:
-            self._say()
+            self.say(f"{self.label}: {self._text()}")
         self.task = None
 
     def seconds_left(self) -> float | None:
@@ -224,10 +249,90 @@ class RunProgress:
             parts.append(f"{_clock_text(remaining)} left")
         return ", ".join(parts)
 
-    def _say(self) -> None:
-        self.console.print(
-            f"{self.label}: {self._text()}", markup=False, highlight=False, soft_wrap=True
-        )
+
+class StudyProgress(Meter):
+    """One bar for a set of runs; in a log file a line per start and end, and now and then between.
+
+    `costs` are what the runs are expected to take, in any unit. The time left follows from the
+    cost that this process did itself: runs of an earlier process took it no time.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[float],
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console, clock)
+        self.costs = list(costs)
+        self.bars.head = self._now
+        self.task: TaskID | None = None
+        self.number, self.title, self.detail = 0, "", ""
+        self.share = 0.0  # of the current run that is done
+        self.worked = 0.0  # cost that was done here
+        self.began = self.run_began = self.changed = self.said = self.clock()
+
+    def start(self, label: str, number: int, count: int, cost: float, *, done: float = 0.0) -> None:
+        """Begin run `number` of `count`, of which an earlier process may have done a share."""
+        self.title, self.detail = f"run {number} of {count}: {label}", ""
+        self.number, self.share, self.costs[number - 1] = number, done, cost
+        self.run_began = self.changed = self.clock()
+        if self.console.is_terminal:
+            if self.task is None:
+                self.task = self.bars.add_task("all runs", total=1.0, text=self._state)
+            self.bars.update(self.task, completed=self.share_of_all())
+        else:
+            self._note(self._now())
+
+    def advance(self, share: float, detail: str) -> None:
+        """Tell how much of the run is done, and how it stands in a few words."""
+        self.worked += (share - self.share) * self.costs[self.number - 1]
+        self.share, self.detail = share, detail
+        self.changed = self.clock()
+        if self.task is not None:
+            self.bars.update(self.task, completed=self.share_of_all())
+        elif self.changed - self.said >= QUIET:
+            self._note(f"{self._now()}; {self._state()}")
+
+    def finish(self) -> None:
+        """The run has come to its end, which may be earlier than expected."""
+        self.share = 1.0
+        ending = f"{self._now()}, ended after {_clock_text(self.clock() - self.run_began)}"
+        if self.task is None:
+            self._note(f"{ending}; {self._state()}")
+        else:
+            self.say(ending)
+            self.bars.update(self.task, completed=self.share_of_all())
+
+    def share_of_all(self) -> float:
+        total = sum(self.costs)
+        return 1 - self._cost_left() / total if total > 0 else 0.0
+
+    def seconds_left(self) -> float | None:
+        """The cost to go at the pace of this process, less the time since it was last told of."""
+        if self.worked <= 0 or self.changed <= self.began:
+            return None
+        left = self._cost_left() * (self.changed - self.began) / self.worked
+        return max(left - (self.clock() - self.changed), 0.0)
+
+    def _cost_left(self) -> float:
+        after = sum(self.costs[self.number :])
+        return after + (1 - self.share) * self.costs[self.number - 1] if self.number else after
+
+    def _now(self) -> str:
+        return f"{self.title}, {self.detail}" if self.detail else self.title
+
+    def _state(self) -> str:
+        elapsed = f"{_clock_text(self.clock() - self.began)} elapsed"
+        parts = [f"{math.floor(100 * self.share_of_all() + 1e-9)} %", elapsed]
+        left = self.seconds_left()
+        if left is not None and self._cost_left() > 0:
+            parts.append(f"{_clock_text(left)} left")
+        return ", ".join(parts)
+
+    def _note(self, line: str) -> None:
+        self.said = self.clock()
+        self.say(line)
 
 
 def _clock_text(seconds: float) -> str:

@@ -153,6 +153,7 @@ class Shard:
                 memory=member.memory,
                 held_out=self.held_out.get(node.id),
                 allocate=self.store.empty,
+                cache=self.world.cache,
             )
             member.coroutine = None
         return self._advance(self.members)

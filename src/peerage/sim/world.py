@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,7 @@ class World:
     shared_start: bool
     gains: Sequence[float]  # node -> factor on the initial weights
     evaluate_at: str  # "exchange": at the first message after training; "end": of the round
+    cache: Path | None = None  # where local work may keep what is dear to compute
 
     @property
     def nodes(self) -> int:

@@ -1,0 +1,172 @@
+"""DESA: nodes teach each other on synthetic anchors and never send a model (a baseline of P0).
+
+Huang, Srinivas, Zhang, Li, 2024. arXiv:2405.11525. On the fixed graph of P0 the anchors are common
+to all nodes, and logits come from neighbours only.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerage.algorithm import Algorithm, Node
+from peerage.errors import InputError
+from peerage.losses import (
+    Lesson,
+    Loss,
+    distillation,
+    last_linear,
+    supervised_contrastive,
+    with_features,
+)
+from peerage.requests import Inbox
+from peerage.synthesis import Logits, Synthesis, Synthesise, channels_to_end
+from peerage.training import LocalSGD
+
+# Class -> its anchors [ipc, *shape], or logits of them [ipc, C]. Messages go by class, because
+# nodes need not know the same classes: nobody may hold one, and what is sent may be lost.
+ByClass = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class DESA(Algorithm[ByClass]):
+    """Learn from the own data, from common synthetic anchors, and from what neighbours say of them.
+
+    In the first round, every node makes `ipc` synthetic examples of each class that it holds and
+    sends them to all. Their means over the nodes that hold a class are its anchors. Every round
+    then begins with the logits of the anchors, which neighbours exchange and learn from: models are
+    judged after the training that follows, and only logits travel, so architectures may differ.
+    """
+
+    local: LocalSGD = LocalSGD(batch_size=32, lr=0.01)
+    ipc: int = 50  # anchors per class
+    iterations: int = 1000  # of synthesis
+    batch: int = 256  # real examples of a class in an iteration of synthesis
+    width: int = 32  # of the random networks in synthesis
+    augment: bool = True  # shift, flip and brighten images in synthesis
+    lambda_own: float = 1.0  # weight of the loss on the own data
+    lambda_kd: float = 1.0  # weight of distillation: the anchors' labels and the neighbours' logits
+    lambda_reg: float = 1.0  # weight of the contrast between own features and those of anchors
+    alpha: float = 0.9  # share of the neighbours in distillation; the rest is the labels'
+    temperature: float = 20.0  # of distillation
+    contrast_temperature: float = 0.07
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: also over classes, as upstream
+
+    def __post_init__(self) -> None:
+        self.synthesis()  # these two complain about values that they cannot take
+        self.own_loss()
+        for name in ("lambda_own", "lambda_kd", "lambda_reg"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
+        for name in ("temperature", "contrast_temperature"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be a number above 0, got {getattr(self, name)}")
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"alpha must lie in [0, 1], got {self.alpha}")
+        if self.kl_reduction not in ("batchmean", "mean"):
+            raise InputError(f"kl_reduction must be batchmean or mean, got {self.kl_reduction!r}")
+
+    def synthesis(self) -> Synthesis:
+        return Synthesis(self.ipc, self.iterations, self.batch, self.width, self.augment)
+
+    def own_loss(self) -> Loss:
+        if isinstance(self.local.loss, Lesson):
+            raise InputError(
+                f"desa takes the loss on the own data from `local`, got {self.local.loss}; "
+                "give a loss of logits and labels, such as CrossEntropy()"
+            )
+        return self.local.loss
+
+    def init(self, node: Node[ByClass]) -> ByClass:
+        return {}
+
+    async def round(self, node: Node[ByClass]) -> None:
+        if node.round == 0:
+            node.state = await self.anchors(node)
+        z = await self.logits(node)
+        inbox = await node.exchange(to=node.neighbours, **z)
+        if not node.state:
+            await node.train(self.local)
+        else:
+            work = replace(self.local, loss=AnchoredLoss(self))
+            await node.train(work, squares=False, **lesson(node.state, z, inbox.others()))
+
+    async def anchors(self, node: Node[ByClass]) -> ByClass:
+        """Element by element, the mean over the nodes that hold a class."""
+        made = await Synthesise(self.synthesis())
+        everybody = [other for other in range(node.num_nodes) if other != node.id]
+        payload = {f"class{c}": images for c, images in made.items()}
+        inbox = await node.exchange(to=everybody, **payload)
+        known = sorted({name for m in inbox.messages for name in m.payload}, key=number)
+        return {name: torch.stack(said(inbox, name)).mean(0) for name in known}
+
+    async def logits(self, node: Node[ByClass]) -> ByClass:
+        """What the own model says about the anchors."""
+        if not node.state:
+            return {}
+        anchors = torch.cat(list(node.state.values()))
+        z = await Logits(node.params, node.buffers, anchors)  # [A, C]
+        return dict(zip(node.state, torch.split(z, self.ipc), strict=True))
+
+
+@dataclass(frozen=True)
+class AnchoredLoss(Lesson):
+    """What a node of DESA descends on, for a batch of its own and an equal number of anchors.
+
+    lambda_own CE(own) + lambda_kd ((1 - alpha) CE(anchors) + alpha T^2 KL(neighbours || own model))
+    + lambda_reg SupCon(own features, features of the anchors). Anchors of which no neighbour said
+    anything have no KL.
+    """
+
+    options: DESA
+
+    def prepare(
+        self, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        o, own, head = self.options, self.options.own_loss(), last_linear(module)
+        anchors = channels_to_end(given["anchors"])  # batches of them lie in memory as own ones do
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            chosen = torch.randperm(len(anchors), generator=rng)[: len(y)]
+            x_a = anchors.index_select(0, chosen).movedim(-1, 1)
+            y_a, z_bar, taught = (given[name][chosen] for name in ("labels", "teacher", "taught"))
+            z, f = with_features(module, head, x)
+            z_a, f_a = with_features(module, head, x_a)
+            kl = (taught * distillation(z_a, z_bar, o.temperature)).mean()
+            if o.kl_reduction == "mean":
+                kl = kl / z_a.shape[1]
+            kd = (1 - o.alpha) * F.cross_entropy(z_a, y_a) + o.alpha * kl
+            reg = supervised_contrastive(f, y, f_a.detach(), y_a, o.contrast_temperature)
+            return o.lambda_own * own(z, y) + o.lambda_kd * kd + o.lambda_reg * reg
+
+        return loss
+
+
+def lesson(anchors: ByClass, z: ByClass, others: Inbox) -> dict[str, Tensor]:
+    """All anchors, their labels [A], the neighbours' mean logits [A, C], and which have any [A]."""
+    heard = {name: said(others, name) for name in anchors}
+    means = [
+        torch.stack(heard[name]).mean(0) if heard[name] else torch.zeros_like(z[name])
+        for name in anchors
+    ]
+    counts = torch.tensor([len(images) for images in anchors.values()])
+    labels = torch.tensor([number(name) for name in anchors])
+    taught = torch.tensor([float(bool(heard[name])) for name in anchors])
+    return {
+        "anchors": torch.cat(list(anchors.values())),
+        "labels": labels.repeat_interleave(counts),
+        "teacher": torch.cat(means),
+        "taught": taught.repeat_interleave(counts),
+    }
+
+
+def said(inbox: Inbox, name: str) -> list[Tensor]:
+    """The tensor of this name of every message that has one."""
+    return [m.payload[name] for m in inbox.messages if name in m.payload]
+
+
+def number(name: str) -> int:
+    return int(name.removeprefix("class"))

@@ -1,0 +1,251 @@
+"""A table of a paper beside our numbers: Markdown, CSV, JSON and the terminal, in its layout."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from peerage.errors import InputError
+from peerage.report.tables import pipe_table, table_width
+
+NUMBERS = ("ours", "spread", "paper", "paper_spread", "difference")
+HEADINGS = {1: ("column",), 2: ("group", "column")}  # of the header levels, in CSV
+DIGITS = {"percent": 2, "rounds": 0, "count": 0}
+MEANINGS = {"percent": "Accuracy in percent", "rounds": "Communication rounds", "count": "Counts"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Our mean and its deviation over seeds, and what the paper says; None is no value."""
+
+    ours: float | None
+    spread: float | None = None
+    paper: float | None = None
+    paper_spread: float | None = None
+    note: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        if self.ours is None or self.paper is None:
+            return None
+        return self.ours - self.paper
+
+
+Row = tuple[tuple[str, ...], tuple[Cell, ...]]  # its titles, and a cell for every column
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Rows of titles and cells below columns of one or two header levels, outermost first.
+
+    Accuracies (unit `percent`) are fractions here and percent wherever people read them.
+    """
+
+    title: str
+    row_titles: tuple[str, ...]  # such as ("Dir", "Method"); the first of several makes groups
+    columns: tuple[tuple[str, ...], ...]  # one entry per column, such as ("MNIST", "50 %")
+    rows: tuple[Row, ...]
+    unit: Literal["percent", "rounds", "count"]
+    best: Literal["max", "min"] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        levels = {len(column) for column in self.columns}
+        if len(levels) != 1 or not levels <= set(HEADINGS):
+            raise InputError(
+                f"columns of table {self.title!r} must all have one header level or all have two, "
+                f"got {self.columns}"
+            )
+        for titles, cells in self.rows:
+            if len(titles) != len(self.row_titles) or len(cells) != len(self.columns):
+                raise InputError(
+                    f"row {titles} of table {self.title!r} has {len(cells)} cells; give "
+                    f"{len(self.row_titles)} titles and {len(self.columns)} cells"
+                )
+
+    def markdown(self, level: int = 2) -> str:
+        """A heading, how to read a cell, and one table per outer column; `level` of the heading."""
+        parts = [f"{'#' * level} {self.title}\n", f"{self.legend('**Bold**')}\n"]
+        for name, places in self.parts():
+            lines = [[*self.row_titles, *(self.columns[p][-1] for p in places)]]
+            for number, (titles, _) in enumerate(self.rows):
+                marked = [f"**{text}**" if bold else text for text, bold in self._ours(number)]
+                beside = self._beside(number)
+                texts = [_joined(marked[p], beside[p]) for p in places]
+                lines.append([*map(_starred, self._shown(number, titles)), *texts])
+            heading = f"{'#' * (level + 1)} {name}\n\n" if name else ""
+            parts.append(heading + pipe_table(lines, left=len(self.row_titles)))
+        remarks = "".join(f"- {text}\n" for text in self.remarks())
+        return "\n".join([*parts, remarks] if remarks else parts)
+
+    def csv(self) -> str:
+        """One line per cell, for other programs; no value is an empty field."""
+        heads = HEADINGS[len(self.columns[0])]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*self.row_titles, *heads, *NUMBERS, "note"])
+        for titles, column, cell in self._cells():
+            numbers = [getattr(cell, key) for key in NUMBERS]
+            writer.writerow([*titles, *column, *numbers, cell.note])
+        return text.getvalue()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the table as a list of cells that each know their row and column."""
+        cells = [
+            {"row": dict(zip(self.row_titles, titles, strict=True)), "column": list(column)}
+            | {key: getattr(cell, key) for key in NUMBERS}
+            | {"note": cell.note}
+            for titles, column, cell in self._cells()
+        ]
+        head = {"title": self.title, "unit": self.unit, "best": self.best}
+        return {**head, "notes": list(self.notes), "cells": cells}
+
+    def rich(self, width: int = 80) -> Group:
+        """For a terminal: the first of several layouts, from wide to narrow, that fits."""
+        for tables in self._layouts():
+            if max(map(table_width, tables)) <= width:
+                break
+        head = [Text(self.title, style="bold"), Text(self.legend(), style="dim")]
+        remarks = [Text(f"- {text}", style="dim") for text in self.remarks()]
+        return Group(*head, *tables, *remarks)
+
+    def parts(self) -> list[tuple[str, list[int]]]:
+        """Neighbouring columns with the same outer header: its name and their numbers."""
+        if len(self.columns[0]) == 1:
+            return [("", list(range(len(self.columns))))]
+        by_name = groupby(range(len(self.columns)), key=lambda place: self.columns[place][0])
+        return [(name, list(places)) for name, places in by_name]
+
+    def groups(self) -> list[tuple[str, list[int]]]:
+        """Neighbouring rows with the same first of several titles: its name and their numbers."""
+        if len(self.row_titles) == 1:
+            return [("", list(range(len(self.rows))))]
+        by_name = groupby(range(len(self.rows)), key=lambda number: self.rows[number][0][0])
+        return [(name, list(numbers)) for name, numbers in by_name]
+
+    def legend(self, bold: str = "Bold") -> str:
+        """One line that says how to read a cell of this table."""
+        cells = [cell for _, _, cell in self._cells()]
+        ours = "ours"
+        if any(cell.spread is not None for cell in cells):
+            ours += " ± standard deviation over seeds"
+        if any(cell.paper is not None for cell in cells):
+            ours += " (paper, difference)"
+        text = f"{MEANINGS[self.unit]}. Each cell: {ours}."
+        if self.best is not None and any(len(numbers) > 1 for _, numbers in self.groups()):
+            where = "column" if len(self.row_titles) == 1 else "column and group"
+            text += f" {bold}: best of ours per {where}."
+        if any(cell.ours is None for cell in cells):
+            text += " -: not reached or not run."
+        return text
+
+    def remarks(self) -> list[str]:
+        """The notes of the cells under their numbers, then those of the table."""
+        return [*(f"[{n}] {text}" for text, n in self._footnotes().items()), *self.notes]
+
+    def number(self, value: float | None, *, sign: bool = False) -> str:
+        """A value as people read it; a difference has a sign, and nothing is a dash."""
+        if value is None:
+            return "-"
+        shown = self._rounded(value)
+        return f"{shown:{'+' if sign else ''},.{DIGITS[self.unit]}f}".replace(",", " ")
+
+    def is_best(self, row: int, place: int) -> bool:
+        """Whether our number is the best of its column and group, as far as digits are shown."""
+        members = next(numbers for _, numbers in self.groups() if row in numbers)
+        values = [self.rows[number][1][place].ours for number in members]
+        known = [self._rounded(value) for value in values if value is not None]
+        own = self.rows[row][1][place].ours
+        if self.best is None or own is None or len(members) < 2:
+            return False
+        return self._rounded(own) == (max(known) if self.best == "max" else min(known))
+
+    def _rounded(self, value: float) -> float:
+        percent = 100 if self.unit == "percent" else 1
+        return round(percent * value, DIGITS[self.unit]) + 0.0  # never -0
+
+    def _cells(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Cell]]:
+        for titles, cells in self.rows:
+            for column, cell in zip(self.columns, cells, strict=True):
+                yield titles, column, cell
+
+    def _footnotes(self) -> dict[str, int]:
+        texts = dict.fromkeys(cell.note for _, _, cell in self._cells() if cell.note)
+        return {text: number for number, text in enumerate(texts, start=1)}
+
+    def _ours(self, row: int) -> list[tuple[str, bool]]:
+        """Our number in every cell of a row, and whether it is the best."""
+        texts = []
+        for place, cell in enumerate(self.rows[row][1]):
+            text = self.number(cell.ours)
+            if cell.ours is not None and cell.spread is not None:
+                text += f" ± {self.number(cell.spread)}"
+            texts.append((text, self.is_best(row, place)))
+        return texts
+
+    def _beside(self, row: int) -> list[str]:
+        """What stands beside our number: the paper's, the difference, the number of a note."""
+        notes, texts = self._footnotes(), []
+        for place, cell in enumerate(self.rows[row][1]):
+            compared = any(cells[place].paper is not None for _, cells in self.rows)
+            parts = [self.number(cell.paper)]
+            if cell.difference is not None:
+                parts.append(self.number(cell.difference, sign=True))
+            known = compared and (cell.ours, cell.paper) != (None, None)
+            text = f"({', '.join(parts)})" if known else ""
+            texts.append(_joined(text, f"[{notes[cell.note]}]" if cell.note else ""))
+        return texts
+
+    def _shown(self, number: int, titles: tuple[str, ...]) -> tuple[str, ...]:
+        """The name of a group stands in its first row alone."""
+        first = any(numbers[0] == number for _, numbers in self.groups())
+        return titles if first or len(titles) == 1 else ("", *titles[1:])
+
+    def _layouts(self) -> Iterator[list[Table]]:
+        everything = list(range(len(self.columns)))
+        for folded in (False, True):
+            yield [self._table("", everything, folded=folded)]
+            if len(self.parts()) > 1:
+                yield [self._table(name, part, folded=folded) for name, part in self.parts()]
+        for size in range(max(len(part) for _, part in self.parts()) - 1, 0, -1):
+            yield [
+                self._table(name, part[start : start + size], folded=True)
+                for name, part in self.parts()
+                for start in range(0, len(part), size)
+            ]
+
+    def _table(self, name: str, places: Sequence[int], *, folded: bool) -> Table:
+        """Folded cells hold our number above the paper's, which is half as wide."""
+        table = Table(title=name or None, title_justify="left", title_style="bold")
+        for title in self.row_titles:
+            table.add_column(Text(title), no_wrap=True)
+        for place in places:
+            levels = self.columns[place][-1:] if name else self.columns[place]
+            table.add_column(Text("\n".join(levels)), justify="right", no_wrap=True)
+        ends = {numbers[-1] for _, numbers in self.groups()}
+        for number, (titles, _) in enumerate(self.rows):
+            ours, beside = self._ours(number), self._beside(number)
+            texts = [_styled(*ours[p], beside[p], "\n" if folded else " ") for p in places]
+            shown = map(Text, self._shown(number, titles))
+            table.add_row(*shown, *texts, end_section=number in ends)
+        return table
+
+
+def _joined(*texts: str) -> str:
+    return " ".join(text for text in texts if text)
+
+
+def _starred(text: str) -> str:
+    """A star in a name, as in DecHW*, is no emphasis."""
+    return text.replace("*", "\\*")
+
+
+def _styled(ours: str, bold: bool, beside: str, gap: str) -> Text:
+    text = Text(ours, style="bold" if bold else "")
+    return text.append(f"{gap}{beside}", style="not bold dim") if beside else text

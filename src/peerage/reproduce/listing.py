@@ -1,0 +1,67 @@
+"""What can be reproduced, what it needs, what it takes, and what is already there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from peerage.reproduce.calibrate import Speeds
+from peerage.reproduce.runner import Store, dataset_of, lacking
+from peerage.reproduce.study import Plan, Study
+
+
+def entries(
+    studies: Sequence[Study], store: Store, plan: Plan, speeds: Speeds
+) -> list[dict[str, Any]]:
+    """One row per study; `hours_left` counts only the runs that are not there."""
+    rows = []
+    for study in studies:
+        jobs = list({job.folder: job for job in study.jobs(plan)}.values())
+        left = [job for job in jobs if store.record(job) is None]
+        rows.append(
+            {
+                "id": study.id,
+                "title": study.title,
+                "data": list(dict.fromkeys(dataset_of(job) for job in jobs)),
+                "lacking": lacking(jobs),
+                "runs": len(jobs),
+                "done": len(jobs) - len(left),
+                "hours": sum(speeds.seconds(job) for job in jobs) / 3600,
+                "hours_left": sum(speeds.seconds(job) for job in left) / 3600,
+            }
+        )
+    return rows
+
+
+def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
+    table = Table(
+        title=f"Tables and figures at scale {scale}",
+        caption="Times are estimates for this machine. Studies share runs: one makes another "
+        "shorter. Data that is not here: `peerage data get NAME`.",
+        header_style="bold",
+    )
+    table.add_column("id", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("data")
+    table.add_column("runs done", justify="right")
+    table.add_column("time left", justify="right", no_wrap=True)
+    for row in rows:
+        data = [f"{name} (not here)" if name in row["lacking"] else name for name in row["data"]]
+        done = f"{row['done']} of {row['runs']}"
+        left = hours(row["hours_left"]) if row["done"] < row["runs"] else "done"
+        table.add_row(row["id"], Text(row["title"]), ", ".join(data), done, left)
+    return table
+
+
+def hours(value: float) -> str:
+    """Two digits in the unit that people would use.
+
+    >>> hours(0.001), hours(0.25), hours(12.3), hours(100)
+    ('4 s', '15 min', '12 h', '4.2 days')
+    """
+    if value < 1 / 60:
+        return f"{max(1, round(3600 * value))} s"
+    if value < 1:
+        return f"{round(60 * value)} min"
+    return f"{value:.2g} h" if value < 72 else f"{value / 24:.2g} days"

@@ -1,0 +1,438 @@
+"""`peerage reproduce`: every table and figure at smoke scale, and what the tables are made of."""
+
+import csv
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import complaint, peerage
+
+from peerage.errors import Interrupted
+from peerage.experiment import Engine, Experiment, merged
+from peerage.records import RunRecord
+from peerage.reproduce import p0, p0_printed, runner
+from peerage.reproduce.calibrate import Rate, Speeds
+from peerage.reproduce.study import Job, Plan, Results
+from peerage.running import locked
+from peerage.topology import BarabasiAlbert, ErdosRenyi
+
+SMOKE = Plan("smoke")
+OFF = "reproduce p0-cost --scale smoke --out"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """One folder for all studies, as users have: they share runs."""
+    return tmp_path_factory.mktemp("reproduced")
+
+
+@pytest.fixture(autouse=True)
+def speeds(monkeypatch) -> None:
+    """No calibration: it measures, and writes to the user's cache."""
+    monkeypatch.setattr(Speeds, "_read", lambda self: {})
+    monkeypatch.setattr(Speeds, "_write", lambda self: None)
+    monkeypatch.setattr(Speeds, "rate", lambda self, *about: Rate(1000.0, 5000.0))
+
+
+class Silent:
+    """A watcher that may interrupt the work in a round."""
+
+    def __init__(self, stop_at: str = "") -> None:
+        self.stop_at = stop_at
+        self.started: list[tuple[str, float]] = []
+        self.details: list[str] = []
+
+    def __call__(self, costs: list[float]) -> "Silent":
+        return self
+
+    def start(self, label: str, number: int, count: int, cost: float, *, done: float) -> None:
+        self.started.append((label, done))
+
+    def advance(self, share: float, detail: str) -> None:
+        self.details.append(detail)
+        if self.stop_at and detail.startswith(self.stop_at):
+            raise Interrupted("by the test")
+
+    def finish(self) -> None:
+        pass
+
+
+def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
+    return runner.carry_out(runner.Store(home), jobs, watcher or Silent(), Speeds())
+
+
+# Every study
+
+
+@pytest.mark.parametrize("id", runner.STUDIES)
+def test_every_study_runs_at_smoke_scale(id, home):
+    outcome = peerage(f"reproduce {id} --scale smoke --json --out", home)
+    assert outcome.code == 0, outcome.err
+    last = json.loads(outcome.lines[-1])
+    assert last["lacking"] == last["diverged"] == []
+    files = [Path(name) for name in last["files"]]
+    assert [path.name for path in files] == [
+        f"{id}-smoke{suffix}" for suffix in (".md", ".csv", ".json", ".png", ".svg")
+    ]
+    for path in files:
+        assert path.stat().st_size > 100
+    saved = json.loads(files[2].read_text())
+    assert saved["id"] == id
+    assert saved["runs"]
+    assert {run["status"] for run in saved["runs"]} == {"finished"}
+    # Every method has a row with a number in the first table, unless it did not reach a target.
+    rows = list(csv.DictReader(files[1].read_text().split("\n\n")[0].splitlines()))
+    methods = {run["method"] for run in saved["runs"]}
+    assert {row["method"] for row in rows} == methods
+    if "rounds" not in saved["tables"][0]["title"].lower():
+        assert all(row["ours"] for row in rows)
+
+
+def test_the_issue_and_the_papers_ids_are_all_there():
+    figures = [f"p0-fig{number}" for number in (1, 2, 3, 4, 6, 7, 8, 9)]
+    tables = [f"p0-tab{number}" for number in (1, 2, 3, 5, 6)]
+    assert {*figures, *tables, "p0-cost"} <= set(runner.STUDIES)
+
+
+def test_finished_runs_are_not_repeated_and_are_shared_between_studies(tmp_path):
+    first = carry_out(tmp_path, runner.STUDIES["p0-fig3"].jobs(SMOKE))
+    assert (first.done, first.skipped) == (5, 0)
+    again = carry_out(tmp_path, runner.STUDIES["p0-fig3"].jobs(SMOKE))
+    assert (again.done, again.skipped) == (0, 5)
+    # Digits stand in for all three data sets, so that Table I needs nothing more.
+    table = carry_out(tmp_path, runner.STUDIES["p0-tab1"].jobs(SMOKE))
+    assert (table.done, table.skipped) == (0, 5)
+
+
+def test_an_interrupted_study_goes_on_and_loses_one_round_at_most(tmp_path):
+    jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
+    with pytest.raises(Interrupted):
+        carry_out(tmp_path / "broken", jobs, Silent(stop_at="round 3/4"))
+    watcher = Silent()
+    outcome = carry_out(tmp_path / "broken", jobs, watcher)
+    assert outcome.done == 3
+    assert watcher.details[0].startswith("round 3/4")  # the one that was not yet saved
+    assert [done for _, done in watcher.started] == [0.5, 0.0, 0.0]
+    carry_out(tmp_path / "whole", jobs)
+    for job in jobs:
+        broken, whole = (
+            RunRecord.load(tmp_path / name / "runs" / job.folder) for name in ("broken", "whole")
+        )
+        assert broken.summary["digest"] == whole.summary["digest"]
+        assert broken.curve("accuracy") == whole.curve("accuracy")
+
+
+def test_checkpoints_of_finished_runs_are_cleared_away(tmp_path):
+    job = runner.STUDIES["p0-cost"].jobs(SMOKE)[0]
+    carry_out(tmp_path, [job])
+    assert not (tmp_path / "runs" / job.folder / "checkpoint").exists()
+
+
+def test_a_second_process_on_the_same_folder_stops_and_says_so(tmp_path):
+    with locked(tmp_path):
+        text = complaint(peerage(OFF, tmp_path))
+    assert text == f"another process is working in {tmp_path}; wait for it"
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path):
+    jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
+    wild = Experiment(
+        algorithm="decavg", model="digits-mlp", nodes=4, rounds=2, local={"epochs": 2, "lr": 1e30}
+    )
+    bad = Job(("mnist", 0.2, "wild"), wild)
+    outcome = carry_out(tmp_path, [bad, *jobs])
+    assert outcome.diverged == ["wild, mnist, Dir 0.2, seed 0"]
+    assert outcome.done == 3
+    assert carry_out(tmp_path, [bad, *jobs]).skipped == 4
+
+
+# Data that is not there
+
+
+def test_missing_data_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "nothing"))
+    digits = runner.STUDIES["p0-cost"].jobs(SMOKE)
+    mixed = [*digits, *runner.STUDIES["p0-fig2"].jobs(Plan("small", seeds=1))]
+    study = replace(runner.STUDIES["p0-cost"], jobs=lambda plan: mixed)
+    monkeypatch.setitem(runner.STUDIES, "p0-cost", study)
+    outcome = peerage(f"{OFF} {tmp_path / 'out'}")
+    assert outcome.code == 2
+    assert "p0-cost: 3 of 4 runs finished" in outcome.out.replace("\n", " ")
+    assert outcome.err.splitlines()[-1] == (
+        "error: runs on mnist were left out, as the data is not here; "
+        "get it with `peerage data get mnist`, then give this command again"
+    )
+
+
+def test_nothing_is_written_when_all_data_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "nothing"))
+    outcome = peerage("reproduce p0-tab1 --scale small --seeds 1 --out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "`peerage data get mnist fashion-mnist cifar10`" in outcome.err
+    assert not (tmp_path / "out" / "results").exists()
+
+
+# What the user may ask for
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("reproduce p0-tab7", "unknown table or figure 'p0-tab7'; did you mean 'p0-tab6'?"),
+        ("reproduce p0-tab2 --scale smal", "unknown scale 'smal'; did you mean 'small'?"),
+        ("reproduce p0-tab2 --fidelity cod", "unknown fidelity 'cod'; did you mean 'code'?"),
+        ("reproduce p0-tab2 --seeds 0", "seeds must be at least 1, got 0"),
+        ("reproduce p0-tab2 --only dechv", "p0-tab2 has no method 'dechv'; did you mean"),
+        ("reproduce", "name a table or a figure"),
+    ],
+)
+def test_bad_requests_are_one_line(line, text):
+    assert complaint(peerage(line)).startswith(text)
+
+
+def test_only_chooses_methods_as_people_spell_them():
+    jobs = runner.jobs_of(runner.STUDIES["p0-tab1"], SMOKE, ["decdiff-vt", "DECHW"])
+    assert {job.place[2] for job in jobs} == {"DecDiff(VT)", "DecHW"}
+    stopped = runner.jobs_of(runner.STUDIES["p0-fig4"], SMOKE, ["dechw*"])
+    assert {job.place[2] for job in stopped} == {"DecHW*"}
+
+
+def test_the_list_tells_data_runs_and_time(tmp_path):
+    job = runner.STUDIES["p0-fig2"].jobs(SMOKE)[0]
+    carry_out(tmp_path, [job])
+    outcome = peerage("reproduce --list --scale smoke --json --out", tmp_path)
+    rows = {row["id"]: row for row in json.loads(outcome.lines[-1])["studies"]}
+    assert list(rows) == list(runner.STUDIES)
+    assert rows["p0-fig2"]["done"] == rows["p0-fig2"]["runs"] == 1
+    assert rows["p0-fig2"]["hours_left"] == 0 < rows["p0-fig2"]["hours"]
+    assert rows["p0-tab1"]["done"] == 1
+    assert rows["p0-tab1"]["data"] == ["digits"]
+    shown = peerage("reproduce p0-fig2 p0-tab1 --list --scale smoke --out", tmp_path).out
+    assert "1 of 1" in shown
+    assert "done" in shown
+
+
+def test_the_list_marks_data_that_is_not_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "nothing"))
+    outcome = peerage("reproduce p0-fig9 --list --json --out", tmp_path)
+    [row] = json.loads(outcome.lines[-1])["studies"]
+    assert row["lacking"] == ["fashion-mnist"]
+
+
+# The settings
+
+
+def test_paper_scale_is_the_published_setting():
+    jobs = runner.STUDIES["p0-tab1"].jobs(Plan("paper"))
+    assert len(jobs) == 3 * 3 * 5 * 5
+    rates = {"mnist": (0.001, 0.5), "fashion-mnist": (0.001, 0.9), "cifar10": (0.01, 0.9)}
+    for job in jobs:
+        table = job.experiment.table()
+        assert table["nodes"] == 50
+        assert table["rounds"] == 1000
+        assert job.experiment.topology == ErdosRenyi(p=0.2)
+        assert table["dataset"]["name"] == job.place[0]
+        assert "train" not in table["dataset"]
+        assert table["partition"]["alpha"] == job.place[1]
+        assert table["partition"]["cap_at_mean"] is True
+        local = table["local"]
+        assert (local["epochs"], local["batch_size"]) == (5, 100)
+        assert (local["lr"], local["momentum"]) == rates[job.place[0]]
+        assert table["init"]["start"] == "independent"
+        assert table["evaluation"]["at"] == "exchange"
+    assert len({job.folder for job in jobs}) == len(jobs)
+
+
+def test_methods_differ_in_nothing_but_the_algorithm():
+    jobs = runner.STUDIES["p0-fig8"].jobs(Plan("paper", seeds=1))
+    tables = [{**job.experiment.table(), "algorithm": None} for job in jobs]
+    assert all(table == tables[0] for table in tables[:5])
+
+
+def test_half_ends_at_the_target_and_takes_one_seed():
+    jobs = runner.STUDIES["p0-half"].jobs(Plan("paper"))
+    assert len(jobs) == 5
+    assert {str(job.experiment.until) for job in jobs} == {"accuracy=0.469"}
+    assert {job.experiment.rounds for job in jobs} == {250}
+
+
+def test_code_fidelity_imitates_the_scripts():
+    plan = Plan("paper", fidelity="code")
+    [job] = [j for j in runner.STUDIES["p0-fig2"].jobs(plan) if j.experiment.seed == 0]
+    table = job.experiment.table()
+    assert job.experiment.topology == BarabasiAlbert(m=5)
+    assert table["evaluation"]["validation"] == 0.2
+    assert table["local"]["early_stop"] == "rollback"
+    assert table["model"]["dropout"] is True
+    chosen = table["algorithm"]
+    assert (chosen["weights"], chosen["accumulate"], chosen["include_self"]) == (
+        "uniform",
+        "ema",
+        False,
+    )
+    star = p0.as_in_code("dechw:theta=30")
+    assert star == (
+        "dechw:weights=uniform,accumulate=ema,normalise=none,include_self=false,theta=30"
+    )
+    plain = runner.STUDIES["p0-fig2"].jobs(Plan("paper"))[0]
+    assert plain.folder != job.folder
+
+
+def test_a_run_is_known_by_what_it_says_beyond_the_defaults():
+    plain = p0.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0)
+    spelt = p0.experiment(Plan("paper"), "mnist", 0.2, "dechw:beta=1.0,accumulate=sum", 0)
+    place = ("mnist", 0.2, "DecHW")
+    engine = plain.model_copy(update={"engine": Engine(name="serial")})
+    same = {Job(place, experiment).folder for experiment in (plain, spelt, engine)}
+    assert len(same) == 1
+    changes = [
+        {"rounds": 5},
+        {"seed": 1},
+        {"until": "accuracy=0.5"},
+        {"nodes": 20},
+        {"init": {"start": "shared"}},
+        {"evaluation": {"every": 2}},
+        {"model": "mnist-cnn:dropout=true"},
+        {"topology": "ring"},
+        {"local": {"epochs": 1}},
+        {"local": {"loss": "virtual-teacher"}},
+        {"algorithm": "dechw:theta=3"},
+        {"dataset": "mnist:train=100"},
+        {"partition": "iid"},
+    ]
+    table = tomllib.loads(plain.to_toml())
+    others = [Experiment(**merged(table, change)) for change in changes]
+    folders = {Job(place, experiment).folder for experiment in [plain, *others]}
+    assert len(folders) == len(changes) + 1
+
+
+# The numbers
+
+
+def test_printed_numbers_are_the_papers():
+    final = p0_printed.accuracies(p0_printed.FINAL, p0_printed.DATASETS)
+    assert len(final) == 45
+    assert final["mnist", 0.2, "DecHW"] == (0.9389, 0.009)
+    assert final["cifar10", 0.5, "DecDiff(VT)"] == (0.5354, 0.025)
+    best = p0_printed.rounds(p0_printed.OF_BEST)
+    halves = [best["mnist", 0.2, method][0] for method in p0.FIVE]
+    assert halves == [189, 77, 37, 36, 14]
+    assert best["cifar10", 1.0, "DecDiff"] == (98, 278, 804, None)
+    own = p0_printed.rounds(p0_printed.OF_OWN)
+    assert own["mnist", 0.2, "CFA"] == (934, 958, 973, 986)
+    # The paper's own check: DecHW is the best method, so both tables agree on it nearly everywhere.
+    assert all(own[k] == v for k, v in best.items() if k[2] == "DecHW")
+    absolute = p0_printed.rounds(p0_printed.TO_ABSOLUTE)
+    assert absolute["mnist", 1.0, "DecHW"] == (11, 34, 120, 327)
+    desa = p0_printed.accuracies(p0_printed.WITH_DESA, ("cifar10",))
+    assert [desa["cifar10", a, "DESA"][0] for a in (1.0, 0.5, 0.2)] == [0.3518, 0.301, 0.2346]
+
+
+def written(folder: Path, algorithm: str, seed: int, accuracies: list[float]) -> RunRecord:
+    """A run folder with these accuracies, round by round."""
+    folder.mkdir(parents=True)
+    experiment = Experiment(algorithm=algorithm, seed=seed, rounds=len(accuracies) - 1)
+    (folder / "experiment.toml").write_text(experiment.to_toml())
+    rows = [
+        {
+            "scope": "network",
+            "round": number,
+            "nodes": 2,
+            "bytes": 0,
+            "bytes_total": 80 * number,
+            "accuracy": value,
+            "loss": 1.0,
+            "seconds": {"total": 1.0},
+        }
+        for number, value in enumerate(accuracies)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "setup.json").write_text(json.dumps({"edges": [[0, 1]], "parameters": [10, 10]}))
+    (folder / "environment.json").write_text("{}")
+    summary = {"status": "finished", "algorithm": algorithm, "rounds": len(rows) - 1}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return RunRecord.load(folder)
+
+
+@pytest.fixture
+def two_methods(tmp_path) -> Results:
+    """DecHetero climbs to 0.4, DecHW to 0.8; two seeds each, fourteen rounds."""
+    plan = Plan("small", seeds=2)
+    jobs = p0.grid(plan, ["DecHetero", "DecHW"], ["mnist"])
+    store = runner.Store(tmp_path)
+    slow = [0.1, 0.1, 0.2] + [0.4] * 12
+    fast = [0.1, 0.5, 0.5] + [0.8] * 12
+    for job in jobs:
+        values = slow if job.place[2] == "DecHetero" else fast
+        if job.experiment.seed == 1:  # a round later, and 0.1 higher in the end
+            values = [0.1, *values[:3], *[v + 0.1 for v in values[4:]]]
+        name = "decavg" if job.place[2] == "DecHetero" else "dechw"
+        written(store.folder(job), name, job.experiment.seed, values)
+    return store.results(plan, jobs)
+
+
+def cells(table) -> dict[str, list[float | None]]:
+    return {titles[-1]: [cell.ours for cell in row] for titles, row in table.rows}
+
+
+def test_final_accuracy_is_the_mean_over_ten_rounds_and_seeds(two_methods):
+    [slow], [fast] = cells(p0.final_accuracy(two_methods)).values()
+    assert slow == pytest.approx(0.45)
+    assert fast == pytest.approx(0.85)
+    table = p0.final_accuracy(two_methods)
+    spread = [row[0].spread for _, row in table.rows]
+    assert spread == pytest.approx([0.05, 0.05])
+    assert [row[0].paper for _, row in table.rows] == [0.8814, 0.9389]
+
+
+def test_rounds_to_shares_of_the_best_of_any_method(two_methods):
+    # 50, 75, 90, 95 % of 0.85 are 0.425, 0.6375, 0.765 and 0.8075.
+    table = p0.rounds_table("", p0_printed.OF_BEST, p0.of_best, two_methods)
+    assert cells(table)["DecHW"] == [1.5, 3.5, 3.5, None]
+    assert cells(table)["DecHetero"] == [None] * 4
+    notes = {titles[-1]: [cell.note for cell in row] for titles, row in table.rows}
+    assert notes["DecHetero"][0] == "1 of 2 seeds"
+    assert notes["DecHW"][3] == "1 of 2 seeds"
+
+
+def test_rounds_to_shares_of_the_own_best(two_methods):
+    # Of 0.45: 0.225, 0.3375, 0.405, 0.4275.
+    table = p0.rounds_table("", p0_printed.OF_OWN, p0.of_own, two_methods)
+    assert cells(table)["DecHetero"] == [3.5, 3.5, None, None]
+
+
+def test_rounds_to_absolute_accuracies(two_methods):
+    table = p0.rounds_table("", p0_printed.TO_ABSOLUTE, p0.absolute, two_methods)
+    assert cells(table)["DecHW"] == [1.5, 3.5, None, None]
+    assert [c[1] for c in table.columns] == ["50 %", "75 %", "85 %", "90 %"]
+
+
+def test_scalars_are_counted_per_link(two_methods):
+    table = p0.scalars_table(two_methods)
+    # 80 bytes a round over two directed links are 10 numbers each way: one model of 10 parameters.
+    assert [row[0].ours for _, row in table.rows] == pytest.approx([140, 140])
+    assert [row[0].paper for _, row in table.rows] == [140, 280]
+
+
+def test_an_estimate_grows_with_rounds_and_examples():
+    [job] = runner.STUDIES["p0-fig2"].jobs(Plan("paper", seeds=1))
+    seconds = Speeds().seconds(job)
+    longer = Job(job.place, job.experiment.model_copy(update={"rounds": 2000}))
+    assert Speeds().seconds(longer) - 0.5 == pytest.approx(2 * (seconds - 0.5))
+    online = p0.experiment(Plan("paper"), "mnist", 0.2, "dechw:curvature=online", 0)
+    cores = Speeds().machine["cores"]
+    saved = seconds - Speeds().seconds(Job(job.place, online))
+    assert saved == pytest.approx(1000 * 60_000 / 1000 / cores)  # a pass of every round
+
+
+def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
+    monkeypatch.undo()  # the real thing
+    fresh = Speeds(tmp_path / "speeds.json")
+    rate = fresh.rate("digits", "digits-mlp", 16)
+    assert rate.trained > 0
+    assert rate.judged > rate.trained
+    assert Speeds(tmp_path / "speeds.json").rates == {"digits digits-mlp 16": rate}
+    (tmp_path / "speeds.json").write_text("damaged")
+    assert Speeds(tmp_path / "speeds.json").rates == {}
