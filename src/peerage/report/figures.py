@@ -42,8 +42,8 @@ LOOKS = {
 }  # fmt: skip
 PHASES = {
     "train": (BLUE, ""), "curvature": (ORANGE, "//"), "synthesis": (RED, "++"),
-    "combine": (GREEN, "\\\\"), "exchange": (PINK, "xx"), "evaluate": (SKY, ".."), "wait": ("#BBBBBB", "--"),
-    "other": ("#EEEEEE", ""),
+    "combine": (GREEN, "\\\\"), "exchange": (PINK, "xx"), "evaluate": (SKY, ".."),
+    "wait": ("#BBBBBB", "--"), "other": ("#EEEEEE", ""),
 }  # fmt: skip
 STYLE: Any = {
     "figure.facecolor": "white",
