@@ -195,6 +195,8 @@ def test_bad_requests_are_one_line(line, text):
 def test_only_chooses_methods_as_people_spell_them():
     jobs = runner.jobs_of(runner.STUDIES["p0-tab1"], SMOKE, ["decdiff-vt", "DECHW"])
     assert {job.place[2] for job in jobs} == {"DecDiff(VT)", "DecHW"}
+    plain = runner.jobs_of(runner.STUDIES["p0-fig1"], SMOKE, ["decavg"])
+    assert {job.place[2] for job in plain} == {"DecHomo", "DecHetero"}
     stopped = runner.jobs_of(runner.STUDIES["p0-fig4"], SMOKE, ["dechw*"])
     assert {job.place[2] for job in stopped} == {"DecHW*"}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peerage import checkpoint
+from peerage.algorithms import ALGORITHMS
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.data.datasets import DATASETS
 from peerage.errors import CheckpointError, DataError, Diverged, InputError, did_you_mean
@@ -49,13 +50,19 @@ def find(id: str) -> Study:
 def jobs_of(study: Study, plan: Plan, only: Sequence[str] = ()) -> list[Job]:
     """The jobs of a study, of some methods only if these are named."""
     jobs = study.jobs(plan)
-    methods = {simplified(job.place[2]): job.place[2] for job in jobs}
-    for name in only:
-        if simplified(name) not in methods:
-            known = did_you_mean(name.lower(), [known.lower() for known in methods.values()])
-            raise InputError(f"{study.id} has no method {name!r}; {known}")
-    wanted = {methods[simplified(name)] for name in only} or set(methods.values())
-    return [job for job in jobs if job.place[2] in wanted]
+    wanted = {method for name in only for method in named(name, study, jobs)}
+    return [job for job in jobs if not only or job.place[2] in wanted]
+
+
+def named(name: str, study: Study, jobs: Sequence[Job]) -> set[str]:
+    """The methods that a user means: by the paper's name, or all that run this algorithm."""
+    methods = {job.place[2]: algorithm_of(job) for job in jobs}
+    found = {method for method in methods if simplified(method) == simplified(name)}
+    found = found or {method for method, algorithm in methods.items() if algorithm == name.lower()}
+    if not found:
+        known = {name.lower() for name in (*methods, *methods.values())}
+        raise InputError(f"{study.id} has no method {name!r}; {did_you_mean(name.lower(), known)}")
+    return found
 
 
 def simplified(method: str) -> str:
@@ -97,6 +104,10 @@ class Store:
             for place, records in found.items()
         }
         return Results(plan, jobs, series)
+
+
+def algorithm_of(job: Job) -> str:
+    return display_name(job.experiment.algorithm, ALGORITHMS)
 
 
 def dataset_of(job: Job) -> str:
