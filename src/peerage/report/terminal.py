@@ -154,7 +154,11 @@ class Meter:
     """Bars on standard error while a `with` lasts; in a log file plain lines instead."""
 
     def __init__(
-        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        ticking: bool = True,
     ) -> None:
         self.console = console or Console(stderr=True)
         self.clock = clock
@@ -165,6 +169,7 @@ class Meter:
             StatusColumn(),
             console=self.console,
             redirect_stdout=False,
+            auto_refresh=ticking,  # by a thread
         )
 
     def __enter__(self) -> Self:
@@ -263,7 +268,8 @@ class StudyProgress(Meter):
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(console, clock)
+        # Without a thread: the next run forks its workers while the bar is there.
+        super().__init__(console, clock, ticking=False)
         self.costs = list(costs)
         self.bars.head = self._now
         self.task: TaskID | None = None
@@ -280,7 +286,7 @@ class StudyProgress(Meter):
         if self.console.is_terminal:
             if self.task is None:
                 self.task = self.bars.add_task("all runs", total=1.0, text=self._state)
-            self.bars.update(self.task, completed=self.share_of_all())
+            self.bars.update(self.task, completed=self.share_of_all(), refresh=True)
         else:
             self._note(self._now())
 
@@ -290,7 +296,7 @@ class StudyProgress(Meter):
         self.share, self.detail = share, detail
         self.changed = self.clock()
         if self.task is not None:
-            self.bars.update(self.task, completed=self.share_of_all())
+            self.bars.update(self.task, completed=self.share_of_all(), refresh=True)
         elif self.changed - self.said >= QUIET:
             self._note(f"{self._now()}; {self._state()}")
 
@@ -302,7 +308,7 @@ class StudyProgress(Meter):
             self._note(f"{ending}; {self._state()}")
         else:
             self.say(ending)
-            self.bars.update(self.task, completed=self.share_of_all())
+            self.bars.update(self.task, completed=self.share_of_all(), refresh=True)
 
     def share_of_all(self) -> float:
         total = sum(self.costs)
