@@ -90,7 +90,16 @@ def test_every_study_runs_at_smoke_scale(id, home):
         assert all(row["ours"] for row in rows)
 
 
-def test_the_issue_and_the_papers_ids_are_all_there():
+def test_a_study_runs_as_the_authors_scripts_do(tmp_path):
+    line = "reproduce p0-fig2 --scale smoke --fidelity code --json --out"
+    outcome = peerage(line, tmp_path)
+    assert outcome.code == 0, outcome.err
+    files = json.loads(outcome.lines[-1])["files"]
+    assert Path(files[0]).name == "p0-fig2-smoke-code.md"
+    assert "training taken back when the validation loss rises" in Path(files[0]).read_text()
+
+
+def test_all_ids_are_there():
     figures = [f"p0-fig{number}" for number in (1, 2, 3, 4, 6, 7, 8, 9)]
     tables = [f"p0-tab{number}" for number in (1, 2, 3, 5, 6)]
     assert {*figures, *tables, "p0-cost"} <= set(runner.STUDIES)
@@ -108,7 +117,8 @@ def test_finished_runs_are_not_repeated_and_are_shared_between_studies(tmp_path)
 
 def test_an_interrupted_study_goes_on_and_loses_one_round_at_most(tmp_path):
     jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
-    with pytest.raises(Interrupted):
+    again = "in run 1 of 3, DecHetero, cifar10, Dir 0.2, seed 0; give the same command again"
+    with pytest.raises(Interrupted, match=again):
         carry_out(tmp_path / "broken", jobs, Silent(stop_at="round 3/4"))
     watcher = Silent()
     outcome = carry_out(tmp_path / "broken", jobs, watcher)
@@ -199,6 +209,14 @@ def test_only_chooses_methods_as_people_spell_them():
     assert {job.place[2] for job in plain} == {"DecHomo", "DecHetero"}
     stopped = runner.jobs_of(runner.STUDIES["p0-fig4"], SMOKE, ["dechw*"])
     assert {job.place[2] for job in stopped} == {"DecHW*"}
+
+
+def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
+    for methods, count in (("dechw", 1), ("cfa", 2)):
+        outcome = peerage(f"reproduce p0-fig8 --scale smoke --only {methods} --out", tmp_path)
+        assert f"{count} of 5 runs finished" in outcome.out.replace("\n", " ")
+    rows = list(csv.DictReader((tmp_path / "results" / "p0-fig8-smoke.csv").open()))
+    assert [row["method"] for row in rows if row["ours"]] == ["CFA", "DecHW"]
 
 
 def test_the_list_tells_data_runs_and_time(tmp_path):

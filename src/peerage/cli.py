@@ -306,17 +306,16 @@ def reproduce(
     if not studies:
         raise InputError("name a table or a figure, e.g. `peerage reproduce p0-tab2`; see --list")
     methods = [name.strip() for name in (only or "").split(",") if name.strip()]
-    wanted = {study.id: runner.jobs_of(study, plan, methods) for study in studies}
+    wanted = [job for study in studies for job in runner.jobs_of(study, plan, methods)]
     with ExitStack() as stack:
 
         def progress(costs: list[float]) -> StudyProgress:
             return stack.enter_context(StudyProgress(costs))
 
-        everything = [job for jobs in wanted.values() for job in jobs]
-        outcome = runner.carry_out(store, everything, progress, Speeds())
+        outcome = runner.carry_out(store, wanted, progress, Speeds())
     written = []
     for study in studies:
-        results = store.results(plan, wanted[study.id])
+        results = store.results(plan, study.jobs(plan))  # also what earlier commands have run
         if not results.series:
             continue
         shown = study.show(results)

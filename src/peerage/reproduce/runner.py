@@ -10,7 +10,14 @@ from peerage import checkpoint
 from peerage.algorithms import ALGORITHMS
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.data.datasets import DATASETS
-from peerage.errors import CheckpointError, DataError, Diverged, InputError, did_you_mean
+from peerage.errors import (
+    CheckpointError,
+    DataError,
+    Diverged,
+    InputError,
+    Interrupted,
+    did_you_mean,
+)
 from peerage.experiment import display_name
 from peerage.prepare import load_dataset
 from peerage.records import Row, RunRecord, disk_errors
@@ -146,6 +153,11 @@ def carry_out(
                 outcome.done += 1
             except Diverged:
                 outcome.diverged.append(job.title)
+            except (KeyboardInterrupt, Interrupted):
+                raise Interrupted(
+                    f"interrupted in run {number} of {len(left)}, {job.title}; give the same "
+                    "command again to go on from its last round"
+                ) from None
             shown.finish()
     return outcome
 
