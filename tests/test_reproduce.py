@@ -215,7 +215,9 @@ def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
     for methods, count in (("dechw", 1), ("cfa", 2)):
         outcome = peerage(f"reproduce p0-fig8 --scale smoke --only {methods} --out", tmp_path)
         assert f"{count} of 5 runs finished" in outcome.out.replace("\n", " ")
-    rows = list(csv.DictReader((tmp_path / "results" / "p0-fig8-smoke.csv").open()))
+    rows = list(
+        csv.DictReader((tmp_path / "results" / "p0-fig8-smoke.csv").read_text().splitlines())
+    )
     assert [row["method"] for row in rows if row["ours"]] == ["CFA", "DecHW"]
 
 
