@@ -16,6 +16,7 @@ MNIST, FASHION, CIFAR = printed.DATASETS
 TITLES = {MNIST: "MNIST", FASHION: "Fashion-MNIST", CIFAR: "CIFAR-10"}
 FIVE = ("DecHetero", "CFA", "DecDiff", "DecDiff(VT)", "DecHW")
 KINDS = ("batch", "sample", "full", "online")  # of curvature
+NORM = "norm of the curvature"
 NOT_PRINTED = ""  # where the paper has no numbers
 HALF = 0.469  # half of DecHW's accuracy on MNIST with Dir 0.2, which the paper counts rounds to
 
@@ -200,11 +201,11 @@ def grid(
 # Tables
 
 
-def final_accuracy(results: Results) -> PaperTable:
+def final_accuracy(results: Results, title: str = "") -> PaperTable:
     paper = printed.accuracies(printed.FINAL, printed.DATASETS)
     columns = [(d, a) for d in results.datasets for a in results.alphas]
     return PaperTable(
-        title="Table I: accuracy over the last 10 rounds",
+        title=title or "Accuracy over the last 10 rounds, beside Table I",
         row_titles=("method",),
         columns=tuple((TITLES[d], f"Dir {a:g}") for d, a in columns),
         rows=tuple(
@@ -327,7 +328,6 @@ def scalars_table(results: Results) -> PaperTable:
         notes=(
             f"The paper's column is its formula for our rounds and model: T m, 2 T m, and "
             f"T m + {theta} m for DecHW*.",
-            *_notes(results),
         ),
     )
 
@@ -389,8 +389,8 @@ def _notes(results: Results) -> tuple[str, ...]:
         notes.append("A trial of the machinery: scikit-learn's digits stand in for every data set.")
     elif plan.scale == "small":
         sizes = "; ".join(
-            f"{TITLES[d]}: {size.train[d]} training examples, {size.epochs[d]} epochs a round, "
-            f"{size.rounds[d]} rounds"
+            f"{TITLES[d]}: {size.train[d]} training examples, "
+            f"{size.epochs[d]} epoch{'s' * (size.epochs[d] != 1)} a round, {size.rounds[d]} rounds"
             for d in results.datasets
         )
         notes.append(
@@ -414,6 +414,7 @@ def panels(results: Results) -> list[studies.Panel]:
         studies.Panel(f"{TITLES[dataset]}, Dir {alpha:g}", tuple(results.of(dataset, alpha)))
         for dataset in results.datasets
         for alpha in results.alphas
+        if results.of(dataset, alpha)
     ]
 
 
@@ -445,9 +446,7 @@ def show_norms(results: Results) -> Shown:
     """Fig. 2: the norm of the curvature of ten nodes."""
     dataset, alpha = results.datasets[0], results.alphas[0]
     found = [
-        studies.NodePanel(
-            f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", "norm"
-        )
+        studies.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
         for series in results.of(dataset, alpha)
     ]
     return Shown((final_accuracy(results),), studies.node_lines(found))
@@ -603,7 +602,7 @@ STUDIES = [
         "p0-tab1",
         "Table I: final accuracy",
         "DecHW is best everywhere",
-        partial(tabulated, final_accuracy),
+        partial(tabulated, partial(final_accuracy, title="Table I: final accuracy")),
     ),
     _study(
         "p0-tab2",
