@@ -54,7 +54,7 @@ SIZES: dict[Scale, Size] = {
     # With 100 examples per node, nobody learns anything on CIFAR-10; so a node has 500 there and
     # sees them once in a round.
     "small": Size(
-        seeds=3,
+        seeds=1,
         alphas=(0.2,),
         nodes=10,
         topology="er:p=0.5",
