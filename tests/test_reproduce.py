@@ -91,12 +91,14 @@ def test_every_study_runs_at_smoke_scale(id, home):
 
 
 def test_a_study_runs_as_the_authors_scripts_do(tmp_path):
-    line = "reproduce p0-fig2 --scale smoke --fidelity code --json --out"
+    line = "reproduce p0-fig2 --scale smoke --seeds 1 --fidelity code --json --out"
     outcome = peerage(line, tmp_path)
     assert outcome.code == 0, outcome.err
     files = json.loads(outcome.lines[-1])["files"]
     assert Path(files[0]).name == "p0-fig2-smoke-code.md"
-    assert "training taken back when the validation loss rises" in Path(files[0]).read_text()
+    text = Path(files[0]).read_text()
+    assert "training taken back when the validation loss rises" in text
+    assert "`peerage reproduce p0-fig2 --scale smoke --seeds 1 --fidelity code`" in text
 
 
 def test_all_ids_are_there():

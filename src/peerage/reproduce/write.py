@@ -36,8 +36,11 @@ def write(study: Study, results: Results, shown: Shown, folder: Path) -> list[Pa
 
 
 def markdown(study: Study, results: Results, shown: Shown, name: str) -> str:
-    command = f"peerage reproduce {study.id} --scale {results.plan.scale}"
-    if results.plan.fidelity == "code":
+    plan = results.plan
+    command = f"peerage reproduce {study.id} --scale {plan.scale}"
+    if plan.seeds is not None:
+        command += f" --seeds {plan.seeds}"
+    if plan.fidelity == "code":
         command += " --fidelity code"
     parts = [
         f"# {study.title}\n",
