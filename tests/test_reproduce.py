@@ -12,8 +12,9 @@ from command_line import complaint, peerage
 from peerage.errors import Interrupted
 from peerage.experiment import Engine, Experiment, merged
 from peerage.records import RunRecord
-from peerage.reproduce import p0, p0_printed, runner
+from peerage.reproduce import runner
 from peerage.reproduce.calibrate import Rate, Speeds
+from peerage.reproduce.p0 import printed, settings, shown
 from peerage.reproduce.study import Job, Plan, Results
 from peerage.running import locked
 from peerage.topology import BarabasiAlbert, ErdosRenyi
@@ -233,9 +234,9 @@ def test_the_list_tells_data_runs_and_time(tmp_path):
     assert rows["p0-fig2"]["hours_left"] == 0 < rows["p0-fig2"]["hours"]
     assert rows["p0-tab1"]["done"] == 1
     assert rows["p0-tab1"]["data"] == ["digits"]
-    shown = peerage("reproduce p0-fig2 p0-tab1 --list --scale smoke --out", tmp_path).out
-    assert "1 of 1" in shown
-    assert "done" in shown
+    listed = peerage("reproduce p0-fig2 p0-tab1 --list --scale smoke --out", tmp_path).out
+    assert "1 of 1" in listed
+    assert "done" in listed
 
 
 def test_the_list_marks_data_that_is_not_here(tmp_path, monkeypatch):
@@ -296,7 +297,7 @@ def test_code_fidelity_imitates_the_scripts():
         "ema",
         False,
     )
-    star = p0.as_in_code("dechw:theta=30")
+    star = settings.as_in_code("dechw:theta=30")
     assert star == (
         "dechw:weights=uniform,accumulate=ema,normalise=none,include_self=false,theta=30"
     )
@@ -305,8 +306,8 @@ def test_code_fidelity_imitates_the_scripts():
 
 
 def test_a_run_is_known_by_what_it_says_beyond_the_defaults():
-    plain = p0.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0)
-    spelt = p0.experiment(Plan("paper"), "mnist", 0.2, "dechw:beta=1.0,accumulate=sum", 0)
+    plain = settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0)
+    spelt = settings.experiment(Plan("paper"), "mnist", 0.2, "dechw:beta=1.0,accumulate=sum", 0)
     place = ("mnist", 0.2, "DecHW")
     engine = plain.model_copy(update={"engine": Engine(name="serial")})
     same = {Job(place, experiment).folder for experiment in (plain, spelt, engine)}
@@ -336,21 +337,21 @@ def test_a_run_is_known_by_what_it_says_beyond_the_defaults():
 
 
 def test_printed_numbers_are_the_papers():
-    final = p0_printed.accuracies(p0_printed.FINAL, p0_printed.DATASETS)
+    final = printed.accuracies(printed.FINAL, printed.DATASETS)
     assert len(final) == 45
     assert final["mnist", 0.2, "DecHW"] == (0.9389, 0.009)
     assert final["cifar10", 0.5, "DecDiff(VT)"] == (0.5354, 0.025)
-    best = p0_printed.rounds(p0_printed.OF_BEST)
-    halves = [best["mnist", 0.2, method][0] for method in p0.FIVE]
+    best = printed.rounds(printed.OF_BEST)
+    halves = [best["mnist", 0.2, method][0] for method in settings.FIVE]
     assert halves == [189, 77, 37, 36, 14]
     assert best["cifar10", 1.0, "DecDiff"] == (98, 278, 804, None)
-    own = p0_printed.rounds(p0_printed.OF_OWN)
+    own = printed.rounds(printed.OF_OWN)
     assert own["mnist", 0.2, "CFA"] == (934, 958, 973, 986)
     # The paper's own check: DecHW is the best method, so both tables agree on it nearly everywhere.
     assert all(own[k] == v for k, v in best.items() if k[2] == "DecHW")
-    absolute = p0_printed.rounds(p0_printed.TO_ABSOLUTE)
+    absolute = printed.rounds(printed.TO_ABSOLUTE)
     assert absolute["mnist", 1.0, "DecHW"] == (11, 34, 120, 327)
-    desa = p0_printed.accuracies(p0_printed.WITH_DESA, ("cifar10",))
+    desa = printed.accuracies(printed.WITH_DESA, ("cifar10",))
     assert [desa["cifar10", a, "DESA"][0] for a in (1.0, 0.5, 0.2)] == [0.3518, 0.301, 0.2346]
 
 
@@ -384,7 +385,7 @@ def written(folder: Path, algorithm: str, seed: int, accuracies: list[float]) ->
 def two_methods(tmp_path) -> Results:
     """DecHetero climbs to 0.4, DecHW to 0.8; two seeds each, fourteen rounds."""
     plan = Plan("small", seeds=2)
-    jobs = p0.grid(plan, ["DecHetero", "DecHW"], ["mnist"])
+    jobs = settings.grid(plan, ["DecHetero", "DecHW"], ["mnist"])
     store = runner.Store(tmp_path)
     slow = [0.1, 0.1, 0.2] + [0.4] * 12
     fast = [0.1, 0.5, 0.5] + [0.8] * 12
@@ -402,10 +403,10 @@ def cells(table) -> dict[str, list[float | None]]:
 
 
 def test_final_accuracy_is_the_mean_over_ten_rounds_and_seeds(two_methods):
-    [slow], [fast] = cells(p0.final_accuracy(two_methods)).values()
+    [slow], [fast] = cells(shown.final_accuracy(two_methods)).values()
     assert slow == pytest.approx(0.45)
     assert fast == pytest.approx(0.85)
-    table = p0.final_accuracy(two_methods)
+    table = shown.final_accuracy(two_methods)
     spread = [row[0].spread for _, row in table.rows]
     assert spread == pytest.approx([0.05, 0.05])
     assert [row[0].paper for _, row in table.rows] == [0.8814, 0.9389]
@@ -413,7 +414,7 @@ def test_final_accuracy_is_the_mean_over_ten_rounds_and_seeds(two_methods):
 
 def test_rounds_to_shares_of_the_best_of_any_method(two_methods):
     # 50, 75, 90, 95 % of 0.85 are 0.425, 0.6375, 0.765 and 0.8075.
-    table = p0.rounds_table("", p0_printed.OF_BEST, p0.of_best, two_methods)
+    table = shown.rounds_table("", printed.OF_BEST, shown.of_best, two_methods)
     assert cells(table)["DecHW"] == [1.5, 3.5, 3.5, None]
     assert cells(table)["DecHetero"] == [None] * 4
     notes = {titles[-1]: [cell.note for cell in row] for titles, row in table.rows}
@@ -423,18 +424,18 @@ def test_rounds_to_shares_of_the_best_of_any_method(two_methods):
 
 def test_rounds_to_shares_of_the_own_best(two_methods):
     # Of 0.45: 0.225, 0.3375, 0.405, 0.4275.
-    table = p0.rounds_table("", p0_printed.OF_OWN, p0.of_own, two_methods)
+    table = shown.rounds_table("", printed.OF_OWN, shown.of_own, two_methods)
     assert cells(table)["DecHetero"] == [3.5, 3.5, None, None]
 
 
 def test_rounds_to_absolute_accuracies(two_methods):
-    table = p0.rounds_table("", p0_printed.TO_ABSOLUTE, p0.absolute, two_methods)
+    table = shown.rounds_table("", printed.TO_ABSOLUTE, shown.absolute, two_methods)
     assert cells(table)["DecHW"] == [1.5, 3.5, None, None]
     assert [c[1] for c in table.columns] == ["50 %", "75 %", "85 %", "90 %"]
 
 
 def test_scalars_are_counted_per_link(two_methods):
-    table = p0.scalars_table(two_methods)
+    table = shown.scalars_table(two_methods)
     # 80 bytes a round over two directed links are 10 numbers each way: one model of 10 parameters.
     assert [row[0].ours for _, row in table.rows] == pytest.approx([140, 140])
     assert [row[0].paper for _, row in table.rows] == [140, 280]
@@ -445,7 +446,7 @@ def test_an_estimate_grows_with_rounds_and_examples():
     seconds = Speeds().seconds(job)
     longer = Job(job.place, job.experiment.model_copy(update={"rounds": 2000}))
     assert Speeds().seconds(longer) - 0.5 == pytest.approx(2 * (seconds - 0.5))
-    online = p0.experiment(Plan("paper"), "mnist", 0.2, "dechw:curvature=online", 0)
+    online = settings.experiment(Plan("paper"), "mnist", 0.2, "dechw:curvature=online", 0)
     cores = Speeds().machine["cores"]
     saved = seconds - Speeds().seconds(Job(job.place, online))
     assert saved == pytest.approx(1000 * 60_000 / 1000 / cores)  # a pass of every round

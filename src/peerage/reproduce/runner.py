@@ -23,7 +23,7 @@ from peerage.prepare import load_dataset
 from peerage.records import Row, RunRecord, disk_errors
 from peerage.report.series import Series
 from peerage.reproduce.calibrate import Speeds
-from peerage.reproduce.p0 import STUDIES as P0
+from peerage.reproduce.p0.studies import STUDIES as P0
 from peerage.reproduce.study import Job, Place, Plan, Results, Study
 from peerage.running import locked, resume, run
 
