@@ -17,7 +17,7 @@ from peerage import catalogue, cli
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-RUN = ("README.md", "docs/guide.md", "docs/add-an-algorithm.md")
+RUN = ("README.md", "docs/guide.md", "docs/add-an-algorithm.md", "docs/reproduce.md")
 
 # A fenced block, and the comment on the line above it: `not run: reason` or `file: name`.
 BLOCK = re.compile(
@@ -125,9 +125,16 @@ def headings(document: Path) -> set[str]:
 
 def test_every_document_is_on_the_map() -> None:
     index = ROOT / "docs" / "index.md"
-    linked = {(index.parent / link["path"]).resolve() for link in LINK.finditer(index.read_text())}
-    missing = {path.resolve() for path in DOCUMENTS} - linked - {index.resolve()}
+    linked = {index.resolve(), *links(index)}
+    # The pages of single results are listed by the README beside them, which must be on the map.
+    linked |= {page for readme in linked if readme.name == "README.md" for page in links(readme)}
+    missing = {path.resolve() for path in DOCUMENTS} - linked
     assert not missing
+
+
+def links(document: Path) -> set[Path]:
+    found = LINK.finditer(document.read_text())
+    return {(document.parent / link["path"]).resolve() for link in found}
 
 
 def test_tables_of_the_readme_are_fresh() -> None:
