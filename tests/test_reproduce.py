@@ -283,6 +283,14 @@ def test_half_ends_at_the_target_and_takes_one_seed():
     assert {job.experiment.rounds for job in jobs} == {250}
 
 
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("id", runner.STUDIES)
+def test_code_fidelity_holds_out_data_in_every_study(id, scale):
+    for job in runner.STUDIES[id].jobs(Plan(scale, seeds=1, fidelity="code")):
+        assert job.experiment.work.early_stop == "rollback"
+        assert job.experiment.evaluation.validation == 0.2
+
+
 def test_code_fidelity_imitates_the_scripts():
     plan = Plan("paper", fidelity="code")
     [job] = [j for j in runner.STUDIES["p0-fig2"].jobs(plan) if j.experiment.seed == 0]

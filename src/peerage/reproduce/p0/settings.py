@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peerage.experiment import Experiment
+from peerage.experiment import Experiment, merged
 from peerage.reproduce.p0 import printed
 from peerage.reproduce.study import Job, Plan, Scale
 
@@ -102,7 +102,7 @@ SIZES: dict[Scale, Size] = {
 def experiment(
     plan: Plan, dataset: str, alpha: float, algorithm: str, seed: int, **changes: Any
 ) -> Experiment:
-    """The setting of section V-A at a scale; `changes` replace what a method needs otherwise."""
+    """The setting of section V-A at a scale; `changes` are laid over it."""
     size = SIZES[plan.scale]
     work = {"epochs": size.epochs[dataset], "batch_size": size.batch[dataset]}
     local: dict[str, Any] = {**work, **RATES[dataset]}
@@ -128,7 +128,8 @@ def experiment(
         settings |= {"algorithm": as_in_code(algorithm), "topology": size.hubs}
         local["early_stop"] = "rollback"
         evaluation["validation"] = 0.2
-    return Experiment(**settings | {"local": local, "evaluation": evaluation} | changes)
+    settings |= {"local": local, "evaluation": evaluation}
+    return Experiment(**merged(settings, changes))
 
 
 def model_of(dataset: str, plan: Plan) -> str:
