@@ -212,7 +212,8 @@ def _notes(results: Results) -> tuple[str, ...]:
             f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "
             "epochs and 1000 rounds, so only the order of the methods can be compared."
         )
-    notes.append(f"{seeds} seed{'s' * (seeds != 1)}; ± is the standard deviation over seeds.")
+    several = f"{seeds} seeds; ± is the standard deviation over them."
+    notes.append("One seed." if seeds == 1 else several)
     if plan.fidelity == "code":
         notes.append(
             "As the authors' scripts run: Barabasi-Albert graph, uniform weights, 20 % held out, "
