@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import complaint, peerage
 
+from peerage.catalogue import recipes
 from peerage.errors import Interrupted
 from peerage.experiment import Engine, Experiment, merged
 from peerage.records import RunRecord
@@ -339,6 +340,19 @@ def test_a_run_is_known_by_what_it_says_beyond_the_defaults():
     others = [Experiment(**merged(table, change)) for change in changes]
     folders = {Job(place, experiment).folder for experiment in [plain, *others]}
     assert len(folders) == len(changes) + 1
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "code"])
+@pytest.mark.parametrize("dataset", printed.DATASETS)
+def test_recipes_and_studies_agree(dataset, fidelity):
+    short = {"fashion-mnist": "fashion", "cifar10": "cifar"}.get(dataset, dataset)
+    recipe = recipes()[f"p0-{short}" + ("-code" if fidelity == "code" else "")]
+    plan = Plan("paper", fidelity=fidelity)
+    study = settings.experiment(plan, dataset, 0.2, "dechw", 0)
+    tables = [Experiment.from_toml(recipe.read_text()).table(), study.table()]
+    for table in tables:  # a recipe is judged less often, as it is for people who wait
+        del table["evaluation"]["every"]
+    assert tables[0] == tables[1]
 
 
 # The numbers

@@ -225,6 +225,12 @@ class RunRecord:
         )
 
 
+def read_status(folder: Path) -> str | None:
+    """How a run stands by its summary alone; None if it has none, as when it was killed early."""
+    path = folder / "summary.json"
+    return str(_read_json(path).get("status", "running")) if path.exists() else None
+
+
 def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
     """Each row with the line it came from."""
     lines = _read(path).splitlines(keepends=True)

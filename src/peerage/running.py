@@ -38,6 +38,7 @@ from peerage.records import (
     RunRecord,
     disk_errors,
     read_metrics,
+    read_status,
     truncate_after,
     write_bytes,
     write_json,
@@ -141,7 +142,7 @@ def resume(
         chosen = Engine(**(experiment.engine.model_dump() | dict(engine)))
         experiment = experiment.model_copy(update={"engine": chosen})
     with locked(folder):
-        if _is_finished(folder):
+        if read_status(folder) == "finished":
             raise CheckpointError(f"run {folder} is finished; there is nothing to resume")
         saved = checkpoint.load(folder)
         prepared = prepare(experiment, dataset)
@@ -200,11 +201,6 @@ def _experiment_text(folder: Path) -> str:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {folder / 'experiment.toml'}: {error}") from None
-
-
-def _is_finished(folder: Path) -> bool:
-    # A run that was killed in its first moments has no summary yet.
-    return (folder / "summary.json").exists() and RunRecord.load(folder).status == "finished"
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:

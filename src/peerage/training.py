@@ -117,16 +117,15 @@ class Train(Compute[Trained]):
         model = local.model(self.params, self.buffers)
         memory = local.memory if self.work.keep_optimizer else None
         local.seed_dropout()
-        batches = self.work.batches(local)
         guard = Rollback(model, self.work, local) if self.work.early_stop == "rollback" else None
         stats = train(
             model,
             self.work,
-            guard.batches() if guard else batches,
+            guard.batches() if guard else self.work.batches(local),
             memory,
             self.given,
             gather=self.work.last_pass(len(local.indices)) if self.squares else None,
-            rng=local.stream("lesson"),
+            rng=local.stream("lesson") if isinstance(self.work.loss, Lesson) else None,
         )
         if guard and guard.worse:
             return Trained(self.params, self.buffers, stats)
@@ -180,7 +179,7 @@ def train(
     square_parts = [] if squares is None else model.like_tensors(squares)
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
-    loss_of = batch_loss(work.loss, model.module, given, rng or torch.Generator())
+    loss_of = batch_loss(work.loss, model.module, given, rng)
     left = {} if isinstance(work.loss, Lesson) else given
     corrected = Corrected(model, work.correct, left) if work.correct else None
     parameters = [tensor.detach() for tensor in model.tensors]
@@ -206,11 +205,14 @@ def train(
 
 
 def batch_loss(
-    loss: Loss | Lesson, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
+    loss: Loss | Lesson,
+    module: nn.Module,
+    given: Mapping[str, Tensor],
+    rng: torch.Generator | None,
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss as a function of examples and labels."""
     if isinstance(loss, Lesson):
-        return loss.prepare(module, given, rng)
+        return loss.prepare(module, given, rng or torch.Generator())
     return lambda x, y: loss(module(x), y)
 
 

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import torch
 
+from peerage.algorithms.dechw import ONLINE, DecHW
 from peerage.algorithms.desa import DESA
 from peerage.data import cache_folder
 from peerage.data.datasets import DATASETS
@@ -33,6 +34,7 @@ SHAPES = {
 SIZES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 TESTS = {"digits": 360}
 EVALUATED = 10_000  # test examples of the other data sets
+SAMPLE_PASS = 1.4  # a pass over single examples, measured in the study p0-curvature
 START = 0.5  # seconds until the workers of a run are at work
 
 
@@ -103,13 +105,13 @@ def synthesis_passes(job: Job, examples: int) -> float:
 
 def extra_passes(job: Job) -> float:
     """Passes over the data beside the epochs of training, in units of one of these."""
-    table = job.experiment.table()["algorithm"]
-    if table["name"] == "desa":
+    algorithm, rounds = job.experiment.algorithm, job.experiment.rounds
+    if isinstance(algorithm, DESA):
         return float(job.experiment.work.epochs or 1)  # as many anchors as own examples
-    if table["name"] != "dechw" or table["curvature"] == "online":
+    if not isinstance(algorithm, DecHW) or algorithm.curvature == ONLINE:
         return 0.0
-    share = min(1.0, float(table.get("theta", job.experiment.rounds)) / job.experiment.rounds)
-    return share * (4.0 if table["curvature"] == "sample" else 1.0)
+    share = min(1.0, (algorithm.theta or rounds) / rounds)
+    return share * (SAMPLE_PASS if algorithm.curvature == "sample" else 1.0)
 
 
 def measure(dataset: str, model: str, batch: int) -> Rate:

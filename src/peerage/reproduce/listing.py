@@ -16,15 +16,19 @@ def entries(
 ) -> list[dict[str, Any]]:
     """One row per study; `hours_left` counts only the runs that are not there."""
     rows = []
+    wanted = {study.id: list({j.folder: j for j in study.jobs(plan)}.values()) for study in studies}
+    # Once for all: whether a data set is here takes a look at every byte of it.
+    away = lacking(job for jobs in wanted.values() for job in jobs)
     for study in studies:
-        jobs = list({job.folder: job for job in study.jobs(plan)}.values())
-        left = [job for job in jobs if store.record(job) is None]
+        jobs = wanted[study.id]
+        left = [job for job in jobs if not store.ended(job)]
+        data = list(dict.fromkeys(dataset_of(job) for job in jobs))
         rows.append(
             {
                 "id": study.id,
                 "title": study.title,
-                "data": list(dict.fromkeys(dataset_of(job) for job in jobs)),
-                "lacking": lacking(jobs),
+                "data": data,
+                "lacking": [name for name in data if name in away],
                 "runs": len(jobs),
                 "done": len(jobs) - len(left),
                 "hours": sum(speeds.seconds(job) for job in jobs) / 3600,

@@ -11,7 +11,6 @@ from peerage.algorithms import ALGORITHMS
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.data.datasets import DATASETS
 from peerage.errors import (
-    CheckpointError,
     DataError,
     Diverged,
     InputError,
@@ -20,8 +19,9 @@ from peerage.errors import (
 )
 from peerage.experiment import display_name
 from peerage.prepare import load_dataset
-from peerage.records import Row, RunRecord, disk_errors
+from peerage.records import Row, RunRecord, disk_errors, read_status
 from peerage.report.series import Series
+from peerage.report.tables import percent
 from peerage.reproduce.calibrate import Speeds
 from peerage.reproduce.p0.studies import STUDIES as P0
 from peerage.reproduce.study import Job, Place, Plan, Results, Study
@@ -86,13 +86,9 @@ class Store:
     def folder(self, job: Job) -> Path:
         return self.home / "runs" / job.folder
 
-    def record(self, job: Job) -> RunRecord | None:
-        """The job's run if it has come to an end, also to a bad one."""
-        try:
-            record = RunRecord.load(self.folder(job))
-        except CheckpointError:
-            return None
-        return record if record.status in ("finished", "diverged") else None
+    def ended(self, job: Job) -> bool:
+        """Whether the job's run has come to an end, also to a bad one."""
+        return read_status(self.folder(job)) in ("finished", "diverged")
 
     def share_done(self, job: Job) -> float:
         """How much of an unfinished run an earlier process has left behind."""
@@ -102,8 +98,8 @@ class Store:
         found: dict[Place, list[RunRecord]] = {}
         algorithms: dict[Place, str] = {}
         for job in jobs:
-            record = self.record(job)
-            if record is not None:
+            if self.ended(job):
+                record = RunRecord.load(self.folder(job))
                 found.setdefault(job.place, []).append(record)
                 algorithms[job.place] = record.algorithm
         series = {
@@ -138,7 +134,7 @@ def carry_out(
         (store.home / "runs").mkdir(parents=True, exist_ok=True)
     with locked(store.home):
         unique = list({job.folder: job for job in jobs}.values())
-        left = [job for job in unique if store.record(job) is None]
+        left = [job for job in unique if not store.ended(job)]
         outcome = Outcome(skipped=len(unique) - len(left), lacking=lacking(left))
         left = [job for job in left if dataset_of(job) not in outcome.lacking]
         # Jobs on one data set together: it is loaded once.
@@ -180,7 +176,7 @@ class Library:
 def _run(folder: Path, job: Job, dataset: Dataset, shown: Progress) -> None:
     def watch(row: Row) -> None:
         judged = row.get("accuracy")
-        accuracy = "" if judged is None else f", accuracy {100 * judged:.1f} %"
+        accuracy = "" if judged is None else f", accuracy {percent(judged)}"
         rounds = job.experiment.rounds
         shown.advance(row["round"] / rounds, f"round {row['round']}/{rounds}{accuracy}")
 

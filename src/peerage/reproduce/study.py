@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal, cast, get_args
 
@@ -60,7 +61,7 @@ class Job:
         dataset, alpha, method = self.place
         return f"{method}, {dataset}, Dir {alpha:g}, seed {self.experiment.seed}"
 
-    @property
+    @cached_property
     def folder(self) -> str:
         """Equal experiments share a folder, whichever tables they belong to."""
         digest = sha256(json.dumps(essence(self.experiment), sort_keys=True).encode()).hexdigest()

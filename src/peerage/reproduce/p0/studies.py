@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from peerage.experiment import Experiment
+from peerage.data.datasets import DATASETS
+from peerage.experiment import Experiment, display_name
+from peerage.reproduce.calibrate import SHAPES
 from peerage.reproduce.p0 import printed
 from peerage.reproduce.p0.settings import (
     CIFAR,
@@ -46,9 +48,7 @@ def trace_jobs(plan: Plan) -> list[Job]:
 
 def _parameters(plain: Experiment) -> int:
     """How many parameters the experiment's model has, known without loading its data."""
-    shapes = {"Digits": (1, 8, 8), "Cifar10": (3, 32, 32)}
-    shape = shapes[type(plain.dataset).__name__]
-    module = plain.model[0].build(shape, 10)
+    module = plain.model[0].build(SHAPES[display_name(plain.dataset, DATASETS)], 10)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -68,12 +68,6 @@ def half_jobs(plan: Plan) -> list[Job]:
     )
 
 
-def _grid(
-    methods: Sequence[str], datasets: Sequence[str], alphas: Sequence[float] | None, plan: Plan
-) -> list[Job]:
-    return grid(plan, methods, datasets, alphas)
-
-
 def _study(
     id: str,
     title: str,
@@ -83,7 +77,9 @@ def _study(
     datasets: Sequence[str] = printed.DATASETS,
     alphas: Sequence[float] | None = None,
 ) -> Study:
-    return Study(id, title, claim, partial(_grid, methods, datasets, alphas), show)
+    return Study(
+        id, title, claim, partial(grid, methods=methods, datasets=datasets, alphas=alphas), show
+    )
 
 
 def variant_jobs(methods: Sequence[str], plan: Plan) -> list[Job]:
