@@ -16,6 +16,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import diffusion
+import graphs
 import jobs
 import memory
 import torch
@@ -126,6 +128,24 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
     ),
     "memory": ("1000 nodes, DecHW, P0 MNIST CNN: peak GB in all", memory.peak, 2.5, False),
     "scaling": ("cost of a node-round, 1000 nodes / 50 nodes", memory.scaling, 1.15, False),
+    "graphs": (
+        "graphs of a million nodes (ER, BA, regular; the slowest): building / igraph",
+        graphs.measure,
+        graphs.BOUND,
+        False,
+    ),
+    "diffusion": (
+        "diffusion, a million nodes of degree 8, 32 parameters: step / scipy product",
+        diffusion.step_ratio,
+        diffusion.STEP_BOUND,
+        False,
+    ),
+    "diffusion-memory": (
+        "the same for 50 rounds, with building the graph: peak GB",
+        diffusion.peak,
+        diffusion.PEAK_BOUND,
+        False,
+    ),
 }
 
 

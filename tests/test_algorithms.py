@@ -17,7 +17,7 @@ from peerage import CFA, Algorithm, DecAvg, DecDiff, DecDiffVT, DecHW, Local, No
 from peerage.curvature import Curvature
 from peerage.errors import InputError
 from peerage.losses import CrossEntropy, VirtualTeacher
-from peerage.requests import Message, Receive, Send
+from peerage.requests import Inbox, Message, Receive, Send
 from peerage.testing import NODES, blobs, dealt, simulate, toy
 from peerage.training import LocalSGD, Train, Trained, TrainStats
 from peerage.vectors import Layout
@@ -143,8 +143,51 @@ def test_local_sends_nothing():
 
 
 def test_decavg_refuses_unknown_weights():
-    with pytest.raises(InputError, match="must be data, uniform or metropolis, got 'degree'"):
+    with pytest.raises(InputError, match="unknown weights 'degree'; known: data, graph, metropol"):
         DecAvg(weights="degree")
+    with pytest.raises(InputError, match="unknown order 'combine'; did you mean 'combine-first'"):
+        DecAvg(order="combine")
+
+
+def test_decavg_may_combine_before_it_trains():
+    node = Stage(DecAvg(), ((1,), (0,)), [1, 1], [[0.0]] * 2).node(0, 1)
+    node.enter(0, ((1,), (0,)))
+    node.params = torch.tensor([2.0])
+    coroutine = DecAvg(order="combine-first").round(node)
+    assert step(coroutine, None).payload["x"].tolist() == [2.0]
+    assert isinstance(step(coroutine, None), Receive)
+    other = {"x": torch.tensor([6.0]), "b": torch.tensor([0.0])}
+    request = step(coroutine, (Message(1, 1, 1, "net", other),))
+    assert isinstance(request, Train)
+    assert request.params.tolist() == [4.0]
+    trained = Trained(torch.tensor([7.0]), request.buffers, TrainStats(0.0, 1, None))
+    assert step(coroutine, trained) is None
+    assert node.params.tolist() == [7.0]
+
+
+def test_weights_of_the_graph():
+    messages = tuple(Message(sender, 1, 1, "m", {}) for sender in (0, 1, 2))
+    assert Inbox(messages, 1, {0: 1.0, 1: 2.0, 2: 5.0}).weights("graph").tolist() == [
+        0.125,
+        0.25,
+        0.625,
+    ]
+    assert Inbox(messages, 1).weights("graph").tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_means_of_the_same_vectors_are_computed_once():
+    x = [torch.tensor([0.0, 2.0]), torch.tensor([4.0, 6.0])]
+    messages = tuple(Message(sender, 1, 1, "m", {"x": x[sender]}, 0) for sender in (0, 1))
+    shared: dict[Any, Any] = {}
+    first, second = (Inbox(messages, owner, {}, shared) for owner in (0, 1))
+    half = torch.tensor([0.5, 0.5])
+    assert first.mean("x", half).tolist() == [2.0, 4.0]
+    assert second.mean("x", half) is first.mean("x", half)
+    assert second.mean("x", torch.tensor([0.25, 0.75])).tolist() == [3.0, 5.0]
+    later = tuple(Message(s, 1, 1, "m", {"x": 10 * x[s]}, 1) for s in (0, 1))
+    assert Inbox(later, 0, {}, shared).mean("x", half).tolist() == [20.0, 40.0]
+    by_hand = tuple(Message(s, 1, 1, "m", {"x": 7 * x[s]}) for s in (0, 1))
+    assert Inbox(by_hand, 0, {}, shared).mean("x", half).tolist() == [14.0, 28.0]
 
 
 # CFA: node 1 of the path hears of node 0 (10 examples) and node 2 (60 examples)

@@ -98,7 +98,7 @@ def test_flags_override_the_file() -> None:
     ok("run mine.toml --rounds 1 --lr 0.1 --algorithm decavg --out here")
     stored = tomllib.loads(Path("here/experiment.toml").read_text())
     assert (stored["nodes"], stored["rounds"]) == (4, 1)
-    assert stored["algorithm"] == {"name": "decavg", "weights": "data"}
+    assert stored["algorithm"] == {"name": "decavg", "weights": "data", "order": "train-first"}
     assert (stored["local"]["steps"], stored["local"]["lr"]) == (3, 0.1)
     assert Experiment.from_toml(Path("here/experiment.toml").read_text()).nodes == 4
 
@@ -343,7 +343,7 @@ def test_options_are_listed_with_their_defaults() -> None:
     options = {entry["name"]: entry["options"] for entry in entries("topologies")}
     assert options["ring"] == ""
     assert options["regular"] == "attempts=100,connected=true,k=4"
-    assert options["edge-list"] == "path=..."
+    assert options["edge-list"] == "path=...,directed=false,weighted=false"
 
 
 def test_data_list_tells_what_is_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +396,9 @@ def test_all_commands_are_there() -> None:
         "compare",
         "data get",
         "data list",
+        "diffuse",
         "list",
+        "plan",
         "report",
         "reproduce",
         "resume",

@@ -17,7 +17,13 @@ from peerage import catalogue, cli
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-RUN = ("README.md", "docs/guide.md", "docs/add-an-algorithm.md", "docs/reproduce.md")
+RUN = (
+    "README.md",
+    "docs/guide.md",
+    "docs/networks.md",
+    "docs/add-an-algorithm.md",
+    "docs/reproduce.md",
+)
 
 # A fenced block, and the comment on the line above it: `not run: reason` or `file: name`.
 BLOCK = re.compile(

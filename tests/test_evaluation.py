@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from peerage.evaluation import CHUNK, Spread, consensus_distance, score
+from peerage.evaluation import (
+    CHUNK,
+    Deviations,
+    Movement,
+    Spread,
+    consensus_distance,
+    movement,
+    score,
+)
 from peerage.local import Examples
 from peerage.vectors import FlatModel
 
@@ -107,3 +115,42 @@ def test_parameters_stay_as_they_are():
     Spread().add(0, "net", double)
     assert torch.equal(x, before)
     assert torch.equal(double, before[0].double())
+
+
+# Deviations and movements
+
+
+@given(st.integers(1, 6), st.floats(1e-7, 1.0), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=40)
+def test_deviations_against_their_definitions(n, apart, seed):
+    """Also where nodes are ten million times closer to each other than entries are."""
+    x = models(1, 12, seed).double() + apart * models(n, 12, seed + 1).double()
+    found = Deviations()
+    for row in x:
+        found.add("net", {"a": row[:8].view(2, 4), "b": row[8:]})
+    layers = found.layers()
+    for name, part in (("a", x[:, :8].numpy()), ("b", x[:, 8:].numpy())):
+        assert layers[name]["ap"] == pytest.approx(part.std(axis=1).mean())
+        assert layers[name]["an"] == pytest.approx(part.std(axis=0).mean(), rel=1e-4, abs=1e-14)
+
+
+def test_deviations_keep_architectures_apart():
+    found = Deviations()
+    for kind, value in (("p", 0.0), ("q", 5.0), ("p", 2.0)):
+        found.add(kind, {"w": torch.tensor([value, value + 2])})
+    assert found.layers() == {"p.w": {"ap": 1.0, "an": 1.0}, "q.w": {"ap": 1.0, "an": 0.0}}
+
+
+def test_movement_by_hand():
+    """Training goes (3, 4), everything else (-4, 3): at right angles."""
+    before, after = torch.tensor([1.0, 1.0]), torch.tensor([0.0, 8.0])
+    middle = torch.tensor([10.0, 10.0])
+    found = movement(before, after, [(middle, middle + torch.tensor([3.0, 4.0]))])
+    assert (found.train, found.combine) == pytest.approx((5.0, 5.0))
+    assert found.total == pytest.approx(50**0.5)
+    assert found.cosine == pytest.approx(0.0, abs=1e-12)
+
+
+def test_movement_without_training_has_no_direction_to_compare():
+    found = movement(torch.zeros(2), torch.tensor([3.0, 4.0]), [])
+    assert found == Movement(train=0.0, combine=5.0, total=5.0, cosine=0.0)

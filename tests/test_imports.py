@@ -14,9 +14,10 @@ ROOT = Path(peerage.__file__).parent
 ORDER = [
     ["errors", "randomness"],
     ["specs", "records", "environment", "aggregation", "vectors", "losses", "persample", "graph"],
-    ["random_edges", "local", "state", "requests"],
-    ["topology", "mixing", "models", "data"],
-    ["initialise", "evaluation"],
+    ["random_edges", "local", "state", "requests", "faults"],
+    ["topology", "mixing", "rewiring", "models", "data"],
+    ["diffusion", "estimation", "evaluation"],
+    ["initialise"],
     ["training", "curvature", "synthesis"],
     ["algorithm"],
     ["algorithms"],
@@ -25,7 +26,9 @@ ORDER = [
     ["running"],
     ["__init__"],
     ["report", "testing"],
+    ["planning"],
     ["reproduce"],
+    ["graph_commands"],
     ["cli"],
 ]
 PACKAGES = {"data", "models", "algorithms", "sim", "report", "reproduce"}

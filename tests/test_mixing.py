@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import networkx as nx
 import numpy as np
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import ArpackNoConvergence
 
+from peerage import graph as graphs
 from peerage import mixing
 from peerage.errors import InputError
-from peerage.graph import Graph, StaticGraph, degrees
+from peerage.graph import Graph, StaticGraph, component_labels, degrees, is_strongly_connected
 from peerage.mixing import (
+    critical_ratio,
+    degree_gain,
     describe,
     gain,
     gains,
@@ -56,6 +60,30 @@ KINDS = [
 KIND = st.sampled_from(KINDS)
 SIZE = st.integers(3, 12).map(lambda half: 2 * half)
 SEED = st.integers(0, 10_000)
+ONE_WAY = StaticGraph.from_edges(3, [(0, 1), (1, 2)], directed=True)  # nobody hears 2
+
+
+@st.composite
+def strong_graphs(draw: st.DrawFn) -> StaticGraph:
+    """A directed cycle with further links of any direction, perhaps with weights."""
+    nodes = draw(st.integers(2, 12))
+    ids = st.integers(0, nodes - 1)
+    cycle = [(i, (i + 1) % nodes) for i in range(nodes)]
+    more = draw(st.lists(st.tuples(ids, ids).filter(lambda e: e[0] != e[1]), max_size=15))
+    ends = sorted({*cycle, *more})
+    rng = np.random.default_rng(draw(SEED))
+    if draw(st.booleans()):
+        return StaticGraph.from_edges(nodes, ends, directed=True)
+    weights, own = rng.uniform(0.1, 5, len(ends)), rng.uniform(0.1, 5, nodes)
+    return StaticGraph.from_edges(nodes, ends, weights=weights, own=own, directed=True)
+
+
+def weighed(graph: Graph, seed: int) -> StaticGraph:
+    """The same links with random weights."""
+    rng = np.random.default_rng(seed)
+    ends = graph.ends()
+    weights, own = rng.uniform(0.1, 5, len(ends)), rng.uniform(0.1, 5, graph.nodes)
+    return StaticGraph.from_edges(graph.nodes, ends, weights=weights, own=own)
 
 
 def left_eigenvector(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -132,6 +160,19 @@ def test_closed_forms_equal_the_eigenvector(kind: Topology, nodes: int, seed: in
         assert gain(graph, weights, d) <= math.sqrt(nodes) + 1e-12
 
 
+@given(KIND, SIZE, SEED)
+@settings(deadline=None, max_examples=20)
+def test_gain_equals_the_eigenvector_centrality_of_networkx(
+    kind: Topology, nodes: int, seed: int
+) -> None:
+    for graph in (kind.build(nodes, seed), weighed(kind.build(nodes, seed), seed)):
+        looped = nx.from_numpy_array(mixing_matrix(graph).toarray(), create_using=nx.DiGraph)
+        centrality = nx.eigenvector_centrality_numpy(looped, weight="weight")
+        v = np.array([centrality[node] for node in range(nodes)])
+        np.testing.assert_allclose(stationary(graph), v / v.sum(), atol=1e-9)
+        assert gain(graph) == pytest.approx(v.sum() / np.linalg.norm(v), rel=1e-9)
+
+
 def test_gain_of_a_star_by_hand() -> None:
     # Closed degrees 5, 2, 2, 2, 2: their sum is 13, the sum of their squares 41.
     assert gain(Star().build(5, 0)) == pytest.approx(13 / math.sqrt(41), abs=1e-14)
@@ -193,6 +234,180 @@ def test_power_iteration_takes_directed_and_periodic_matrices() -> None:
         power_iteration(sparse.csr_array(directed), rounds=2)
 
 
+# Weights and directions
+
+
+def test_weights_of_a_graph_by_hand() -> None:
+    graph = StaticGraph.from_edges(3, [(0, 1), (1, 2), (2, 2)], weights=[2, 1, 3])
+    # Own weights 1, 1, 3: rows sum to 3, 4 and 4.
+    expected = [[1 / 3, 2 / 3, 0], [2 / 4, 1 / 4, 1 / 4], [0, 1 / 4, 3 / 4]]
+    np.testing.assert_allclose(mixing_matrix(graph).toarray(), expected, atol=1e-15)
+    np.testing.assert_allclose(stationary(graph), np.array([3, 4, 4]) / 11, atol=1e-15)
+    assert gain(graph) == pytest.approx(11 / math.sqrt(41), abs=1e-14)
+    # What the weights are does not matter to the other kinds.
+    for weights in ("uniform", "metropolis", "data"):
+        a, b = (mixing_matrix(g, weights, [1, 2, 3]).toarray() for g in (graph, PATH))
+        assert np.array_equal(a, b)
+        assert gain(graph, weights, [1, 2, 3]) == gain(PATH, weights, [1, 2, 3])
+
+
+def test_the_graphs_own_weights_are_uniform_where_it_has_none() -> None:
+    graph = ErdosRenyi(p=0.3).build(20, 0)
+    assert np.array_equal(mixing_matrix(graph).toarray(), mixing_matrix(graph, "uniform").toarray())
+    assert np.array_equal(stationary(graph, "graph"), stationary(graph, "uniform"))
+
+
+@given(KIND, SIZE, SEED)
+@settings(deadline=None, max_examples=30)
+def test_weighted_graphs_are_reversible(kind: Topology, nodes: int, seed: int) -> None:
+    graph = weighed(kind.build(nodes, seed), seed)
+    a = mixing_matrix(graph).toarray()
+    v = stationary(graph)
+    np.testing.assert_allclose(v, left_eigenvector(a), atol=1e-10)
+    flow = v[:, None] * a
+    np.testing.assert_allclose(flow, flow.T, atol=1e-15)
+    values = np.abs(np.linalg.eigvals(a))
+    assert abs(second_eigenvalue(graph)) == pytest.approx(np.sort(values)[-2], abs=1e-9)
+    assert mixing_time(graph) == (naive_mixing_time(graph, 0.25), True)
+
+
+def test_a_directed_graph_by_hand() -> None:
+    # 0 hears 2, 1 hears 0, 2 hears 0 and 1: v_0 = v_0/2 + v_1/2 + v_2/3 and so on.
+    graph = StaticGraph.from_edges(3, [(2, 0), (0, 1), (0, 2), (1, 2)], directed=True)
+    expected = [[1 / 2, 0, 1 / 2], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]
+    np.testing.assert_allclose(mixing_matrix(graph).toarray(), expected, atol=1e-15)
+    v = np.array([4, 2, 3]) / 9
+    np.testing.assert_allclose(stationary(graph), v, atol=1e-14)
+    assert gain(graph) == pytest.approx(9 / math.sqrt(29), abs=1e-12)
+
+
+@given(strong_graphs(), st.sampled_from(["graph", "uniform", "data"]))
+@settings(deadline=None, max_examples=60)
+def test_directed_graphs_agree_with_dense_eigenvectors(graph: StaticGraph, weights: str) -> None:
+    d = np.arange(1, graph.nodes + 1)
+    a = mixing_matrix(graph, weights, d).toarray()  # type: ignore[arg-type]
+    np.testing.assert_allclose(a.sum(axis=1), 1, atol=1e-14)
+    v = left_eigenvector(a)
+    np.testing.assert_allclose(stationary(graph, weights, d), v, atol=1e-9)  # type: ignore[arg-type]
+    assert gain(graph, weights, d) == pytest.approx(1 / np.linalg.norm(v), rel=1e-8)  # type: ignore[arg-type]
+
+
+@given(strong_graphs(), st.sampled_from([0.25, 0.1, 0.01]))
+@settings(deadline=None, max_examples=40)
+def test_speed_of_directed_graphs(graph: StaticGraph, epsilon: float) -> None:
+    values = np.abs(np.linalg.eigvals(mixing_matrix(graph).toarray()))
+    assert second_eigenvalue(graph) == pytest.approx(np.sort(values)[-2], abs=1e-9)
+    assert mixing_time(graph, epsilon) == (naive_mixing_time(graph, epsilon), True)
+
+
+def test_long_directed_cycles_settle_without_iteration() -> None:
+    ends = [(i, (i + 1) % 400) for i in range(400)]
+    graph = StaticGraph.from_edges(400, [*ends, (7, 300)], directed=True)
+    # Node 300 hears two, so 7 and 299 count 2/3 of it each, and what 7 has beside passes it by.
+    mass = np.full(400, 4.0)
+    mass[8:300], mass[300] = 2, 3
+    np.testing.assert_allclose(stationary(graph), mass / mass.sum(), rtol=1e-10)
+
+
+def test_large_directed_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    ends = [*((i, (i + 1) % 90) for i in range(90)), *rng.integers(90, size=(300, 2)).tolist()]
+    graph = StaticGraph.from_edges(90, ends, directed=True)
+    assert is_strongly_connected(graph)
+    v, second = stationary(graph), second_eigenvalue(graph)
+    monkeypatch.setattr(mixing, "EXACT_NODES", 10)
+    monkeypatch.setattr(mixing, "DENSE_NODES", 10)
+    np.testing.assert_allclose(stationary(graph), v, atol=1e-12)
+    assert second_eigenvalue(graph) == pytest.approx(second, abs=1e-9)
+    unknown = mixing_time(graph)
+    assert math.isnan(unknown.rounds)
+    assert not unknown.exact
+    report = describe(graph)
+    assert report.as_dict()["mixing_time"] is None
+    assert report.gain == pytest.approx(1 / np.linalg.norm(v))
+    assert report.edges == len(graph.edges())
+
+
+def test_gains_of_directed_components() -> None:
+    cycle = [(0, 1), (1, 2), (2, 0)]
+    pieces = StaticGraph.from_edges(6, [*cycle, (3, 4), (4, 3)], directed=True)
+    expected = [math.sqrt(3)] * 3 + [math.sqrt(2)] * 2 + [1]
+    np.testing.assert_allclose(gains(pieces), expected, atol=1e-13)
+    assert second_eigenvalue(pieces) == 1
+    assert mixing_time(pieces) == (math.inf, True)
+
+
+def test_graphs_that_are_not_strongly_connected_have_no_gain() -> None:
+    pieces = StaticGraph.from_edges(5, [(0, 1), (1, 0), (2, 3), (4, 3)], directed=True)
+    message = (
+        "the component of node {} is not strongly connected, so that not everyone has a share in "
+        "the consensus; add links, or make the graph undirected"
+    )
+    for graph, node in ((ONE_WAY, 0), (pieces, 2)):
+        for quantity in (stationary, gains):
+            with pytest.raises(InputError) as error:
+                quantity(graph)
+            assert str(error.value) == message.format(node)
+    with pytest.raises(InputError, match="the component of node 0 is not strongly connected"):
+        gain(ONE_WAY)
+    with pytest.raises(InputError, match="the component of node 0 is not strongly connected"):
+        mixing_time(ONE_WAY)
+
+
+def test_report_of_a_graph_that_is_not_strongly_connected() -> None:
+    report = describe(ONE_WAY)
+    assert (report.directed, report.connected, report.strongly_connected) == (True, True, False)
+    assert (report.edges, report.degree_min, report.degree_max) == (2, 0, 1)
+    # Triangular: the eigenvalues are 1, 1/2 and 1/2.
+    assert report.spectral_gap == pytest.approx(1 / 2, abs=1e-7)
+    table = report.as_dict()
+    assert table["gain"] is None
+    assert table["component_gains"] == [None]
+    assert table["mixing_time"] is None
+    assert table["diameter"] is None
+    assert json.loads(json.dumps(table, allow_nan=False)) == table
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_nodes_that_hardly_listen(directed: bool) -> None:
+    cycle = [(i, (i + 1) % 4) for i in range(4)]
+    graph = StaticGraph.from_edges(4, cycle, own=[1e18, 1, 1e18, 1], directed=directed)
+    assert gain(graph) == pytest.approx(math.sqrt(2))
+    still = StaticGraph.from_edges(4, cycle, own=[1e18] * 4, directed=directed)
+    assert gain(still) == pytest.approx(2)
+    for quiet in (graph, still):
+        report = describe(quiet)
+        assert report.as_dict()["mixing_time"] is None
+        assert json.dumps(report.as_dict(), allow_nan=False)
+
+
+def test_metropolis_weights_are_for_undirected_graphs() -> None:
+    for quantity in (mixing_matrix, stationary, gains):
+        with pytest.raises(InputError, match="metropolis weights need an undirected graph"):
+            quantity(ONE_WAY, "metropolis")
+
+
+# Estimates
+
+
+def test_gain_from_a_sample_of_degrees() -> None:
+    graph = BarabasiAlbert(m=3).build(500, 0)
+    assert degree_gain(degrees(graph), 500) == pytest.approx(gain(graph), rel=1e-12)
+    # Closed degrees 2 and 4: sqrt(9) * 3 / sqrt(10).
+    assert degree_gain([1, 3], 9) == pytest.approx(9 / math.sqrt(10), abs=1e-14)
+    with pytest.raises(InputError, match="at least one node, got none"):
+        degree_gain([], 9)
+
+
+def test_excess_degree_by_hand() -> None:
+    assert critical_ratio(Ring().build(10, 0)) == pytest.approx(1)
+    assert critical_ratio(Star().build(5, 0)) == pytest.approx((16 + 4) / 8 - 1)
+    assert critical_ratio(PATH) == pytest.approx(6 / 4 - 1)
+    assert critical_ratio(StaticGraph.from_edges(3, [])) == 0
+    many = ErdosRenyi(degree=3, connected=False).build(20_000, 0)
+    assert critical_ratio(many) == pytest.approx(3, abs=0.15)  # that of a Poisson law is its mean
+
+
 # Spectrum
 
 
@@ -239,6 +454,23 @@ def test_the_dense_spectrum_helps_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing, "DENSE_NODES", 10)
     monkeypatch.setattr(mixing, "eigsh", gives_up)
     assert second_eigenvalue(graph) == dense
+
+
+def test_large_graphs_are_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np.linalg, "eigvalsh", None)
+    # A torus of 100 x 100: (1 + 2 + 2 cos(2 pi / 100)) / 5 is the second of its eigenvalues.
+    torus = (3 + 2 * math.cos(math.pi / 50)) / 5
+    assert spectral_gap(Torus().build(10_000, 0)) == pytest.approx(1 - torus, rel=0.02)
+    ring = Ring().build(10_000, 0)  # its gap of 1e-7 is out of reach
+    assert math.isnan(second_eigenvalue(ring))
+    report = describe(ring)
+    assert report.as_dict()["spectral_gap"] is None
+    assert report.as_dict()["mixing_time"] is None
+    assert report.as_dict()["relaxation_time"] is None
+    assert report.gain == pytest.approx(100)
+    # Of a random regular graph it is near (1 + 2 sqrt(k - 1)) / (k + 1). Friedman, 2008.
+    regular = second_eigenvalue(Regular(k=8).build(10_000, 0))
+    assert abs(regular) == pytest.approx((1 + 2 * math.sqrt(7)) / 9, rel=0.005)
 
 
 # Mixing time
@@ -327,6 +559,31 @@ def test_report_of_a_dynamic_graph_is_that_of_round_0() -> None:
     assert report.mixing_time == naive_mixing_time(Regular(k=4).sample(20, 0, 0), 0.25)
 
 
+def test_report_of_very_many_components() -> None:
+    report = describe(StaticGraph.from_edges(3000, [(0, 1)]))
+    assert report.components == len(report.component_gains) == 2999
+    assert report.as_dict()["component_gains"] == pytest.approx([math.sqrt(2)] + [1] * 999)
+
+
+def test_large_graphs_need_no_lists_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_rows", None)
+    start = time.process_time()
+    graph = ErdosRenyi(degree=8, connected=False).build(200_000, 0)
+    report = describe(graph)
+    k = degrees(graph)
+    labels = component_labels(graph)
+    largest = labels == np.bincount(labels).argmax()
+    expected = (k[largest] + 1).sum() / math.sqrt(((k[largest] + 1) ** 2).sum())
+    assert gains(graph)[largest][0] == pytest.approx(expected, rel=1e-9)
+    assert (gains(graph)[k == 0] == 1).all()
+    assert mixing_matrix(graph).sum() == pytest.approx(200_000)
+    assert report.components == labels.max() + 1
+    assert sum(report.degree_histogram.values()) == 200_000
+    assert time.process_time() - start < 6
+    with pytest.raises(TypeError):  # the check itself works
+        graph.neighbours(0)
+
+
 # Errors
 
 
@@ -340,7 +597,8 @@ def test_report_of_a_dynamic_graph_is_that_of_round_0() -> None:
         (
             "unifrom",
             None,
-            "unknown weights 'unifrom'; did you mean 'uniform'? known: data, metropolis, uniform",
+            "unknown weights 'unifrom'; did you mean 'uniform'? known: data, graph, "
+            "metropolis, uniform",
         ),
     ],
 )

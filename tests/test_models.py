@@ -8,6 +8,7 @@ from torch import nn
 
 from peerage import specs
 from peerage.errors import InputError
+from peerage.initialise import he
 from peerage.models import MODELS, default_model, head_parameters
 
 # The shape a network was made for, its parameters there and in its output layer (ten classes).
@@ -16,14 +17,24 @@ SIZES = {
     "digits-cnn": ((1, 8, 8), 9_258, 330),
     "digits-mlp": ((1, 8, 8), 6_570, 330),
     "fashion-cnn": ((1, 28, 28), 1_199_882, 1_290),
+    "gain-cnn": ((10, 32, 32), 8_455_978, 650),
     "gain-mlp": ((1, 28, 28), 567_434, 1_290),
     "gn-lenet": ((3, 32, 32), 89_834, 10_250),
     "hwa-mlp": ((1, 28, 28), 199_210, 2_010),
     "logistic": ((1, 28, 28), 7_850, 7_850),
     "mlp": ((1, 8, 8), 6_570, 330),
     "mnist-cnn": ((1, 28, 28), 21_840, 510),
+    "vgg16": ((3, 32, 32), 33_638_218, 40_970),
 }
-LEAST_SIDE = {"cifar-cnn": 8, "digits-cnn": 4, "fashion-cnn": 6, "gn-lenet": 8, "mnist-cnn": 16}
+LEAST_SIDE = {
+    "cifar-cnn": 8,
+    "digits-cnn": 4,
+    "fashion-cnn": 6,
+    "gain-cnn": 1,
+    "gn-lenet": 8,
+    "mnist-cnn": 16,
+    "vgg16": 32,
+}
 
 
 def network(name: str, shape: tuple[int, ...] | None = None, classes: int = 10) -> nn.Module:
@@ -56,6 +67,19 @@ def test_counts_in_other_settings():
     assert count(network("mlp:hidden=5", (3,), 2)) == 3 * 5 + 5 + 5 * 2 + 2
     assert count(network("mnist-cnn:dropout=true", (1, 28, 28))) == 21_840
     assert count(network("fashion-cnn:relu=first", (1, 28, 28))) == 1_199_882
+    assert count(network("gain-cnn", (10, 32, 32), 17)) == 8_456_433  # So2Sat, as in P4
+    assert count(network("gain-cnn", (1, 2, 3), 4)) == 320 + 18_496 + 36_928 + 49_280 + 8_256 + 260
+
+
+def test_vgg16_grows_with_the_image():
+    with torch.device("meta"):
+        larger = network("vgg16:dropout=0", (3, 64, 96), 1000)
+    layers = {name: count(larger, [f"{name}.weight", f"{name}.bias"]) for name in larger._modules}
+    convolutions = [size for name, size in layers.items() if name.startswith("conv")]
+    assert sum(convolutions) == 14_714_688  # of the thirteen, whatever the image
+    assert len(convolutions) == 13
+    assert layers["hidden1"] == (512 * 2 * 3 + 1) * 4096
+    assert layers["head"] == 4097 * 1000
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -93,6 +117,33 @@ def test_perceptron_forward_by_hand():
     torch.testing.assert_close(module(x), torch.tensor([[30.5], [0.5]]))
 
 
+def test_vgg16_is_five_blocks_that_each_halve_the_image():
+    module, x = network("vgg16"), torch.randn(2, 3, 32, 32)
+    he(module, "he")  # or the logits would be little more than biases
+    h, sides = x, []
+    for block, convolutions in enumerate([2, 2, 3, 3, 3], start=1):
+        for number in range(1, convolutions + 1):
+            h = torch.relu(module.get_submodule(f"conv{block}_{number}")(h))
+        h = torch.max_pool2d(h, 2)
+        sides.append(tuple(h.shape[1:]))
+    assert sides == [(64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2), (512, 1, 1)]
+    for name in ("hidden1", "hidden2"):
+        h = torch.relu(module.get_submodule(name)(h.flatten(1)))
+    torch.testing.assert_close(module(x), module.get_submodule("head")(h))
+
+
+def test_gain_cnn_pools_nothing():
+    module, x = network("gain-cnn", (2, 4, 5), 3), torch.randn(2, 2, 4, 5)
+    he(module, "he")
+    h = x
+    for name in ("conv1", "conv2", "conv3"):
+        h = torch.relu(module.get_submodule(name)(h))
+    assert h.shape == (2, 64, 4, 5)
+    for name in ("hidden1", "hidden2"):
+        h = torch.relu(module.get_submodule(name)(h.flatten(1)))
+    torch.testing.assert_close(module(x), module.get_submodule("head")(h))
+
+
 def test_relu_before_or_after_pooling_is_the_same_network():
     module, x = network("cifar-cnn"), torch.randn(4, 3, 32, 32)
     h = x
@@ -115,6 +166,18 @@ def test_dropout_only_where_asked_and_only_in_training():
     assert not torch.equal(dropping.train()(x), dropping(x))
 
 
+def test_vgg16_drops_the_share_that_is_asked_for():
+    """A quarter of the units of a hidden layer; the others grow to make up for it."""
+    module = network("vgg16:dropout=0.25", (3, 32, 32)).train()
+    kept = module.get_submodule("dropout6")(torch.ones(200, 4096))
+    assert float((kept == 0).float().mean()) == pytest.approx(0.25, abs=0.005)
+    assert kept.max() == pytest.approx(1 / 0.75)
+    assert isinstance(module.get_submodule("dropout7"), nn.Dropout)
+    with torch.device("meta"):
+        never = network("vgg16:dropout=0", (3, 32, 32))
+    assert not any(isinstance(layer, nn.Dropout) for layer in never.modules())
+
+
 def test_fashion_relu_option():
     x = torch.randn(2, 1, 28, 28)
     both, first = network("fashion-cnn"), network("fashion-cnn:relu=first", (1, 28, 28))
@@ -134,10 +197,11 @@ def test_fashion_relu_option():
 )
 def test_networks_adapt_to_channels_size_and_classes(name, channels, extra, classes):
     shape = (channels, LEAST_SIDE[name] + extra[0], LEAST_SIDE[name] + extra[1])
-    assert network(name, shape, classes)(torch.zeros(2, *shape)).shape == (2, classes)
+    with torch.device("meta"):  # shapes without values: the large networks cost nothing
+        assert network(name, shape, classes)(torch.zeros(2, *shape)).shape == (2, classes)
 
 
-@pytest.mark.parametrize("name", LEAST_SIDE)
+@pytest.mark.parametrize("name", [name for name, least in LEAST_SIDE.items() if least > 1])
 def test_images_below_the_least_size_are_refused(name):
     least = LEAST_SIDE[name]
     with pytest.raises(
@@ -174,11 +238,16 @@ def test_bad_options_are_refused():
         MODELS["fashion-cnn"](relu="none")
     with pytest.raises(InputError, match="relu cannot be 'none'"):
         specs.parse("fashion-cnn:relu=none", "model", MODELS)
+    for dropout in (-0.1, 1.0, float("nan")):
+        with pytest.raises(InputError, match=rf"dropout must lie in \[0, 1\), got {dropout}"):
+            MODELS["vgg16"](dropout=dropout)
     with pytest.raises(InputError, match="did you mean 'mnist-cnn'"):
         specs.parse("mnist-cn", "model", MODELS)
 
 
-@pytest.mark.parametrize("text", [*MODELS, "mlp:hidden=9", "mnist-cnn:dropout=True"])
+@pytest.mark.parametrize(
+    "text", [*MODELS, "mlp:hidden=9", "mnist-cnn:dropout=True", "vgg16:dropout=0.1"]
+)
 def test_options_survive_text_and_table(text):
     model = specs.parse(text, "model", MODELS)
     assert specs.text(model, "model", MODELS) == text
@@ -195,6 +264,7 @@ def test_default_models():
     assert default_model("mnist") == "mnist-cnn"
     assert default_model("fashion-mnist") == "fashion-cnn"
     assert default_model("cifar10") == "cifar-cnn"
+    assert default_model("so2sat", (10, 32, 32)) == "gain-cnn"
     assert default_model("mine.npz", (40,)) == "mlp"
     assert default_model("mine.npz", (3, 15, 64)) == "mlp"
     assert default_model("mine.npz", (1, 16, 16)) == "cifar-cnn"

@@ -19,8 +19,8 @@ from peerage.errors import InputError
 from peerage.records import RunRecord
 from peerage.report import figures, studies
 from peerage.report.papertable import Cell, PaperTable
-from peerage.report.series import Series, estimate
-from peerage.report.studies import NodePanel, Panel
+from peerage.report.series import Estimate, Series, batches_per_round, crossing, estimate
+from peerage.report.studies import Line, NodePanel, Panel, Plot
 from peerage.report.terminal import StudyProgress
 
 
@@ -99,6 +99,62 @@ def test_one_seed_has_no_deviation_and_no_seed_nothing() -> None:
         assert nothing.seconds_per_round() == (None, None)
     assert EMPTY.rounds_to(0.5) == (None, None, 0, 0)
     assert EMPTY.phases() == {}
+
+
+def test_losses_fall_to_a_level_between_evaluations() -> None:
+    # The loss is 2 - accuracy: 1.9, 1.6, 1.2, 1.1 and 1.9, 1.4, 1.4.
+    assert TWO.lowest() == pytest.approx((1.25, 0.15))
+    assert TWO.final("loss") == pytest.approx((1.3, 0.1))  # 1.2 and 1.4 in round 4
+    # 1.5 lies a quarter of the way from 1.6 to 1.2, and four fifths from 1.9 to 1.4.
+    assert TWO.rounds_below(1.5) == pytest.approx((2.05, 0.45, 2, 2))
+    assert TWO.rounds_below(1.3) == (None, None, 1, 2)
+    assert ONE.rounds_below(1.95) == (0.0, None, 1, 1)  # from the beginning
+    assert EMPTY.rounds_below(1.0) == (None, None, 0, 0)
+    assert EMPTY.lowest() == (None, None)
+    assert crossing({}, 1.0) is None
+    assert crossing({0: 3.0, 1: 1.0, 2: 2.0, 3: 0.0}, 1.0) == 1.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(st.integers(0, 30), st.floats(0, 5), min_size=1), st.floats(0, 5))
+def test_a_crossing_is_on_the_curve_and_nothing_is_below_it_before(
+    curve: dict[int, float], level: float
+) -> None:
+    found = crossing(curve, level)
+    rounds = sorted(curve)
+    assert (found is None) == (min(curve.values()) > level)
+    if found is not None:
+        assert all(curve[r] > level for r in rounds if r < found - 1e-9)
+        at = np.interp(found, rounds, [curve[r] for r in rounds])
+        assert at == pytest.approx(level, abs=1e-6) or found == rounds[0]
+
+
+def test_values_inside_tables_have_curves() -> None:
+    record = make_record({0: 0.1, 2: 0.2})
+    rows: list[Any] = list(record.network)
+    rows[1]["moved"] = {"train": 3.0, "cosine": None}
+    rows[2]["moved"] = {"train": 4.0, "cosine": -0.5}
+    series = Series("a", "decavg", (record,))
+    assert series.curve(("moved", "train")) == ([1, 2], [3.0, 4.0], [0.0, 0.0])
+    assert series.curve(("moved", "cosine")).rounds == [2]
+    assert series.final(("moved", "train")) == (4.0, None)
+    assert series.curve(("moved", "train", "x")) == series.curve(("other",)) == ([], [], [])
+
+
+def test_wall_clock_is_counted_in_batches() -> None:
+    record = make_record({0: 0.1})
+    record.experiment["local"] = {"steps": 8, "batch_size": 16}
+    assert batches_per_round(record) == 8
+    record.experiment["local"] = {"epochs": 2, "batch_size": 16}
+    record.setup["examples"] = [80, 81, 16]
+    assert batches_per_round(record) == pytest.approx(2 * (5 + 6 + 1) / 3)
+    assert Series("a", "decavg", (record, record)).batches() == pytest.approx(8)
+
+
+def test_estimates_in_other_units() -> None:
+    assert Estimate(2.0, 0.5).times(3) == (6.0, 1.5)
+    assert Estimate(2.0, None).times(3) == (6.0, None)
+    assert Estimate(None, None).times(3) == (None, None)
 
 
 @settings(deadline=None, max_examples=50)
@@ -187,6 +243,21 @@ def test_counts_are_grouped_and_a_table_may_have_no_paper() -> None:
     table = PaperTable("Sent", ("Method",), (("scalars",),), rows, "count", "min")
     assert table.legend() == "Counts. Each cell: ours."
     assert table.markdown().splitlines()[-1] == "| DecHW | 43 680 000 |"  # alone, not the best
+
+
+def test_losses_and_numbers_have_three_places_and_their_own_deviation() -> None:
+    rows = ((("plateau",), (Cell(0.98765, 0.01, 1.0),)),)
+    table = PaperTable("mu", ("",), (("mu",),), rows, "number", spread="standard error of the fit")
+    assert table.legend() == (
+        "Numbers. Each cell: ours ± standard error of the fit (paper, difference)."
+    )
+    assert table.markdown().splitlines()[-1] == "| plateau | 0.988 ± 0.010 (1.000, -0.012) |"
+    short = PaperTable("mu", ("",), (("mu",),), rows, "number", digits=1)
+    assert short.markdown().splitlines()[-1] == "| plateau | 1.0 ± 0.0 (1.0, +0.0) |"
+    loss = PaperTable("loss", ("",), (("a",),), rows, "loss", "min")
+    assert loss.legend().startswith("Test loss (cross-entropy). Each cell: ours")
+    (axes,) = studies.against_paper(table).axes
+    assert axes.get_xscale() == "linear"
 
 
 def test_csv_has_a_line_per_cell() -> None:
@@ -382,6 +453,73 @@ def test_phases_stand_beside_curves() -> None:
     assert len(studies.phases((TWO, ONE)).axes[0].patches) == 6
 
 
+LINES = (
+    Line("8 nodes", [0, 1, 10, 100], [50.0, 2.0, 1.0, 0.5], [1.0, 0.2, 0.1, 0.6]),
+    Line("8 nodes", [0, 1, 10, 100], [3.0, 2.3, 2.2, 1.0], dashed=True),
+    Line("16 nodes", [1, 10], [2.2, 1.2]),
+)
+KINDS = {"with gain": False, "without gain": True}
+
+
+def test_lines_have_a_colour_per_label_and_dashes_for_a_second_kind() -> None:
+    panel = Plot("(a)", LINES, log="xy", levels=(("16 nodes", 0.4), ("", 0.3)))
+    figure = studies.plots([panel], kinds=KINDS, across="best")
+    (axes,) = figure.axes
+    colours = [line.get_linestyle() + str(line.get_color()) for line in axes.get_lines()]
+    first, second = figures.BLUE, figures.RED
+    assert colours[2:] == [f"-{first}", f"--{first}", f"-{second}"]
+    assert [line.get_ydata()[0] for line in axes.get_lines()[:2]] == [0.4, 0.3]
+    assert [line.get_color() for line in axes.get_lines()[:2]] == [second, "#444444"]
+    # There is no round 0 on a logarithmic axis, and no deviation below it.
+    assert list(axes.get_lines()[2].get_xdata()) == [1, 10, 100]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == pytest.approx(0.2 * 0.5)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert legend(figure) == ["8 nodes", "16 nodes", "with gain", "without gain", "± std", "best"]
+
+
+def test_panels_with_the_same_values_share_their_axis() -> None:
+    alike = studies.plots([Plot("(a)", LINES), Plot("(b)", LINES[2:])])
+    first, second = alike.axes
+    assert first.get_ylim() == second.get_ylim()
+    assert (first.get_ylabel(), second.get_ylabel()) == ("test loss", "")
+    unlike = studies.plots([Plot("(a)", LINES), Plot("(b)", LINES[2:], ylabel="cosine")])
+    first, second = unlike.axes
+    assert first.get_ylim() != second.get_ylim()
+    assert [axes.get_ylabel() for axes in unlike.axes] == ["test loss", "cosine"]
+
+
+def test_a_label_of_dashed_lines_only_is_dashed_in_the_legend() -> None:
+    figure = studies.plots([Plot("", (*LINES[:1], Line("law", [1, 2], [2.0, 1.0], dashed=True)))])
+    handles = figure.legends[0].get_lines()
+    assert [line.get_linestyle() for line in handles] == ["-", "--"]
+
+
+def test_algorithms_look_as_everywhere() -> None:
+    lines = tuple(Line(name, [0, 1], [0.1, 0.2]) for name in ("DecAvg", "DecHW"))
+    figure = studies.plots([Plot("", lines, ylabel="test accuracy", floor=0.0)])
+    (axes,) = figure.axes
+    assert [line.get_color() for line in axes.get_lines()] == [figures.RED, figures.BLUE]
+    assert axes.get_ylim()[0] == 0
+    assert axes.yaxis.get_major_formatter()(0.25, None) == "25%"
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.5, 2.5], ["0.5", "0.7", "1", "1.5", "2"]),
+        ([0.3, 25.0], ["0.5", "1", "2", "5", "10", "20"]),
+        ([0.5, 500.0], ["1", "10", "100"]),
+    ],
+)
+def test_logarithmic_axes_have_plain_numbers(values: list[float], ticks: list[str]) -> None:
+    figure = studies.plots([Plot("", (Line("a", [1, 2], values),), log="y")])
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    shown = [t for t in axes.get_yticks() if low <= t <= high]
+    assert [axes.yaxis.get_major_formatter()(t, None) for t in shown] == ticks
+
+
 def test_every_figure_can_be_saved(tmp_path: Path) -> None:
     blank = Series("$a$ <b>", "decavg", (make_record({}),))
     bare = PaperTable("t", ("m",), (("c",),), ((("$a$",), (Cell(None),)),), "rounds", "min")
@@ -394,6 +532,9 @@ def test_every_figure_can_be_saved(tmp_path: Path) -> None:
         "table": studies.against_paper(bare),
         "phases": studies.phases([blank, EMPTY]),
         "both": studies.curves_and_phases(Panel("a", (blank,)), (blank,)),
+        "plots": studies.plots([Plot("$a$", LINES, log="xy")] * 4, kinds=KINDS),
+        "no-lines": studies.plots([Plot("a", (), log="xy"), Plot("b", (Line("c", [], []),))]),
+        "no-plots": studies.plots([]),
     }
     for name, figure in drawings.items():
         for kind in ("png", "svg"):

@@ -16,11 +16,13 @@ from peerage.records import RunRecord
 from peerage.reproduce import runner
 from peerage.reproduce.calibrate import Rate, Speeds
 from peerage.reproduce.p0 import printed, settings, shown
-from peerage.reproduce.study import Job, Plan, Results
+from peerage.reproduce.p0.settings import Setting
+from peerage.reproduce.study import Job, Plan, Results, Training, essence
 from peerage.running import locked
 from peerage.topology import BarabasiAlbert, ErdosRenyi
 
 SMOKE = Plan("smoke")
+P0 = [id for id in runner.STUDIES if id.startswith("p0-")]
 OFF = "reproduce p0-cost --scale smoke --out"
 
 
@@ -36,6 +38,8 @@ def speeds(monkeypatch) -> None:
     monkeypatch.setattr(Speeds, "_read", lambda self: {})
     monkeypatch.setattr(Speeds, "_write", lambda self: None)
     monkeypatch.setattr(Speeds, "rate", lambda self, *about: Rate(1000.0, 5000.0))
+    monkeypatch.setattr(Speeds, "averaged", lambda self: 1e9)
+    monkeypatch.setattr(Speeds, "products", lambda self: 1e9)
 
 
 class Silent:
@@ -68,7 +72,7 @@ def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> run
 # Every study
 
 
-@pytest.mark.parametrize("id", runner.STUDIES)
+@pytest.mark.parametrize("id", P0)
 def test_every_study_runs_at_smoke_scale(id, home):
     outcome = peerage(f"reproduce {id} --scale smoke --json --out", home)
     assert outcome.code == 0, outcome.err
@@ -155,7 +159,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path):
     wild = Experiment(
         algorithm="decavg", model="digits-mlp", nodes=4, rounds=2, local={"epochs": 2, "lr": 1e30}
     )
-    bad = Job(("mnist", 0.2, "wild"), wild)
+    bad = Training(Setting("mnist", 0.2, "wild"), wild)
     outcome = carry_out(tmp_path, [bad, *jobs])
     assert outcome.diverged == ["wild, mnist, Dir 0.2, seed 0"]
     assert outcome.done == 3
@@ -208,11 +212,11 @@ def test_bad_requests_are_one_line(line, text):
 
 def test_only_chooses_methods_as_people_spell_them():
     jobs = runner.jobs_of(runner.STUDIES["p0-tab1"], SMOKE, ["decdiff-vt", "DECHW"])
-    assert {job.place[2] for job in jobs} == {"DecDiff(VT)", "DecHW"}
+    assert {job.place.method for job in jobs} == {"DecDiff(VT)", "DecHW"}
     plain = runner.jobs_of(runner.STUDIES["p0-fig1"], SMOKE, ["decavg"])
-    assert {job.place[2] for job in plain} == {"DecHomo", "DecHetero"}
+    assert {job.place.method for job in plain} == {"DecHomo", "DecHetero"}
     stopped = runner.jobs_of(runner.STUDIES["p0-fig4"], SMOKE, ["dechw*"])
-    assert {job.place[2] for job in stopped} == {"DecHW*"}
+    assert {job.place.method for job in stopped} == {"DecHW*"}
 
 
 def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
@@ -259,13 +263,13 @@ def test_paper_scale_is_the_published_setting():
         assert table["nodes"] == 50
         assert table["rounds"] == 1000
         assert job.experiment.topology == ErdosRenyi(p=0.2)
-        assert table["dataset"]["name"] == job.place[0]
+        assert table["dataset"]["name"] == job.place.dataset
         assert "train" not in table["dataset"]
-        assert table["partition"]["alpha"] == job.place[1]
+        assert table["partition"]["alpha"] == job.place.alpha
         assert table["partition"]["cap_at_mean"] is True
         local = table["local"]
         assert (local["epochs"], local["batch_size"]) == (5, 100)
-        assert (local["lr"], local["momentum"]) == rates[job.place[0]]
+        assert (local["lr"], local["momentum"]) == rates[job.place.dataset]
         assert table["init"]["start"] == "independent"
         assert table["evaluation"]["at"] == "exchange"
     assert len({job.folder for job in jobs}) == len(jobs)
@@ -285,7 +289,7 @@ def test_half_ends_at_the_target_and_takes_one_seed():
 
 
 @pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
-@pytest.mark.parametrize("id", runner.STUDIES)
+@pytest.mark.parametrize("id", P0)
 def test_code_fidelity_holds_out_data_in_every_study(id, scale):
     for job in runner.STUDIES[id].jobs(Plan(scale, seeds=1, fidelity="code")):
         assert job.experiment.work.early_stop == "rollback"
@@ -317,9 +321,9 @@ def test_code_fidelity_imitates_the_scripts():
 def test_a_run_is_known_by_what_it_says_beyond_the_defaults():
     plain = settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0)
     spelt = settings.experiment(Plan("paper"), "mnist", 0.2, "dechw:beta=1.0,accumulate=sum", 0)
-    place = ("mnist", 0.2, "DecHW")
+    place = Setting("mnist", 0.2, "DecHW")
     engine = plain.model_copy(update={"engine": Engine(name="serial")})
-    same = {Job(place, experiment).folder for experiment in (plain, spelt, engine)}
+    same = {Training(place, experiment).folder for experiment in (plain, spelt, engine)}
     assert len(same) == 1
     changes = [
         {"rounds": 5},
@@ -335,11 +339,50 @@ def test_a_run_is_known_by_what_it_says_beyond_the_defaults():
         {"algorithm": "dechw:theta=3"},
         {"dataset": "mnist:train=100"},
         {"partition": "iid"},
+        {"init": {"scheme": "he"}},
+        {"init": {"gain": "graph"}},
+        {"init": {"gain": "manual:g=2"}},
+        {"init": {"bias": "zero"}},
+        {"pooled": True},
+        {"assortativity": 0.1},
+        {"faults": {"links": 0.5}},
+        {"faults": {"nodes": 0.5}},
+        {"evaluation": {"growth": 1.1}},
+        {"evaluation": {"spread": True}},
+        {"local": {"loss_clamp": 10.0}},
+        {"local": {"steps": 8, "epochs": None}},
     ]
     table = tomllib.loads(plain.to_toml())
     others = [Experiment(**merged(table, change)) for change in changes]
-    folders = {Job(place, experiment).folder for experiment in [plain, *others]}
+    folders = {Training(place, experiment).folder for experiment in [plain, *others]}
     assert len(folders) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "folder"),
+    [
+        ("smoke", "digits-dir0.2-dechw-seed0-faeebb8042"),
+        ("small", "mnist-dir0.2-dechw-seed0-96f65824c5"),
+        ("paper", "mnist-dir1-dechw-seed0-31a06cbbfd"),
+    ],
+)
+def test_finished_runs_of_earlier_versions_stay_found(scale, folder):
+    jobs = runner.STUDIES["p0-fig8"].jobs(Plan(scale, seeds=1))
+    [first, *_] = [job for job in jobs if job.place.method == "DecHW"]
+    assert first.folder == folder
+
+
+def test_what_came_later_is_said_only_where_it_is_used():
+    said = essence(settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0))
+    assert set(said) == {
+        "algorithm", "dataset", "model", "topology", "partition", "nodes", "rounds", "until",
+        "seed", "local", "loss", "start", "evaluation",
+    }  # fmt: skip
+    changes = {"init": {"scheme": "he", "gain": "exponent:a=0.4"}, "faults": {"links": 0.5}}
+    more = essence(settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0, **changes))
+    assert more["init"] == {"scheme": "he", "gain": "exponent:a=0.4"}
+    assert more["faults"] == {"links": 0.5}
+    assert {key: more[key] for key in said} == said
 
 
 @pytest.mark.parametrize("fidelity", ["paper", "code"])
@@ -412,10 +455,10 @@ def two_methods(tmp_path) -> Results:
     slow = [0.1, 0.1, 0.2] + [0.4] * 12
     fast = [0.1, 0.5, 0.5] + [0.8] * 12
     for job in jobs:
-        values = slow if job.place[2] == "DecHetero" else fast
+        values = slow if job.place.method == "DecHetero" else fast
         if job.experiment.seed == 1:  # a round later, and 0.1 higher in the end
             values = [0.1, *values[:3], *[v + 0.1 for v in values[4:]]]
-        name = "decavg" if job.place[2] == "DecHetero" else "dechw"
+        name = "decavg" if job.place.method == "DecHetero" else "dechw"
         written(store.folder(job), name, job.experiment.seed, values)
     return store.results(plan, jobs)
 
@@ -466,12 +509,57 @@ def test_scalars_are_counted_per_link(two_methods):
 def test_an_estimate_grows_with_rounds_and_examples():
     [job] = runner.STUDIES["p0-fig2"].jobs(Plan("paper", seeds=1))
     seconds = Speeds().seconds(job)
-    longer = Job(job.place, job.experiment.model_copy(update={"rounds": 2000}))
+    longer = Training(job.place, job.experiment.model_copy(update={"rounds": 2000}))
     assert Speeds().seconds(longer) - 0.5 == pytest.approx(2 * (seconds - 0.5))
     online = settings.experiment(Plan("paper"), "mnist", 0.2, "dechw:curvature=online", 0)
     cores = Speeds().machine["cores"]
-    saved = seconds - Speeds().seconds(Job(job.place, online))
+    saved = seconds - Speeds().seconds(Training(job.place, online))
     assert saved == pytest.approx(1000 * 60_000 / 1000 / cores)  # a pass of every round
+
+
+SHORT = Experiment(
+    algorithm="decavg",
+    model="digits-mlp",  # 6570 parameters
+    nodes=4,
+    topology="complete",
+    partition="balanced-iid:items=80",
+    rounds=100,
+    local={"steps": 8, "batch_size": 16},
+    evaluation={"growth": 1.5, "samples": 100},
+    engine={"name": "serial"},
+)
+
+
+def estimate(**changes) -> float:
+    experiment = Experiment(**merged(tomllib.loads(SHORT.to_toml()), changes))
+    return Speeds().seconds(Training(Setting("digits", 0.2, "DecAvg"), experiment))
+
+
+def test_an_estimate_counts_steps_evaluations_and_averages():
+    # Judged after rounds 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93 and 100.
+    judged = 12 * 4 * 100 / 5000
+    # Four nodes average four models each.
+    averaged = 100 * 16 * 6570 / 1e9
+    assert estimate() == pytest.approx(0.5 + 100 * 4 * 8 * 16 / 1000 + judged + averaged)
+    epochs = estimate(local={"steps": None, "epochs": 2})
+    assert epochs == pytest.approx(0.5 + 100 * 2 * 4 * 80 / 1000 + judged + averaged)
+    # One node with the data of four: as many steps as one of them takes, and nobody to average.
+    assert estimate(pooled=True) == pytest.approx(0.5 + 100 * 8 * 16 / 1000 + judged / 4)
+    cores = min(Speeds().cores, 4)
+    pool = estimate(engine={"name": "pool"})
+    assert pool - 0.5 == pytest.approx((estimate() - 0.5) / cores)
+
+
+def test_large_models_and_short_rounds_are_saved_less_often():
+    place = Setting("cifar10", 0.2, "DecAvg")
+    table = tomllib.loads(SHORT.to_toml())
+    large = Experiment(**merged(table, {"dataset": "cifar10", "model": "vgg16"}))
+    # 4 models of 33 638 218 numbers take 2.7 s to write, so a round must take 27 s.
+    assert runner.saved_every(Training(place, large), 100 * 26.0) is None
+    assert runner.saved_every(Training(place, large), 100 * 28.0) == 1
+    assert runner.saved_every(Training(place, SHORT), 1.0) == 1
+    alone = large.model_copy(update={"pooled": True})
+    assert runner.saved_every(Training(place, alone), 100 * 7.0) == 1
 
 
 def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
@@ -481,5 +569,8 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     assert rate.trained > 0
     assert rate.judged > rate.trained
     assert Speeds(tmp_path / "speeds.json").rates == {"digits digits-mlp 16": rate}
+    assert fresh.averaged() > 1e6
+    assert fresh.products() > 1e6
+    assert Speeds(tmp_path / "speeds.json").averaged() == fresh.averaged()
     (tmp_path / "speeds.json").write_text("damaged")
     assert Speeds(tmp_path / "speeds.json").rates == {}

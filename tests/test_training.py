@@ -1,6 +1,6 @@
 """The training loop against torch's own optimisers, and the order in which examples come."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from peerage.curvature import Curvature
 from peerage.errors import InputError
 from peerage.evaluation import Score
 from peerage.local import Examples, Local
-from peerage.losses import CrossEntropy
+from peerage.losses import CrossEntropy, Lesson
 from peerage.testing import NODES, dealt, simulate, toy
 from peerage.training import LocalSGD, Train, Trained
 from peerage.vectors import FlatModel, Layout, float_buffers
@@ -343,6 +343,96 @@ def test_squares_of_a_node_without_examples_are_zero():
     assert train(LocalSGD(epochs=2), local).stats.squares is None
 
 
+# The clamp on the loss
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Cross-entropy and a constant: the loss is moved without moving its gradient."""
+
+    by: float = 0.0
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels) + self.by
+
+
+@pytest.mark.parametrize("correct", [None, Proximal(mu=0.5)])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adamw"])
+def test_batches_above_the_clamp_give_no_gradient(name, correct):
+    local = local_data(network())
+    start = local.models["net"].params.clone()
+    work = replace(WORKS[name], loss_clamp=10.0)
+    far = train(replace(work, loss=Offset(20.0), correct=correct), local, squares=True)
+    assert torch.equal(far.params, start)
+    assert far.stats.squares is not None
+    assert not far.stats.squares.any()
+    # The record has the loss as it was, of a model that stood still.
+    still = train(replace(work, lr=0.0, loss_clamp=None), local_data(network())).stats
+    assert far.stats.loss == pytest.approx(20 + still.loss, rel=1e-5)
+    assert far.stats.examples == 2 * EXAMPLES
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_batches_below_the_clamp_are_trained_on_as_ever(name):
+    plain = train(WORKS[name], local_data(network()))
+    clamped = train(replace(WORKS[name], loss_clamp=10.0), local_data(network()))
+    assert plain.stats.loss < 10
+    assert torch.equal(clamped.params, plain.params)
+    assert torch.equal(clamped.buffers, plain.buffers)
+    assert clamped.stats == plain.stats
+
+
+def test_the_clamp_judges_every_batch_by_itself():
+    """Against the obvious loop, with a clamp in the midst of the losses."""
+    work = LocalSGD(epochs=1, batch_size=5, lr=0.1)
+    expected, losses, clamp = linear(), [], 1.2
+    for x, y in work.batches(local_data(linear())):
+        loss = F.cross_entropy(expected(x), y)
+        losses.append(float(loss.detach()))
+        if losses[-1] <= clamp:
+            gradients = torch.autograd.grad(loss, list(expected.parameters()))
+            for parameter, gradient in zip(expected.parameters(), gradients, strict=True):
+                parameter.data -= 0.1 * gradient
+    assert min(losses) < clamp < max(losses)
+    trained = train(replace(work, loss_clamp=clamp), local_data(linear()))
+    wanted = nn.utils.parameters_to_vector(expected.parameters()).detach()
+    torch.testing.assert_close(trained.params, wanted, rtol=1e-5, atol=1e-6)
+    weighted = sum(loss * size for loss, size in zip(losses, [5, 5, 5, 5, 3], strict=True))
+    assert trained.stats.loss == pytest.approx(weighted / EXAMPLES, rel=1e-5)
+
+
+def test_momentum_and_weight_decay_go_on_above_the_clamp():
+    work = LocalSGD(epochs=1, batch_size=EXAMPLES, lr=0.1, weight_decay=0.5, loss_clamp=10.0)
+    local = local_data(linear())
+    start = local.models["net"].params.clone()
+    trained = train(replace(work, loss=Offset(20.0)), local)
+    torch.testing.assert_close(trained.params, 0.95 * start)
+
+
+def test_a_lesson_is_clamped_too():
+    @dataclass(frozen=True)
+    class Far(Lesson):
+        def prepare(
+            self, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
+        ) -> Callable[[Tensor, Tensor], Tensor]:
+            return lambda x, y: 30 + F.cross_entropy(module(x), y)
+
+    local = local_data(linear())
+    start = local.models["net"].params.clone()
+    for clamp, stays in ((10.0, True), (None, False), (99.0, False)):
+        work = LocalSGD(epochs=1, batch_size=5, lr=0.1, loss=Far(), loss_clamp=clamp)
+        trained = train(work, local_data(linear()))
+        assert torch.equal(trained.params, start) == stays
+        assert trained.stats.loss > 30
+
+
+def test_a_run_keeps_its_clamp_in_its_file():
+    experiment = Experiment(local={"loss_clamp": 10.0})
+    again = Experiment.from_toml(experiment.to_toml())
+    assert again.local == LocalSGD(loss_clamp=10.0)
+    assert "loss_clamp" not in Experiment().to_toml()
+
+
 # Rollback
 
 
@@ -645,6 +735,10 @@ def test_batches_of_images_are_channels_last():
         ({"weight_decay": -1.0}, "weight_decay must be a number from 0 up, got -1.0"),
         ({"momentum": 1.0}, "momentum must lie in [0, 1), got 1.0"),
         ({"momentum": -0.5}, "momentum must lie in [0, 1), got -0.5"),
+        ({"loss_clamp": 0.0}, "loss_clamp must be a number above 0, got 0.0"),
+        ({"loss_clamp": -1.0}, "loss_clamp must be a number above 0, got -1.0"),
+        ({"loss_clamp": float("nan")}, "loss_clamp must be a number above 0, got nan"),
+        ({"loss_clamp": float("inf")}, "loss_clamp must be a number above 0, got inf"),
         ({"nesterov": True}, "nesterov needs a momentum above 0, got momentum=0.0"),
         ({"early_stop": "stop"}, "early_stop must be none or rollback, got 'stop'"),
         (

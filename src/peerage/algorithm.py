@@ -6,16 +6,16 @@ algorithm is a frozen dataclass of hyperparameters; it knows mathematics only, n
 clock or file.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from peerage.curvature import Curvature, Gradient, Losses
 from peerage.randomness import torch_stream
-from peerage.requests import Inbox, Message, Receive, Send
+from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send
 from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
 
@@ -38,22 +38,41 @@ class Node(Generic[S]):
     state: S = None  # type: ignore[assignment]  # Algorithm.init fills it before the first round
     round: int = 0  # the first is 0
     rounds: int = 0  # how many there will be
-    graph: Sequence[tuple[int, ...]] = ()  # public: the neighbours of every node in this round
+    graph: Sequence[tuple[int, ...]] = ()  # public: whom every node hears in this round
+    audience: Sequence[tuple[int, ...]] | None = None  # who hears every node, if not the same
+    trust: Mapping[int, float] = field(default_factory=dict)  # weights of a weighted graph
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
+    shared: dict[Any, Tensor] = field(default_factory=dict, repr=False)  # see `Inbox.mean`
+    posted: int = 0  # messages of this round so far
 
-    def enter(self, round: int, graph: Sequence[tuple[int, ...]]) -> None:
+    def enter(
+        self,
+        round: int,
+        graph: Sequence[tuple[int, ...]],
+        audience: Sequence[tuple[int, ...]] | None = None,
+        trust: Mapping[int, float] | None = None,
+        shared: dict[Any, Tensor] | None = None,
+    ) -> None:
         """Begin a round: engines call this, with what everybody knows about it."""
-        self.round, self.graph = round, graph
+        self.round, self.graph, self.audience = round, graph, audience
+        self.trust = {} if trust is None else trust
+        self.shared = {} if shared is None else shared
         self.rng = torch_stream(self.seed, "node", self.id, round)
         # Equal on every node: whatever all draw from it alike needs no coordinator.
         self.coin = torch_stream(self.seed, "coin", round)
-        self.notes = {}
+        self.notes, self.posted = {}, 0
 
     @property
     def neighbours(self) -> tuple[int, ...]:
+        """Whom this node hears."""
         return self.graph[self.id]
+
+    @property
+    def listeners(self) -> tuple[int, ...]:
+        """Who hears this node: its neighbours, unless the graph is directed."""
+        return (self.graph if self.audience is None else self.audience)[self.id]
 
     def note(self, **values: float) -> None:
         """Numbers about this round that the records should hold beside accuracy and loss."""
@@ -82,26 +101,34 @@ class Node(Generic[S]):
 
     async def send(self, to: int | Iterable[int], **payload: Tensor) -> None:
         """Send to one node or several; messages between two nodes arrive in order."""
-        await Send((to,) if isinstance(to, int) else tuple(to), payload)
+        await self._post((to,) if isinstance(to, int) else tuple(to), payload)
 
     async def receive(self, senders: int | Iterable[int] | None = None) -> Inbox:
         """The next message of each sender (default: of each neighbour)."""
         if senders is None:
             senders = self.neighbours
         messages = await Receive((senders,) if isinstance(senders, int) else tuple(senders))
-        return Inbox(messages, self.id)
+        return Inbox(messages, self.id, self.trust, self.shared)
 
     async def exchange(self, *, to: Iterable[int] | None = None, **payload: Tensor) -> Inbox:
-        """Send to the neighbours and receive from them; the inbox includes the own message."""
-        peers = self.neighbours if to is None else tuple(to)
-        await Send(peers, payload)
-        received = await Receive(peers)
-        messages = sorted((*received, self.message(payload)), key=lambda message: message.sender)
-        return Inbox(tuple(messages), self.id)
+        """Send to the listeners and receive from the neighbours, which are the same unless the
+        graph is directed; the inbox includes the own message. With `to`, only these are both.
+        """
+        only = None if to is None else tuple(to)
+        own = await self._post(self.listeners if only is None else only, payload)
+        received = await Receive(self.neighbours if only is None else only)
+        messages = sorted((*received, own), key=lambda message: message.sender)
+        return Inbox(tuple(messages), self.id, self.trust, self.shared)
 
-    def message(self, payload: dict[str, Tensor]) -> Message:
+    async def _post(self, to: tuple[int, ...], payload: dict[str, Tensor]) -> Message:
+        own = self.message(payload, self.posted)
+        self.posted += 1
+        await Send(to, payload, own.number)
+        return own
+
+    def message(self, payload: dict[str, Tensor], number: int = UNNUMBERED) -> Message:
         degree = len(self.neighbours)
-        return Message(self.id, self.num_examples, degree, self.architecture, payload)
+        return Message(self.id, self.num_examples, degree, self.architecture, payload, number)
 
 
 class Algorithm(Generic[S]):

@@ -14,7 +14,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from peerage import graph_commands
 from peerage.errors import InputError, Interrupted, PeerageError, did_you_mean
+from peerage.graph_commands import Json
 
 if TYPE_CHECKING:
     from peerage.experiment import Experiment
@@ -30,7 +32,6 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: fetch them, and see which are there.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 CheckpointEvery = Annotated[
     int | None, typer.Option(help="Rounds between checkpoints; by default 5 % of the time.")
 ]
@@ -73,19 +74,57 @@ def settings(
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
     loss: Annotated[str | None, typer.Option(help="e.g. virtual-teacher:share=0.5.")] = None,
+    loss_clamp: Annotated[
+        float | None, typer.Option(help="Batch losses above it give no gradient.")
+    ] = None,
     early_stop: Annotated[
         str | None, typer.Option(help="none, or rollback when the validation loss rises.")
     ] = None,
     init: Annotated[str | None, typer.Option(help="shared or independent starts.")] = None,
-    scheme: Annotated[str | None, typer.Option(help="Initial values: torch or he.")] = None,
-    gain: Annotated[str | None, typer.Option(help="none, sqrt, graph, manual:g=2, ...")] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="Initial values: torch, he or he-normal.")
+    ] = None,
+    bias: Annotated[
+        str | None, typer.Option(help="Initial biases: zero, default or scaled.")
+    ] = None,
+    gain: Annotated[
+        str | None, typer.Option(help="none, graph, estimated, manual:g=2, ...")
+    ] = None,
+    assortativity: Annotated[
+        float | None, typer.Option(help="Rewire the graph to it; degrees stay.")
+    ] = None,
+    link_activity: Annotated[
+        float | None, typer.Option(help="Chance that a connection is open in a round.")
+    ] = None,
+    node_activity: Annotated[
+        float | None, typer.Option(help="Chance that a node talks in a round; it trains anyway.")
+    ] = None,
+    directed_activity: Annotated[
+        bool | None, typer.Option(help="Draw each direction of a connection on its own.")
+    ] = None,
+    message_loss: Annotated[
+        float | None, typer.Option(help="Chance that a message is lost.")
+    ] = None,
+    join: Annotated[
+        str | None, typer.Option(help="NODE@ROUND, ...: nodes that come later.")
+    ] = None,
+    leave: Annotated[str | None, typer.Option(help="NODE@ROUND, ...: nodes that go.")] = None,
+    pooled: Annotated[
+        bool | None, typer.Option(help="One node has all nodes' data: the centralised reference.")
+    ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations.")] = None,
+    eval_growth: Annotated[
+        float | None, typer.Option(help="Evaluate at rounds that grow by this factor, e.g. 1.1.")
+    ] = None,
     eval_samples: Annotated[int | None, typer.Option(help="Test examples to use.")] = None,
     eval_at: Annotated[
         str | None, typer.Option(help="exchange (after training) or end (after aggregation).")
     ] = None,
     validation: Annotated[
         float | None, typer.Option(help="Share of every node's data to hold out.")
+    ] = None,
+    spread: Annotated[
+        bool | None, typer.Option(help="Record how models spread and move, layer by layer.")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="pool or serial.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool.")] = None,
@@ -102,26 +141,46 @@ def settings(
         "weight_decay": weight_decay,
         "optimizer": optimizer,
         "loss": loss,
+        "loss_clamp": loss_clamp,
         "early_stop": early_stop,
+    }
+    faults = {
+        "links": link_activity,
+        "nodes": node_activity,
+        "directed": directed_activity,
+        "loss": message_loss,
+        "join": join,
+        "leave": leave,
+    }
+    evaluation = {
+        "every": eval_every,
+        "growth": eval_growth,
+        "samples": eval_samples,
+        "at": eval_at,
+        "validation": validation,
+        "spread": spread,
     }
     sections: dict[str, Any] = {
         "local": _given(local),
-        "init": _given({"start": init, "scheme": scheme, "gain": gain}),
-        "evaluation": _given(
-            {"every": eval_every, "samples": eval_samples, "at": eval_at, "validation": validation}
-        ),
+        "init": _given({"start": init, "scheme": scheme, "bias": bias, "gain": gain}),
+        "faults": _given(faults),
+        "evaluation": _given(evaluation),
         "engine": _given({"name": engine, "workers": workers}),
     }
     if steps is not None and epochs is None:
         sections["local"]["epochs"] = None  # a file's epochs give way
     if epochs is not None and steps is None:
         sections["local"]["steps"] = None
+    if eval_every is not None and eval_growth is None:
+        sections["evaluation"]["growth"] = None  # a file's growth gives way
     plain = {
         "dataset": dataset,
         "model": model or None,
         "nodes": nodes,
         "topology": topology,
+        "assortativity": assortativity,
         "partition": partition,
+        "pooled": pooled,
         "rounds": rounds,
         "until": until,
         "seed": seed,
@@ -176,19 +235,25 @@ def compare(
     algorithms: Annotated[
         str, typer.Option(help="Names separated by commas, e.g. decavg,dechw:theta=30.")
     ] = "decavg,dechw",
+    references: Annotated[
+        str | None,
+        typer.Option(help="Also run: centralised (one node has all data), isolated (no messages)."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for all runs.")] = None,
     checkpoint_every: CheckpointEvery = None,
     as_json: Json = False,
 ) -> None:
     """Run several algorithms on the same data, graph and initial models."""
     from peerage.algorithms import ALGORITHMS
-    from peerage.experiment import display_name
+    from peerage.experiment import display_name, reference
     from peerage.running import check_free
     from peerage.running import run as run_experiment
 
     file, changes = chosen
     specs = split_specs(algorithms)
     experiments = [read_experiment(file, {**changes, "algorithm": spec}) for spec in specs]
+    names = [name.strip() for name in (references or "").split(",") if name.strip()]
+    experiments += [reference(name, experiments[0]) for name in names]
     results = []
     with run_folder(out, experiments[0], "compare") as home:
         check_free(home)
@@ -349,29 +414,8 @@ def list_family(
             console.print(f"    {entry['options']}", style="dim", markup=False)
 
 
-@app.command()
-def topology(
-    spec: Annotated[str, typer.Argument(help="e.g. er:p=0.2; see `peerage list topologies`.")],
-    nodes: Annotated[int, typer.Option(help="How many peers.")] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of the graph.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Picture to write (.png or .svg).")] = None,
-    as_json: Json = False,
-) -> None:
-    """Degrees, connectivity, spectral gap, mixing time and gain of a graph."""
-    from peerage import specs
-    from peerage.mixing import describe
-    from peerage.report.graphs import plot as draw
-    from peerage.topology import TOPOLOGIES
-
-    graph = specs.parse(spec, "topology", TOPOLOGIES).build(nodes, seed)
-    facts = describe(graph).as_dict()
-    if plot is not None:
-        draw(graph, plot)
-    if as_json:
-        print(json.dumps({"topology": spec, "seed": seed, **facts}))
-    else:
-        for key, value in facts.items():
-            print(f"{key.replace('_', ' '):18} {_readable(value)}")
+for command in (graph_commands.topology, graph_commands.diffuse, graph_commands.plan):
+    app.command()(command)
 
 
 @data_app.command("get")
@@ -520,16 +564,6 @@ def _present(records: list[Any], report: Path, quiet: bool) -> None:
     console.print(Chart(dict(zip(labels(records), curves, strict=True))))
     console.print(f"\n{headline(rows, where(records))}")
     console.print(f"Report: {report}", soft_wrap=True)
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{count} x {key}" for key, count in value.items())
-    if isinstance(value, list):
-        return ", ".join(_readable(item) for item in value[:10]) + (", ..." * (len(value) > 10))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,69 @@ class Spread:
         self.squares.setdefault(architecture, {})[node] = float(x.square().sum())
 
 
+class Deviations:
+    """How tensors spread, from one node's after another (P4 Fig. 1).
+
+    sigma_ap is the mean over nodes of the deviation over the entries of a tensor, sigma_an the mean
+    over entries of the deviation over nodes; both in double precision, by Welford's recurrence.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self.within: dict[tuple[str, str], float] = {}  # sum over nodes
+        self.means: dict[tuple[str, str], Tensor] = {}
+        self.squares: dict[tuple[str, str], Tensor] = {}
+        self.scratch: dict[tuple[str, str], Tensor] = {}  # as fresh memory is slow
+
+    def add(self, architecture: str, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            key = (architecture, name)
+            if key not in self.counts:
+                self.counts[key], self.within[key] = 0, 0.0
+                for shelf in (self.means, self.squares, self.scratch):
+                    shelf[key] = torch.zeros_like(tensor, dtype=torch.float64)
+            self.counts[key] += 1
+            count, x = self.counts[key], self.scratch[key].copy_(tensor)
+            self.within[key] += float(x.std(correction=0))
+            x -= self.means[key]
+            self.means[key].add_(x, alpha=1 / count)
+            self.squares[key].addcmul_(x, x, value=(count - 1) / count)
+
+    def layers(self) -> dict[str, dict[str, float]]:
+        """`ap` and `an` of every tensor, called by its architecture too if there are several."""
+        several = len({architecture for architecture, _ in self.counts}) > 1
+        return {
+            f"{architecture}.{name}" if several else name: {
+                "ap": self.within[architecture, name] / count,
+                "an": float((self.squares[architecture, name] / count).sqrt().mean()),
+            }
+            for (architecture, name), count in self.counts.items()
+        }
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How far a node's parameters went in a round, by training and by all else (P4 Fig. 5)."""
+
+    train: float  # norm of the displacement
+    combine: float
+    total: float
+    cosine: float  # between the two displacements; 0 if one of them is zero
+
+
+def movement(before: Tensor, after: Tensor, trained: Iterable[tuple[Tensor, Tensor]]) -> Movement:
+    """From the parameters around a round, and around every training within it."""
+    total = after.double() - before.double()
+    train = torch.zeros_like(total)
+    for start, end in trained:
+        train += end.double() - start.double()
+    combine = total - train
+    norms = float(train.norm()), float(combine.norm())
+    product = norms[0] * norms[1]
+    cosine = float(train @ combine) / product if product else 0.0
+    return Movement(*norms, float(total.norm()), cosine)
+
+
 def consensus_distance(
     sums: Iterable[tuple[str, Tensor]], squares: Mapping[str, Mapping[int, float]]
 ) -> float:

@@ -28,10 +28,13 @@ from peerage import specs
 from peerage.algorithm import Algorithm
 from peerage.algorithms import ALGORITHMS
 from peerage.algorithms.dechw import DecHW
+from peerage.algorithms.local import Local
 from peerage.data.datasets import DATASETS, Digits
 from peerage.data.partition import PARTITIONS, Dirichlet
 from peerage.errors import InputError, did_you_mean
-from peerage.initialise import GAINS, NoGain, Scheme
+from peerage.estimation import EstimatedGain
+from peerage.faults import Faults
+from peerage.initialise import GAINS, Bias, NoGain, Scheme
 from peerage.losses import CORRECTIONS, LOSSES
 from peerage.models import MODELS
 from peerage.topology import TOPOLOGIES, ErdosRenyi, FromGraph
@@ -39,7 +42,13 @@ from peerage.training import LocalSGD
 
 OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
-SECTIONS = ("local", "init", "evaluation", "engine")  # tables of which single keys may be changed
+SECTIONS = (
+    "local",
+    "init",
+    "faults",
+    "evaluation",
+    "engine",
+)  # tables of which single keys may be changed
 
 
 def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any]:
@@ -146,6 +155,14 @@ def read_local(value: Any) -> Any:
     return replace(specs.construct(LocalSGD, options, "local"), **parts)
 
 
+def read_faults(value: Any) -> Any:
+    if isinstance(value, Faults):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"faults must be a table, got {value!r}; write [faults] and links = 0.5")
+    return specs.construct(Faults, value, "faults")
+
+
 UNTIL = {  # what a run may be ended by: 1 for what rises while models learn, -1 for what falls
     "accuracy": 1,
     "accuracy_min": 1,
@@ -217,6 +234,7 @@ class Init(Section):
 
     start: Literal["shared", "independent"] = "independent"
     scheme: Scheme = "torch"  # PyTorch's own defaults, or He with zero biases (P4)
+    bias: Bias | None = None  # zero, default or scaled; the scheme's own if left out
     gain: Annotated[Any, BeforeValidator(reader("gain", GAINS, "factors"))] = NoGain()
 
 
@@ -224,19 +242,36 @@ class Evaluation(Section):
     """When and on what models are judged."""
 
     every: int = 1  # rounds; the first and the last are always judged
+    growth: float | None = None  # instead: rounds whose numbers grow by this factor (P4: 1.1)
     samples: int | None = None  # examples of the test set, drawn once; all by default
     at: Literal["exchange", "end"] = "exchange"  # after local training, or after aggregation
     validation: float = 0.0  # share of every node's data that is held out and judged as well
+    spread: bool = False  # record how the tensors of models spread and move as well (P4 Fig. 5)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.every < 1:
             raise InputError(f"evaluation every {self.every} rounds is impossible; use 1 or more")
+        if self.growth is not None and not 1 < self.growth < math.inf:
+            raise InputError(f"growth must be above 1, such as 1.1, got {self.growth}")
+        if self.growth is not None and self.every != 1:
+            raise InputError(
+                f"every={self.every} and growth={self.growth} exclude each other; give one of them"
+            )
         if self.samples is not None and self.samples < 1:
             raise InputError(f"evaluation on {self.samples} samples is impossible; use 1 or more")
         if not 0 <= self.validation < 1:
             raise InputError(f"validation must lie in [0, 1), got {self.validation}")
         return self
+
+    def judged(self, rounds: int) -> frozenset[int]:
+        """The rounds of a run, numbered from 1, after which models are judged."""
+        if self.growth is None:
+            return frozenset({*range(self.every, rounds + 1, self.every), rounds})
+        chosen = [1]
+        while chosen[-1] < rounds:
+            chosen.append(max(chosen[-1] + 1, math.ceil(chosen[-1] * self.growth)))
+        return frozenset({*chosen[:-1], rounds})
 
 
 class Engine(Section):
@@ -272,6 +307,9 @@ class Experiment(Section):
     until: Annotated[Any, BeforeValidator(read_until)] = None  # e.g. accuracy=0.469
     local: Annotated[Any, BeforeValidator(read_local)] = None  # a LocalSGD
     init: Init = Init()
+    faults: Annotated[Any, BeforeValidator(read_faults)] = Faults()
+    pooled: bool = False  # one node has the data of all: the centralised reference
+    assortativity: float | None = None  # rewire the graph to it, with the same degrees (P4)
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
     seed: int = 0
@@ -307,6 +345,14 @@ class Experiment(Section):
             raise InputError(f"rounds must be at least 1, got {self.rounds}")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
+        self.faults.check(self.nodes)
+        if self.pooled and (self.faults != Faults() or not isinstance(self.init.gain, NoGain)):
+            raise InputError("pooled means one node: it has no faults and no gain; leave them out")
+        if isinstance(self.init.gain, EstimatedGain) and self.faults.join:
+            raise InputError(
+                "gain 'estimated' is found out by all nodes before the first round, so nobody can "
+                "join later; use --gain graph"
+            )
         if self.until and self.until.metric.startswith("validation") and not self._held_out():
             raise InputError(f"until {self.until} needs held-out examples; add --validation 0.2")
         # The algorithm and the section `local` hold the same work order; the section counts.
@@ -340,6 +386,13 @@ class Experiment(Section):
             raise InputError(f"{where} is not valid TOML: {error}") from None
         return cls(**merged(table, changes))
 
+    def _evaluation_table(self) -> dict[str, Any]:
+        """What came later is written only where it is used: older runs can still be resumed."""
+        table = self.evaluation.model_dump(exclude_none=True)
+        return (
+            table if self.evaluation.spread else {k: v for k, v in table.items() if k != "spread"}
+        )
+
     def to_toml(self) -> str:
         return toml(self.table())
 
@@ -350,6 +403,8 @@ class Experiment(Section):
             "nodes": self.nodes,
             "rounds": self.rounds,
             **({"until": str(self.until)} if self.until else {}),
+            **({"pooled": True} if self.pooled else {}),
+            **({} if self.assortativity is None else {"assortativity": self.assortativity}),
             "seed": self.seed,
             "algorithm": _algorithm_table(self.algorithm),
             "dataset": _family_table(self.dataset, "dataset", DATASETS),
@@ -360,11 +415,27 @@ class Experiment(Section):
             "init": {
                 "start": self.init.start,
                 "scheme": self.init.scheme,
+                **({"bias": self.init.bias} if self.init.bias else {}),
                 "gain": _family_table(self.init.gain, "gain", GAINS),
             },
-            "evaluation": self.evaluation.model_dump(exclude_none=True),
+            **({"faults": specs.plain(self.faults)} if self.faults != Faults() else {}),
+            "evaluation": self._evaluation_table(),
             "engine": self.engine.model_dump(exclude_none=True),
         }
+
+
+def reference(name: str, experiment: Experiment) -> Experiment:
+    """What to compare an experiment with, on the same total data and the same work per round.
+
+    centralised: one node holds the data of all; isolated: every node trains on its own data alone.
+    """
+    known = ("centralised", "isolated")
+    if name not in known:
+        raise InputError(f"unknown reference {name!r}; {did_you_mean(name, known)}")
+    # Nothing is averaged, so there are no messages to lose, and weights keep their size.
+    init = experiment.init.model_copy(update={"gain": NoGain()})
+    changes = {"algorithm": Local(local=experiment.work), "init": init, "faults": Faults()}
+    return experiment.model_copy(update={**changes, "pooled": name == "centralised"})
 
 
 def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,20 @@
-"""A built communication graph: who may talk to whom in which round."""
+"""A built communication graph: who may talk to whom in which round.
+
+Links are kept as one sparse matrix, so that a million nodes fit; whoever needs lists of neighbours
+asks for them, and they are made then.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import chain
+from itertools import pairwise
 from operator import or_
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
@@ -18,77 +22,190 @@ from peerage.errors import InputError
 
 Neighbours = tuple[tuple[int, ...], ...]
 Edges = Iterable[Sequence[int]] | NDArray[np.int64]
+Vector = NDArray[np.float64]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """A simple undirected graph with the ids 0..nodes-1, which may change from round to round."""
+    """A simple graph with the ids 0..nodes-1, which may change from round to round."""
 
     nodes: int
     attempt: int  # how many draws were rejected before this one, as they were not connected
+    directed: bool = field(default=False, kw_only=True)
+    weighted: bool = field(default=False, kw_only=True)
+    # The weight that every node gives itself; None: 1 each.
+    own: Vector | None = field(default=None, kw_only=True, repr=False, compare=False)
     dynamic: ClassVar[bool] = False
+    # What was derived from the last links that were asked for, by name.
+    _derived: dict[str, tuple[sparse.csr_array, Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @abstractmethod
+    def links(self, round: int) -> sparse.csr_array:
+        """[n, n]: row i holds the weights of those whom node i hears, in order, without itself."""
+
     def neighbours(self, round: int) -> Neighbours:
-        """The sorted neighbours of every node, without the node itself."""
+        """Whom every node hears, in order, without the node itself."""
+        return self.derived("neighbours", round, _rows)
+
+    def listeners(self, round: int) -> Neighbours:
+        """Who hears every node; the same as `neighbours` unless the graph is directed."""
+        if not self.directed:
+            return self.neighbours(round)
+        return self.derived("listeners", round, lambda links: _rows(links.T.tocsr()))
+
+    def derived(self, name: str, round: int, make: Callable[[sparse.csr_array], Made]) -> Made:
+        """`make(links)`, computed once as long as the links stay the same object."""
+        links = self.links(round)
+        known = self._derived.get(name)
+        if known is None or known[0] is not links:
+            known = self._derived[name] = (links, make(links))
+        made: Made = known[1]
+        return made
+
+    def ends(self, round: int = 0) -> NDArray[np.int64]:
+        """The edges as an array [m, 2]: each once, in order; see `edges`."""
+        links = self.links(round)
+        links = links.T.tocsr() if self.directed else sparse.triu(links, k=1, format="csr")
+        senders = np.repeat(np.arange(self.nodes), np.diff(links.indptr))
+        return np.stack([senders, links.indices.astype(np.int64)], axis=1)
 
     def edges(self, round: int = 0) -> tuple[tuple[int, int], ...]:
-        """Each edge once, smaller id first, in order."""
-        near = self.neighbours(round)
-        return tuple((i, j) for i, others in enumerate(near) for j in others if i < j)
+        """Each edge once, smaller id first; of a directed graph the sender first."""
+        a, b = self.ends(round).T.tolist()
+        return tuple(zip(a, b, strict=True))
 
     def networkx(self, round: int = 0) -> nx.Graph:
-        graph = nx.empty_graph(self.nodes)
-        graph.add_edges_from(self.edges(round))
+        """With a `weight` on every edge if weighted; self-loops are what nodes give themselves."""
+        graph = nx.empty_graph(self.nodes, create_using=nx.DiGraph if self.directed else nx.Graph)
+        if not self.weighted:
+            graph.add_edges_from(self.edges(round))
+            return graph
+        heard = self.links(round).tocoo()
+        triples = zip(heard.col.tolist(), heard.row.tolist(), heard.data.tolist(), strict=True)
+        graph.add_weighted_edges_from(triples)
+        if self.own is not None:
+            graph.add_weighted_edges_from((i, i, w) for i, w in enumerate(self.own.tolist()))
         return graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StaticGraph(Graph):
-    """The same neighbours in every round."""
+    """The same links in every round."""
 
-    adjacency: Neighbours = field(repr=False)
+    matrix: sparse.csr_array = field(repr=False)
 
     @classmethod
-    def from_edges(cls, nodes: int, edges: Edges, attempt: int = 0) -> "StaticGraph":
-        """Edges in any order and direction; repeated ones count once, self-loops not at all."""
-        listed = edges if isinstance(edges, np.ndarray) else list(edges)
-        ends = np.asarray(listed, dtype=np.int64).reshape(-1, 2)
-        ends = ends[ends[:, 0] != ends[:, 1]]
-        both = np.concatenate([ends, ends[:, ::-1]])
-        codes = np.sort(both[:, 0] * nodes + both[:, 1])  # numpy.unique takes 70 times as long
-        rows, columns = np.divmod(codes[np.diff(codes, prepend=-1) > 0], nodes)
-        bounds = np.searchsorted(rows, np.arange(nodes + 1)).tolist()
-        flat = columns.tolist()
-        near = tuple(tuple(flat[bounds[i] : bounds[i + 1]]) for i in range(nodes))
-        return cls(nodes, attempt, near)
+    def from_edges(
+        cls,
+        nodes: int,
+        edges: Edges,
+        attempt: int = 0,
+        *,
+        weights: ArrayLike | None = None,
+        directed: bool = False,
+        own: ArrayLike | None = None,
+    ) -> "StaticGraph":
+        """Edges in any order; repeated ones count once, self-loops not at all.
 
-    def neighbours(self, round: int) -> Neighbours:
-        return self.adjacency
+        Undirected edges may be given in either direction. Of a directed edge (a, b) a is the
+        sender: b hears a. With `weights` a self-loop is the weight that a node gives itself.
+        """
+        ends = _checked_ends(nodes, edges)
+        w = None if weights is None else _checked_weights(weights, len(ends), "edges")
+        mine = None if own is None else _checked_weights(own, nodes, "nodes").copy()
+        loops = ends[:, 0] == ends[:, 1]
+        if loops.any():
+            if w is not None:
+                mine = _with_loops(np.ones(nodes) if mine is None else mine, ends[loops], w[loops])
+                w = w[~loops]
+            ends = ends[~loops]
+        return cls(
+            nodes,
+            attempt,
+            _linked(nodes, ends, w, directed),
+            directed=directed,
+            weighted=w is not None or mine is not None,
+            own=None if mine is None or (mine == 1).all() else mine,
+        )
+
+    def links(self, round: int) -> sparse.csr_array:
+        return self.matrix
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StaticGraph):
+            return NotImplemented
+        return self._facts() == other._facts() and all(
+            np.array_equal(mine, theirs)
+            for mine, theirs in zip(self._arrays(), other._arrays(), strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash((*self._facts(), *(array.tobytes() for array in self._arrays())))
+
+    def _facts(self) -> tuple[int, int, bool, bool]:
+        return self.nodes, self.attempt, self.directed, self.weighted
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        matrix = self.matrix
+        return matrix.indptr, matrix.indices, matrix.data, own_weights(self)
+
+
+def own_weights(graph: Graph) -> Vector:
+    """What every node gives itself, beside the weights of its links."""
+    return np.ones(graph.nodes) if graph.own is None else graph.own
 
 
 def adjacency_matrix(graph: Graph) -> sparse.csr_array:
-    near = graph.neighbours(0)
-    bounds = np.cumsum([0, *map(len, near)])
-    columns = np.fromiter(chain.from_iterable(near), dtype=np.int64, count=int(bounds[-1]))
-    shape = (graph.nodes, graph.nodes)
-    return sparse.csr_array((np.ones(len(columns)), columns, bounds), shape=shape)
+    """1 where node i hears j in round 0, whatever the weight; not to be changed in place."""
+    links = graph.links(0)
+    if not graph.weighted:
+        return links
+    return sparse.csr_array((np.ones(links.nnz), links.indices, links.indptr), shape=links.shape)
 
 
 def degrees(graph: Graph) -> NDArray[np.int64]:
-    return np.array([len(others) for others in graph.neighbours(0)], dtype=np.int64)
+    """How many others every node hears in round 0."""
+    k: NDArray[np.int64] = np.diff(graph.links(0).indptr).astype(np.int64)
+    return k
 
 
 def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The ids of every connected component, in the order of their smallest ids."""
-    members: dict[int, list[int]] = {}
-    for node, label in enumerate(component_labels(graph).tolist()):
-        members.setdefault(label, []).append(node)
-    return tuple(map(tuple, members.values()))
+    labels = component_labels(graph)
+    order = np.argsort(labels, kind="stable")
+    bounds = np.cumsum([0, *np.bincount(labels)]).tolist()
+    members = order.tolist()
+    return tuple(tuple(members[start:end]) for start, end in pairwise(bounds))
+
+
+def component_labels(graph: Graph) -> NDArray[np.int64]:
+    """The component of every node, numbered from 0 in the order of their smallest ids.
+
+    Directions do not count: nodes are together if one hears of the other in any number of steps.
+    """
+    return graph.derived("components", 0, _labels)
 
 
 def is_connected(graph: Graph) -> bool:
+    """Whether there is one component, directions aside."""
     return bool(component_labels(graph).max() == 0)
+
+
+def is_strongly_connected(graph: Graph) -> bool:
+    """Whether everyone hears of everyone in some number of steps."""
+    if not graph.directed:
+        return is_connected(graph)
+    return bool(strong_labels(graph).max() == 0)
+
+
+def strong_labels(graph: Graph) -> NDArray[np.int64]:
+    """One number per node, equal for nodes that hear of each other in some number of steps."""
+    if not graph.directed:
+        return component_labels(graph)
+    return graph.derived("strong components", 0, lambda links: _labels(links, "strong"))
 
 
 def diameter(graph: Graph) -> int:
@@ -97,6 +214,8 @@ def diameter(graph: Graph) -> int:
     The ball around every node is one integer with a bit per node, and grows by a step at a time.
     """
     refuse_disconnected(graph, "has no diameter")
+    if not is_strongly_connected(graph):
+        raise InputError("a directed graph that is not strongly connected has no diameter")
     near = graph.neighbours(0)
     everything = (1 << graph.nodes) - 1
     balls = [1 << node for node in range(graph.nodes)]
@@ -107,13 +226,91 @@ def diameter(graph: Graph) -> int:
     return steps
 
 
-def component_labels(graph: Graph) -> NDArray[np.int64]:
-    """One number per node, equal within a component, from 0 upwards."""
-    labels: NDArray[np.int64] = csgraph.connected_components(adjacency_matrix(graph))[1]
-    return labels
-
-
 def refuse_disconnected(graph: Graph, why: str) -> None:
     """`why` completes the sentence: a graph with several components ..."""
     if not is_connected(graph):
-        raise InputError(f"a graph with {len(components(graph))} components {why}")
+        raise InputError(f"a graph with {component_labels(graph).max() + 1} components {why}")
+
+
+def _checked_ends(nodes: int, edges: Edges) -> NDArray[np.int64]:
+    if nodes < 1:
+        raise InputError(f"a graph needs at least one node, got {nodes}")
+    listed = edges if isinstance(edges, np.ndarray) else list(edges)
+    ends = np.asarray(listed, dtype=np.int64).reshape(-1, 2)
+    if len(ends) and not 0 <= ends.min() <= ends.max() < nodes:
+        wrong = ends[(ends < 0) | (ends >= nodes)][0]
+        raise InputError(f"an edge names the unknown node {wrong}; the ids are 0 to {nodes - 1}")
+    return ends
+
+
+def _checked_weights(weights: ArrayLike, count: int, what: str) -> Vector:
+    w = np.asarray(weights, dtype=np.float64)
+    if w.shape != (count,):
+        raise InputError(f"expected one weight for each of {count} {what}, got shape {w.shape}")
+    if not (np.isfinite(w).all() and (w > 0).all()):
+        wrong = w[~(np.isfinite(w) & (w > 0))][0]
+        raise InputError(f"weights must be positive and finite, got {wrong}")
+    return w
+
+
+def _with_loops(own: Vector, loops: NDArray[np.int64], weights: Vector) -> Vector:
+    """`own`, but for the nodes that have a self-loop its weight."""
+    ids, given = _sorted_once(loops[:, 0], weights, lambda node: f"node {node} gives itself")
+    own[ids] = given
+    return own
+
+
+def _linked(
+    nodes: int, ends: NDArray[np.int64], weights: Vector | None, directed: bool
+) -> sparse.csr_array:
+    """The matrix of links, by sorting one number per link: its listener, then its sender."""
+    bits = nodes.bit_length()
+    senders, listeners = ends[:, 0], ends[:, 1]
+    codes = listeners << bits | senders
+    if not directed:
+        codes = np.concatenate([codes, senders << bits | listeners])
+        weights = None if weights is None else np.concatenate([weights, weights])
+    if weights is None:
+        codes.sort()  # numpy.unique takes many times as long
+        codes = codes[np.diff(codes, prepend=-1) > 0]
+        weights = np.ones(len(codes))
+    else:
+        mask = (1 << bits) - 1
+        codes, weights = _sorted_once(
+            codes, weights, lambda code: f"the edge from {code & mask} to {code >> bits} has"
+        )
+    bounds = np.zeros(nodes + 1, dtype=np.int32)
+    np.cumsum(np.bincount(codes >> bits, minlength=nodes), out=bounds[1:])
+    columns = (codes & ((1 << bits) - 1)).astype(np.int32)
+    return sparse.csr_array((weights, columns, bounds), shape=(nodes, nodes))
+
+
+def _sorted_once(
+    keys: NDArray[np.int64], weights: Vector, subject: Callable[[int], str]
+) -> tuple[NDArray[np.int64], Vector]:
+    """Every key once, in order, with its weight; `subject` begins the complaint about two."""
+    order = np.argsort(keys)
+    keys, weights = keys[order], weights[order]
+    again = keys[1:] == keys[:-1]
+    differ = np.flatnonzero(again & (weights[1:] != weights[:-1]))
+    if len(differ):
+        at = int(differ[0])
+        low, high = sorted(weights[at : at + 2].tolist())
+        raise InputError(f"{subject(int(keys[at]))} two weights, {low} and {high}; keep one")
+    first = np.concatenate([[True], ~again]) if len(keys) else again
+    return keys[first], weights[first]
+
+
+def _rows(links: sparse.csr_array) -> Neighbours:
+    flat = links.indices.tolist()
+    return tuple(tuple(flat[start:end]) for start, end in pairwise(links.indptr.tolist()))
+
+
+def _labels(links: sparse.csr_array, connection: str = "weak") -> NDArray[np.int64]:
+    """Numbered in the order of the smallest ids, which scipy does not promise."""
+    found = csgraph.connected_components(links, connection=connection)[1]
+    _, first, labels = np.unique(found, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    numbered: NDArray[np.int64] = rank[labels]
+    return numbered

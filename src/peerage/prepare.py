@@ -14,12 +14,15 @@ from peerage.data import Dataset, cache_folder, hold_out, label_counts
 from peerage.data.datasets import DATASETS
 from peerage.errors import InputError
 from peerage.experiment import Experiment, display_name
+from peerage.graph import Graph
 from peerage.initialise import Architecture, own_architecture
 from peerage.local import Examples
 from peerage.mixing import describe
 from peerage.models import MODELS, default_model
 from peerage.randomness import numpy_stream
+from peerage.rewiring import with_assortativity
 from peerage.sim.world import World
+from peerage.topology import Complete
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,9 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         experiment = experiment.model_copy(update={"model": (MODELS[name](),)})
     architectures = build_architectures(experiment, dataset)
     names = list(architectures)
-    graph = experiment.topology.build(experiment.nodes, experiment.seed)
     parts, validation = split(experiment, dataset)
+    graph = build_graph(experiment, len(parts))
+    gain = experiment.init.gain
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
     world = World(
         algorithm=experiment.algorithm,
@@ -53,10 +57,13 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         validation=[torch.from_numpy(part) for part in validation],
         label_counts=torch.from_numpy(counts),
         architectures=architectures,
-        assignment=[names[node % len(names)] for node in range(experiment.nodes)],
+        assignment=[names[node % len(names)] for node in range(len(parts))],
         shared_start=experiment.init.start == "shared",
-        gains=experiment.init.gain.factors(graph).tolist(),
+        gains=gain.factors(graph).tolist(),
         evaluate_at=experiment.evaluation.at,
+        faults=experiment.faults,
+        prelude=gain if hasattr(gain, "estimate") else None,
+        spread=experiment.evaluation.spread,
         cache=work_cache(),
     )
     setup = {
@@ -86,11 +93,21 @@ def load_dataset(experiment: Experiment) -> Dataset:
     return loaded
 
 
+def build_graph(experiment: Experiment, nodes: int) -> Graph:
+    """The graph of the experiment; of a single node that has the data of all, one without edges."""
+    if experiment.pooled:
+        return Complete().build(nodes, experiment.seed)
+    graph: Graph = experiment.topology.build(nodes, experiment.seed)
+    return with_assortativity(graph, experiment.assortativity, experiment.seed)
+
+
 def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any]]:
     """(training, validation) indices of every node."""
     labels, classes = dataset.train_y.numpy(), len(dataset.classes)
     rng = numpy_stream(experiment.seed, "partition")
     parts = experiment.partition.split(labels, experiment.nodes, classes, rng)
+    if experiment.pooled:
+        parts = [np.concatenate(parts)]
     fraction = experiment.evaluation.validation
     if fraction == 0:
         return parts, [np.empty(0, dtype=np.int64)] * len(parts)
@@ -119,12 +136,16 @@ def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, A
     for i, model in enumerate(experiment.model):
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
-            architecture = own_architecture(model, name, experiment.init.scheme)
+            architecture = own_architecture(
+                model, name, experiment.init.scheme, experiment.init.bias
+            )
         else:
             build: Callable[[], nn.Module] = partial(
                 model.build, dataset.shape, len(dataset.classes)
             )
-            architecture = Architecture(name, build, experiment.init.scheme)
+            architecture = Architecture(
+                name, build, experiment.init.scheme, bias=experiment.init.bias
+            )
         check_fit(architecture, dataset)
         # A start that cannot be drawn should be known before anything is written.
         architecture.initial(experiment.seed, None if shared else 0, gain=1.0)

@@ -55,6 +55,8 @@ class NetworkRow(TypedDict):
     loss_min: NotRequired[float | None]
     loss_max: NotRequired[float | None]
     consensus: NotRequired[float | None]
+    layers: NotRequired[dict[str, dict[str, float | None]]]  # tensor -> sigma `ap` and `an` (P4)
+    moved: NotRequired[dict[str, float | None]]  # by training, by all else, in total, and a cosine
 
 
 class NodeRow(TypedDict):

@@ -4,18 +4,24 @@
 three kinds and nothing about any algorithm.
 """
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from peerage.aggregation import data_weights, metropolis_weights, uniform_weights
+from peerage.aggregation import (
+    data_weights,
+    metropolis_weights,
+    uniform_weights,
+    weighted_mean,
+)
 
 if TYPE_CHECKING:
     from peerage.local import Local
 
+UNNUMBERED = -1  # of a message that was not sent through a node
 A = TypeVar("A", covariant=True)  # what a request is answered with
 
 
@@ -42,6 +48,7 @@ class Send(Request[None]):
 
     to: tuple[int, ...]
     payload: Mapping[str, Tensor]
+    number: int = UNNUMBERED
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Message:
     degree: int  # how many neighbours the sender has in this round
     architecture: str  # which model the sender trains
     payload: Mapping[str, Tensor]
+    number: int = UNNUMBERED  # how many the sender had sent before, in this round
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ class Inbox:
 
     messages: tuple[Message, ...]
     owner: int
+    trust: Mapping[int, float] = field(default_factory=dict)  # the owner's, in a weighted graph
+    shared: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -86,18 +96,36 @@ class Inbox:
 
     def others(self) -> "Inbox":
         """Without the owner's own message."""
-        return Inbox(tuple(m for m in self.messages if m.sender != self.owner), self.owner)
+        return self._only(message for message in self.messages if message.sender != self.owner)
 
     def alike(self, architecture: str) -> "Inbox":
         """Only senders with this architecture: vectors of other models mean something else."""
-        return Inbox(tuple(m for m in self.messages if m.architecture == architecture), self.owner)
+        return self._only(m for m in self.messages if m.architecture == architecture)
+
+    def _only(self, messages: Iterable[Message]) -> "Inbox":
+        return replace(self, messages=tuple(messages))
+
+    def mean(self, name: str, weights: Tensor) -> Tensor:
+        """[d] the weighted mean of the named vectors.
+
+        Nodes that one process simulates, and that hear the same with the same weights, share the
+        answer: on a complete graph it is computed once.
+        """
+        heard = tuple((message.sender, message.number) for message in self.messages)
+        if any(number == UNNUMBERED for _, number in heard):
+            return weighted_mean(self[name], weights)
+        key = (name, heard, tuple(weights.tolist()))
+        if key not in self.shared:
+            self.shared[key] = weighted_mean(self[name], weights)
+        return self.shared[key]
 
     def weights(self, kind: str) -> Tensor:
-        """[k] `data`, `uniform` or `metropolis` weights, by name."""
+        """[k] `data`, `uniform`, `metropolis` or `graph` weights, by name."""
         kinds = {
             "data": self.data_weights,
             "uniform": self.uniform_weights,
             "metropolis": self.metropolis_weights,
+            "graph": self.graph_weights,
         }
         return kinds[kind]()
 
@@ -107,6 +135,11 @@ class Inbox:
 
     def uniform_weights(self) -> Tensor:
         return uniform_weights(len(self))
+
+    def graph_weights(self) -> Tensor:
+        """[k], in proportion to the weights of the graph; uniform if it has none."""
+        weights = torch.tensor([self.trust.get(sender, 1.0) for sender in self.senders])
+        return weights / weights.sum()
 
     def metropolis_weights(self) -> Tensor:
         """[k], from the degrees that the senders state; the owner's own message takes the rest."""

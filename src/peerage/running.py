@@ -30,7 +30,7 @@ from peerage.errors import (
     WorkerDied,
 )
 from peerage.experiment import Engine, Experiment, display_name
-from peerage.initialise import Architecture
+from peerage.initialise import GAINS, Architecture, NoGain
 from peerage.prepare import Prepared, prepare
 from peerage.records import (
     MetricWriter,
@@ -300,14 +300,15 @@ class _Run:
         return Lockstep(self.world, PoolTeam(self.world, workers))
 
     def _rounds(self, engine: Lockstep, done: int) -> None:
-        last, every = self.experiment.rounds, self.experiment.evaluation.every
+        last = self.experiment.rounds
+        judged = self.experiment.evaluation.judged(last)
         if done == 0:
-            self._record(0, engine.measure())
+            self._record(0, engine.measure(engine.prelude()), engine)
         for round in range(done, last):
             if self._enough():  # asked before a round: a resumed run may have got there already
                 return
-            evaluate = (round + 1) % every == 0 or round + 1 == last
-            self._record(round + 1, engine.round(round, evaluate))
+            report = engine.round(round, evaluate=round + 1 in judged)
+            self._record(round + 1, report, engine)
             if self.folder is not None and (self._enough() or self._save_is_due(round + 1)):
                 start = perf_counter()
                 checkpoint.save(engine, self.folder, round + 1)
@@ -327,9 +328,11 @@ class _Run:
         when, took = self.last_save
         return (perf_counter() - when) * CHECKPOINT_SHARE >= took
 
-    def _record(self, round: int, report: RoundReport) -> None:
+    def _record(self, round: int, report: RoundReport, engine: Lockstep) -> None:
         self.bytes_total += report.bytes
         row = network_row(round, report, self.bytes_total)
+        if self.world.spread and "accuracy" in row:
+            row["layers"] = engine.deviations(max(round - 1, 0))
         # The network row comes last: a round counts once all of its rows are there.
         for new in [*node_rows(round, report), row]:
             self.rows.append(new)
@@ -410,6 +413,9 @@ def network_row(round: int, report: RoundReport, bytes_total: int) -> Row:
     if held_out:
         row["validation_accuracy"] = float(np.mean([score.accuracy for score in held_out]))
         row["validation_loss"] = float(np.mean([score.loss for score in held_out]))
+    moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
+    if moved:
+        row["moved"] = {key: float(np.mean([one[key] for one in moved])) for key in moved[0]}
     row["seconds"] = report.seconds
     return row
 
@@ -451,8 +457,19 @@ def label(experiment: Experiment) -> str:
     cls = type(algorithm)
     options = specs.text(algorithm, "algorithm", {"": cls}).removeprefix(":")
     shared = "shared start" if experiment.init.start == "shared" else ""
-    extra = ", ".join(filter(None, [options.replace(",", ", "), shared]))
+    pooled = "centralised" if experiment.pooled else ""
+    extra = ", ".join(
+        filter(None, [options.replace(",", ", "), shared, gain_label(experiment), pooled])
+    )
     return f"{cls.__name__} ({extra})" if extra else cls.__name__
+
+
+def gain_label(experiment: Experiment) -> str:
+    gain = experiment.init.gain
+    if gain == NoGain():
+        return ""
+    known = type(gain) in GAINS.values()
+    return f"gain {specs.text(gain, 'gain', GAINS) if known else type(gain).__name__}"
 
 
 def new_folder(experiment: Experiment, home: Path, what: str | None = None) -> Path:

@@ -3,29 +3,46 @@
 A kind is a frozen dataclass of its parameters, and `build(nodes, seed)` turns it into a `Graph`.
 The random kinds draw again until the graph is connected; attempt a draws from the stream (seed,
 "graph", a). A graph with one node has no edges, whatever the kind.
+
+A million nodes take seconds. Beyond 5000 the random kinds are drawn edge by edge instead of pair by
+pair: the same kind of graph, from other random numbers.
 """
 
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isqrt
+from math import ceil, inf, isfinite, isqrt, log, nan
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple, SupportsFloat
 
 import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
 
 from peerage import specs
 from peerage.errors import InputError
-from peerage.graph import Edges, Graph, Neighbours, StaticGraph, is_connected
-from peerage.random_edges import independent_edges, paired_stubs, regular_edges
+from peerage.graph import Edges, Graph, StaticGraph, component_labels, is_connected
+from peerage.random_edges import (
+    PAIRWISE_NODES,
+    attached_edges,
+    block_edges,
+    independent_edges,
+    paired_stubs,
+    product_edges,
+    regular_edges,
+    small_world_edges,
+)
 from peerage.randomness import numpy_stream
+
+HOPELESS = 20  # isolated nodes that are expected: the chance that there are none is e^-20
+MANY_PIECES = 50  # components in one draw: the next ones will not be connected either
 
 
 @dataclass(frozen=True)
 class Topology(ABC):
     """A kind of graph; a new one says in `draw` which edges it has."""
-
-    given: ClassVar[bool] = False  # the edges are the user's, and are looked at even for one node
 
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
@@ -37,8 +54,7 @@ class Topology(ABC):
     def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
         """The graph that the stream (seed, "graph", attempt) gives, connected or not."""
         _at_least("nodes", nodes, 1)
-        alone = nodes == 1 and not self.given
-        edges = () if alone else self.draw(nodes, numpy_stream(seed, "graph", attempt))
+        edges = () if nodes == 1 else self.draw(nodes, numpy_stream(seed, "graph", attempt))
         return StaticGraph.from_edges(nodes, edges, attempt)
 
 
@@ -58,6 +74,12 @@ class RandomTopology(Topology):
             graph = self.sample(nodes, seed, attempt)
             if not self.connected or is_connected(graph):
                 return graph
+            pieces = int(component_labels(graph).max()) + 1
+            if pieces > MANY_PIECES:
+                raise InputError(
+                    f"topology {_text(self)!r} with {nodes} nodes falls into {pieces} components, "
+                    f"and another attempt would not help; choose {self.remedy}, or connected=false"
+                )
         raise InputError(
             f"topology {_text(self)!r} with {nodes} nodes was not connected in {self.attempts} "
             f"attempts; choose {self.remedy}, more attempts, or connected=false"
@@ -77,7 +99,8 @@ class Ring(Topology):
     """Node i talks to i - 1 and i + 1."""
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
-        return [(node, (node + 1) % nodes) for node in range(nodes)]
+        ids = np.arange(nodes)
+        return np.stack([ids, (ids + 1) % nodes], axis=1)
 
 
 @dataclass(frozen=True)
@@ -85,7 +108,7 @@ class Star(Topology):
     """Node 0 talks to everyone, the others to node 0 only."""
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
-        return [(0, node) for node in range(1, nodes)]
+        return np.stack([np.zeros(nodes - 1, dtype=np.int64), np.arange(1, nodes)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -146,12 +169,33 @@ class ErdosRenyi(RandomTopology):
         if self.degree is not None:
             _positive("degree", self.degree)
 
+    def build(self, nodes: int, seed: int) -> Graph:
+        if self.connected and nodes > 1:
+            self._check_hope(nodes)
+        return super().build(nodes, seed)
+
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
-        p = self.p or 0.0
-        if self.degree is not None:
-            _check_mean_degree(self.degree, nodes)
-            p = self.degree / (nodes - 1)
-        return independent_edges(nodes, rng, lambda node: p)
+        p = self._chance(nodes)
+        if nodes <= PAIRWISE_NODES:
+            return independent_edges(nodes, rng, lambda node: p)
+        return block_edges(np.array([0, nodes]), p, 0, rng)
+
+    def _chance(self, nodes: int) -> float:
+        if self.degree is None:
+            return self.p or 0.0
+        _check_mean_degree(self.degree, nodes)
+        return self.degree / (nodes - 1)
+
+    def _check_hope(self, nodes: int) -> None:
+        """Isolated nodes are what keeps such a graph from being connected. Erdos, Renyi, 1960."""
+        isolated = nodes * (1 - self._chance(nodes)) ** (nodes - 1)
+        if isolated > HOPELESS:
+            enough = ceil(log(nodes)) + 1
+            raise InputError(
+                f"topology {_text(self)!r} with {nodes} nodes cannot be connected: about "
+                f"{isolated:.0f} nodes would have no neighbour; choose a mean degree of "
+                f"{enough} or more, or connected=false"
+            )
 
 
 @dataclass(frozen=True)
@@ -168,7 +212,9 @@ class BarabasiAlbert(Topology):
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("m", self.m, nodes)
-        return list(nx.barabasi_albert_graph(nodes, self.m, seed=rng).edges)
+        if nodes <= PAIRWISE_NODES:
+            return list(nx.barabasi_albert_graph(nodes, self.m, seed=rng).edges)
+        return attached_edges(nodes, self.m, rng)
 
 
 @dataclass(frozen=True)
@@ -201,6 +247,8 @@ class HeavyTail(RandomTopology):
         smallest = self.degree * (self.gamma - 2) / (self.gamma - 1)
         x = smallest * (1 - rng.random(nodes)) ** (1 / (1 - self.gamma))
         if self.kind == "chung-lu":
+            if nodes > PAIRWISE_NODES:
+                return product_edges(x, rng)
             total = x.sum()
             return independent_edges(nodes, rng, lambda node: x[node] * x[node + 1 :] / total)
         wanted = np.minimum(np.rint(x), nodes - 1).astype(np.int64)
@@ -242,6 +290,9 @@ class StochasticBlocks(RandomTopology):
         if self.groups > nodes:
             raise InputError(f"{self.groups} groups need at least as many nodes, got {nodes}")
         group = np.arange(nodes) * self.groups // nodes
+        if nodes > PAIRWISE_NODES:
+            starts = np.searchsorted(group, np.arange(self.groups + 1))
+            return block_edges(starts, self.p_in, self.p_out, rng)
         same = group[:, None] == group
         return independent_edges(
             nodes, rng, lambda node: np.where(same[node, node + 1 :], self.p_in, self.p_out)
@@ -268,32 +319,80 @@ class SmallWorld(RandomTopology):
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("k", self.k, nodes)
-        return list(nx.watts_strogatz_graph(nodes, self.k, self.p, seed=rng).edges)
+        if nodes <= PAIRWISE_NODES or 4 * self.k > nodes:
+            return list(nx.watts_strogatz_graph(nodes, self.k, self.p, seed=rng).edges)
+        return small_world_edges(nodes, self.k, self.p, rng)
+
+
+class Given(NamedTuple):
+    """What the user wrote down, with ids from 0 to n - 1."""
+
+    ends: NDArray[np.int64]  # [m, 2]
+    weights: NDArray[np.float64] | None = None  # [m]; that of a self-loop is the node's own
+    directed: bool = False
 
 
 @dataclass(frozen=True)
-class EdgeList(Topology):
+class GivenTopology(Topology):
+    """The user's own edges, which may have directions and weights."""
+
+    @abstractmethod
+    def read(self, nodes: int) -> Given:
+        """Checked for this number of nodes."""
+
+    def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
+        return self.read(nodes).ends
+
+    def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
+        _at_least("nodes", nodes, 1)
+        ends, weights, directed = self.read(nodes)
+        return StaticGraph.from_edges(nodes, ends, attempt, weights=weights, directed=directed)
+
+
+@dataclass(frozen=True)
+class EdgeList(GivenTopology):
     """A text file with two ids from 0 to n - 1 on every line; # begins a comment.
 
-    An edge may be listed in either direction, or in both.
+    An undirected edge may be listed in either direction, or in both; `a b` in a directed list says
+    that a sends to b. In a weighted list a positive number follows, and `a a 2.5` is the weight
+    that a gives itself, which is 1 otherwise.
     """
 
     path: str
-    given: ClassVar[bool] = True
+    directed: bool = False
+    weighted: bool = False
 
-    def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
+    def read(self, nodes: int) -> Given:
         try:
-            lines = Path(self.path).read_text(encoding="utf-8-sig").splitlines()
+            text = Path(self.path).read_text(encoding="utf-8-sig")
         except OSError as error:
             raise InputError(f"cannot read the edge list {self.path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise InputError(f"the edge list {self.path} is not a text file in UTF-8") from None
-        edges = []
+        lines = text.splitlines()
+        given = _listed_at_once(lines, nodes, self.directed, self.weighted)
+        if given is None or "+" in text:  # numpy takes +1 for an id
+            given = self._listed(lines, nodes)
+        return given
+
+    def _listed(self, lines: Sequence[str], nodes: int) -> Given:
+        """Line by line, to say which one is wrong."""
+        seen: dict[tuple[int, int], float] = {}
         for number, line in enumerate(lines, start=1):
             words = line.partition("#")[0].split()
-            if words:
-                edges.append(_listed_edge(words, nodes, f"{self.path}, line {number}"))
-        return edges
+            if not words:
+                continue
+            where = f"{self.path}, line {number}"
+            a, b = _listed_ids(words, nodes, where, self.weighted)
+            weight = _listed_weight(words[2], where) if self.weighted else 1.0
+            edge = (a, b) if self.directed else (min(a, b), max(a, b))
+            if seen.setdefault(edge, weight) != weight:
+                raise InputError(
+                    f"{where}: {a} {b} has the weight {weight} here and {seen[edge]} before; "
+                    "keep one"
+                )
+        ends = np.array(list(seen), dtype=np.int64).reshape(-1, 2)
+        return Given(ends, np.array(list(seen.values())) if self.weighted else None, self.directed)
 
 
 @dataclass(frozen=True)
@@ -313,7 +412,7 @@ class DynamicRegular(Topology):
 
     def build(self, nodes: int, seed: int) -> Graph:
         graph = DynamicGraph(nodes, 0, self, seed)
-        graph.neighbours(0)  # what is wrong with k shows now, not in the first round
+        graph.links(0)  # what is wrong with k shows now, not in the first round
         return graph
 
 
@@ -324,40 +423,43 @@ class DynamicGraph(Graph):
     topology: Topology
     seed: int
     dynamic: ClassVar[bool] = True
-    _last: dict[int, Neighbours] = field(
+    _last: dict[int, sparse.csr_array] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def neighbours(self, round: int) -> Neighbours:
+    def links(self, round: int) -> sparse.csr_array:
         if round not in self._last:
-            drawn = self.topology.sample(self.nodes, self.seed, round).adjacency
+            drawn = self.topology.sample(self.nodes, self.seed, round).links(round)
             self._last.clear()
             self._last[round] = drawn
         return self._last[round]
 
 
 @dataclass(frozen=True)
-class FromGraph(Topology):
-    """Any simple undirected networkx graph; from Python only, as it cannot be written to a file.
+class FromGraph(GivenTopology):
+    """Any simple networkx graph; from Python only, as it cannot be written to a file.
 
-    Its nodes become 0..n-1 in sorted order, or in the order of insertion if they have no order.
+    Its nodes become 0..n-1 in sorted order, or in the order of insertion if they have no order. In
+    a directed graph the edge (a, b) says that a sends to b. The graph is weighted if any edge has a
+    `weight`; edges without one have 1, and a self-loop is the weight that a node gives itself.
     """
 
     graph: nx.Graph
-    given: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.graph, nx.Graph):
             raise InputError(f"expected a networkx graph, got {self.graph!r}")
-        if self.graph.is_directed():
-            raise InputError("the networkx graph is directed; pass graph.to_undirected()")
         if self.graph.is_multigraph():
-            raise InputError("the networkx graph is a multigraph; pass networkx.Graph(graph)")
+            kind = "DiGraph" if self.graph.is_directed() else "Graph"
+            raise InputError(f"the networkx graph is a multigraph; pass networkx.{kind}(graph)")
         loops = list(nx.nodes_with_selfloops(self.graph))
-        if loops:
+        if loops and not self._weighted():
             raise InputError(f"node {loops[0]!r} of the networkx graph has a self-loop; remove it")
 
-    def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
+    def _weighted(self) -> bool:
+        return any("weight" in options for _, _, options in self.graph.edges(data=True))
+
+    def read(self, nodes: int) -> Given:
         if len(self.graph) != nodes:
             raise InputError(
                 f"the networkx graph has {len(self.graph)} nodes, not {nodes}; make them equal"
@@ -367,7 +469,12 @@ class FromGraph(Topology):
         except TypeError:
             names = list(self.graph)
         ids = {name: number for number, name in enumerate(names)}
-        return [(ids[a], ids[b]) for a, b in self.graph.edges]
+        triples = list(self.graph.edges(data="weight", default=1))
+        ends = np.array([(ids[a], ids[b]) for a, b, _ in triples], dtype=np.int64).reshape(-1, 2)
+        weights = [_edge_weight(a, b, weight) for a, b, weight in triples]
+        return Given(
+            ends, np.array(weights) if self._weighted() else None, self.graph.is_directed()
+        )
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {
@@ -387,16 +494,61 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 }
 
 
-def _listed_edge(words: list[str], nodes: int, where: str) -> tuple[int, int]:
+def _listed_at_once(
+    lines: Sequence[str], nodes: int, directed: bool, weighted: bool
+) -> Given | None:
+    """All lines of an edge list, or None if one of them is not as it should be."""
+    columns = [("a", np.int64), ("b", np.int64), ("weight", np.float64)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no line at all, or an id with a decimal point
+            table = np.loadtxt(lines, dtype=columns if weighted else columns[:2], ndmin=1)
+    except (ValueError, Warning):
+        return None
+    ends = np.stack([table["a"], table["b"]], axis=1)
+    if ends.min() < 0 or ends.max() >= nodes:
+        return None
+    if not weighted:
+        return None if (ends[:, 0] == ends[:, 1]).any() else Given(ends, None, directed)
+    weights = table["weight"]
+    if not (np.isfinite(weights).all() and (weights > 0).all()):
+        return None
+    codes = (ends if directed else np.sort(ends)) @ [nodes, 1]
+    order = np.argsort(codes)
+    conflict = (np.diff(codes[order]) == 0) & (np.diff(weights[order]) != 0)
+    return None if conflict.any() else Given(ends, weights, directed)
+
+
+def _listed_ids(words: list[str], nodes: int, where: str, weighted: bool) -> tuple[int, int]:
     text = " ".join(words)
-    if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
-        raise InputError(f"{where}: expected two node ids, got {text!r}")
-    a, b = map(int, words)
+    wanted = "two node ids and a weight" if weighted else "two node ids"
+    ids = words[:2]
+    if len(words) != 2 + weighted or not all(word.isascii() and word.isdigit() for word in ids):
+        raise InputError(f"{where}: expected {wanted}, got {text!r}")
+    a, b = map(int, ids)
     if max(a, b) >= nodes:
         raise InputError(f"{where}: unknown node {max(a, b)}; the ids are 0 to {nodes - 1}")
-    if a == b:
+    if a == b and not weighted:
         raise InputError(f"{where}: node {a} is joined to itself; remove the line")
     return a, b
+
+
+def _listed_weight(word: str, where: str) -> float:
+    try:
+        weight = float(word)
+    except ValueError:
+        weight = nan
+    if not 0 < weight < inf:
+        raise InputError(f"{where}: the weight must be a positive number, got {word!r}")
+    return weight
+
+
+def _edge_weight(a: object, b: object, weight: object) -> float:
+    if not isinstance(weight, SupportsFloat) or not 0 < float(weight) < inf:
+        raise InputError(
+            f"the weight of the edge from {a!r} to {b!r} must be a positive number, got {weight!r}"
+        )
+    return float(weight)
 
 
 def _text(topology: Topology) -> str:

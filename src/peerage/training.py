@@ -31,6 +31,7 @@ class LocalSGD:
     # What happens when the loss on the node's held-out examples rises in an epoch: nothing, or the
     # node takes back all training of the round, as the authors' code of P0 does.
     early_stop: Literal["none", "rollback"] = "none"
+    loss_clamp: float | None = None  # a batch of a larger loss gives no gradient; 10 in P4's code
     loss: Loss | Lesson = CrossEntropy()
     correct: Correction | None = None
 
@@ -57,6 +58,8 @@ class LocalSGD:
                 f"early_stop=rollback judges after every epoch, got steps={self.steps}; "
                 "give epochs instead"
             )
+        if self.loss_clamp is not None and not 0 < self.loss_clamp < float("inf"):
+            raise InputError(f"loss_clamp must be a number above 0, got {self.loss_clamp}")
         if self.nesterov and self.momentum == 0:
             raise InputError("nesterov needs a momentum above 0, got momentum=0.0")
         if self.optimizer not in ("sgd", "adamw"):
@@ -187,7 +190,9 @@ def train(
     total, examples = torch.zeros(()), 0
     for number, (x, y) in enumerate(batches):
         loss = loss_of(x, y)
-        gradients = torch.autograd.grad(loss, model.tensors)
+        # The loss of the record is the true one; only what is differentiated is clamped.
+        clamped = loss if work.loss_clamp is None else loss.clamp(max=work.loss_clamp)
+        gradients = torch.autograd.grad(clamped, model.tensors)
         if [gradient.stride() for gradient in gradients] != strides:
             # The fused kernels walk through memory and trust that all tensors lie alike.
             pairs = zip(parameters, gradients, strict=True)

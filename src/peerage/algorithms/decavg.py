@@ -6,10 +6,11 @@ With a shared start it is P0's DecHomo, with independent starts its DecHetero.
 from dataclasses import dataclass
 from typing import Literal
 
-from peerage.aggregation import weighted_mean
 from peerage.algorithm import Algorithm, Node
-from peerage.errors import InputError
+from peerage.errors import InputError, did_you_mean
 from peerage.training import LocalSGD
+
+WEIGHTS = ("data", "uniform", "metropolis", "graph")
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,27 @@ class DecAvg(Algorithm[None]):
     """Replace the own model by the weighted mean of the closed neighbourhood."""
 
     local: LocalSGD = LocalSGD()
-    weights: Literal["data", "uniform", "metropolis"] = "data"  # metropolis: doubly stochastic
+    # By examples, equal, doubly stochastic, or those of a weighted graph.
+    weights: Literal["data", "uniform", "metropolis", "graph"] = "data"
+    order: Literal["train-first", "combine-first"] = "train-first"  # the latter in P4's code
 
     def __post_init__(self) -> None:
-        if self.weights not in ("data", "uniform", "metropolis"):
-            raise InputError(f"weights must be data, uniform or metropolis, got {self.weights!r}")
+        choices = {"weights": WEIGHTS, "order": ("train-first", "combine-first")}
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise InputError(f"unknown {name} {value!r}; {did_you_mean(value, known)}")
 
     async def round(self, node: Node[None]) -> None:
-        await node.train(self.local)
+        if self.order == "train-first":
+            await node.train(self.local)
+            await self.combine(node)
+        else:
+            await self.combine(node)
+            await node.train(self.local)
+
+    async def combine(self, node: Node[None]) -> None:
         inbox = await node.exchange(x=node.params, b=node.buffers)
         inbox = inbox.alike(node.architecture)
         w = inbox.weights(self.weights)
-        node.params = weighted_mean(inbox["x"], w)
-        node.buffers = weighted_mean(inbox["b"], w)
+        node.params, node.buffers = inbox.mean("x", w), inbox.mean("b", w)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.local import Folder, Npz
 from peerage.data.partition import stratified
+from peerage.data.so2sat import So2Sat
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from peerage.data.tensors import Dataset, in_memory
 from peerage.errors import InputError
@@ -20,6 +21,7 @@ from peerage.randomness import numpy_stream
 
 __all__ = [
     "DATASETS",
+    "FACTS",
     "Cifar10",
     "Dataset",
     "DatasetSpec",
@@ -28,6 +30,7 @@ __all__ = [
     "Folder",
     "Mnist",
     "Npz",
+    "So2Sat",
     "in_memory",
 ]
 
@@ -56,6 +59,24 @@ THINGS = (
     "ship",
     "truck",
 )
+
+
+class Facts(NamedTuple):
+    """What is known about a published data set without loading it."""
+
+    shape: tuple[int, ...]  # of an example
+    classes: int
+    train: int  # examples
+    test: int
+
+
+FACTS = {
+    "digits": Facts((1, 8, 8), 10, 1437, 360),
+    "mnist": Facts((1, 28, 28), 10, 60_000, 10_000),
+    "fashion-mnist": Facts((1, 28, 28), 10, 60_000, 10_000),
+    "cifar10": Facts((3, 32, 32), 10, 50_000, 10_000),
+    "so2sat": Facts((10, 32, 32), 17, 352_366, 30_000),
+}
 
 
 class DatasetSpec(Protocol):
@@ -143,6 +164,7 @@ DATASETS: dict[str, type[DatasetSpec]] = {
     "mnist": Mnist,
     "fashion-mnist": FashionMnist,
     "cifar10": Cifar10,
+    "so2sat": So2Sat,
     "npz": Npz,
     "folder": Folder,
 }

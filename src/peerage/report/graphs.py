@@ -39,14 +39,16 @@ def plot(graph: Graph, path: str | Path) -> None:
 
 def caption(report: GraphReport) -> str:
     """The main numbers in two lines."""
-    mixing = "" if report.mixing_time_exact else "at most "
+    known = report.mixing_time_exact or math.isnan(report.mixing_time)
+    mixing = "" if known else "at most "
+    low, high = (f(report.component_gains, default=math.nan) for f in (min, max))
     if report.connected:
-        gain = f"gain {report.gain:.3f}"
+        gain = f"gain {_number(low, '.3f')}"
     else:
-        low, high = min(report.component_gains), max(report.component_gains)
-        gain = f"{report.components} components with gains {low:.3f} to {high:.3f}"
+        each = f"{_number(low, '.3f')} to {_number(high, '.3f')}"
+        gain = f"{report.components} components with gains {each}"
     speed = (
-        f"spectral gap {report.spectral_gap:.4g}, "
+        f"spectral gap {_number(report.spectral_gap, '.4g')}, "
         f"relaxation time {_rounds(report.relaxation_time)}, "
         f"mixing time {mixing}{_rounds(report.mixing_time)}"
     )
@@ -63,10 +65,15 @@ def _degree(report: GraphReport) -> str:
     )
 
 
+def _number(value: float, digits: str) -> str:
+    """Of very large and of some directed graphs, not everything can be known."""
+    return "unknown" if math.isnan(value) else f"{value:{digits}}"
+
+
 def _rounds(value: float) -> str:
     if math.isinf(value):
         return "infinite"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else _number(value, ".4g")
 
 
 def _figure(graph: Graph) -> Figure:

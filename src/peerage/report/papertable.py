@@ -16,8 +16,15 @@ from peerage.report.tables import pipe_table, table_width
 
 NUMBERS = ("ours", "spread", "paper", "paper_spread", "difference")
 HEADINGS = {1: ("column",), 2: ("group", "column")}  # of the header levels, in CSV
-DIGITS = {"percent": 2, "rounds": 0, "count": 0}
-MEANINGS = {"percent": "Accuracy in percent", "rounds": "Communication rounds", "count": "Counts"}
+Unit = Literal["percent", "rounds", "count", "loss", "number"]
+DIGITS = {"percent": 2, "rounds": 0, "count": 0, "loss": 3, "number": 3}
+MEANINGS = {
+    "percent": "Accuracy in percent",
+    "rounds": "Communication rounds",
+    "count": "Counts",
+    "loss": "Test loss (cross-entropy)",
+    "number": "Numbers",
+}
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,11 @@ class PaperTable:
     row_titles: tuple[str, ...]  # such as ("Dir", "Method"); the first of several makes groups
     columns: tuple[tuple[str, ...], ...]  # one entry per column, such as ("MNIST", "50 %")
     rows: tuple[Row, ...]
-    unit: Literal["percent", "rounds", "count"]
+    unit: Unit
     best: Literal["max", "min"] | None = None
     notes: tuple[str, ...] = ()
+    spread: str = "standard deviation over seeds"  # what stands behind a plus-minus
+    digits: int | None = None  # behind the point; those of the unit by default
 
     def __post_init__(self) -> None:
         levels = {len(column) for column in self.columns}
@@ -134,7 +143,7 @@ class PaperTable:
         cells = [cell for _, _, cell in self._cells()]
         ours = "ours"
         if any(cell.spread is not None for cell in cells):
-            ours += " ± standard deviation over seeds"
+            ours += f" ± {self.spread}"
         if any(cell.paper is not None for cell in cells):
             ours += " (paper, difference)"
         text = f"{MEANINGS[self.unit]}. Each cell: {ours}."
@@ -154,7 +163,7 @@ class PaperTable:
         if value is None:
             return "-"
         shown = self._rounded(value)
-        return f"{shown:{'+' if sign else ''},.{DIGITS[self.unit]}f}".replace(",", " ")
+        return f"{shown:{'+' if sign else ''},.{self._digits}f}".replace(",", " ")
 
     def is_best(self, row: int, place: int) -> bool:
         """Whether our number is the best of its column and group, as far as digits are shown."""
@@ -166,9 +175,13 @@ class PaperTable:
             return False
         return self._rounded(own) == (max(known) if self.best == "max" else min(known))
 
+    @property
+    def _digits(self) -> int:
+        return DIGITS[self.unit] if self.digits is None else self.digits
+
     def _rounded(self, value: float) -> float:
         percent = 100 if self.unit == "percent" else 1
-        return round(percent * value, DIGITS[self.unit]) + 0.0  # never -0
+        return round(percent * value, self._digits) + 0.0  # never -0
 
     def _cells(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Cell]]:
         for titles, cells in self.rows:

@@ -1,14 +1,17 @@
 """One method over its seeds: the numbers that the tables and figures of a paper are made of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from peerage.records import RunRecord
 from peerage.report.tables import phase_means, seconds_per_round
 
 BYTES_PER_SCALAR = 4  # float32
+Key = str | tuple[str, ...]  # of a row; several names lead into tables inside it
 
 
 class Estimate(NamedTuple):
@@ -16,6 +19,10 @@ class Estimate(NamedTuple):
 
     mean: float | None
     std: float | None
+
+    def times(self, factor: float) -> "Estimate":
+        """The same in another unit."""
+        return Estimate(*(None if part is None else factor * part for part in self))
 
 
 class Curve(NamedTuple):
@@ -47,20 +54,20 @@ class Series:
     def seeds(self) -> int:
         return len(self.records)
 
-    def rounds(self, key: str = "accuracy") -> list[int]:
+    def rounds(self, key: Key = "accuracy") -> list[int]:
         """The rounds in which every seed has a value: a run that ended early ends them."""
-        found = [set(record.curve(key)[0]) for record in self.records]
+        found = [set(of_seed) for of_seed in self._values(key)]
         return sorted(set.intersection(*found)) if found else []
 
-    def curve(self, key: str) -> Curve:
+    def curve(self, key: Key) -> Curve:
         rounds = self.rounds(key)
         values = self._values(key)
         columns = [[of_seed[r] for of_seed in values] for r in rounds]
         return Curve(rounds, [fmean(column) for column in columns], [pstdev(c) for c in columns])
 
-    def final(self) -> Estimate:
-        """Accuracy in the last round that was evaluated with every seed."""
-        return self._over_rounds(lambda rounds: rounds[-1:])
+    def final(self, key: Key = "accuracy") -> Estimate:
+        """The value in the last round that was evaluated with every seed."""
+        return self._over_rounds(lambda rounds: rounds[-1:], key)
 
     def last_10(self) -> Estimate:
         """Each seed's mean accuracy over what was evaluated of the last ten rounds.
@@ -82,6 +89,20 @@ class Series:
         reached = len(first) - first.count(None)
         return Rounds(*estimate(first), reached, len(first))
 
+    def lowest(self, key: Key = "loss") -> Estimate:
+        """Each seed's lowest value in any round of its own."""
+        return estimate([min(values.values(), default=None) for values in self._values(key)])
+
+    def rounds_below(self, level: float, key: Key = "loss") -> Rounds:
+        """When the value first falls to a level, on the straight lines between evaluations."""
+        first = [crossing(values, level) for values in self._values(key)]
+        reached = len(first) - first.count(None)
+        return Rounds(*estimate(first), reached, len(first))
+
+    def batches(self) -> float:
+        """Mini-batches that a node trains on in a round; with it, rounds become wall-clock time."""
+        return fmean(batches_per_round(record) for record in self.records)
+
     def bytes_per_node(self) -> Estimate:
         """What a node sent in the whole run, in the mean over the nodes."""
         return estimate([_sent(record, _nodes(record)) for record in self.records])
@@ -101,12 +122,14 @@ class Series:
         means = {phase: fmean(t[phase] for t in tables) for phase in (tables[0] if tables else ())}
         return {phase: mean for phase, mean in means.items() if mean > 0}
 
-    def _values(self, key: str) -> list[dict[int, float]]:
-        return [dict(zip(*record.curve(key), strict=True)) for record in self.records]
+    def _values(self, key: Key) -> list[dict[int, float]]:
+        return [curve_of(record, key) for record in self.records]
 
-    def _over_rounds(self, choose: Callable[[list[int]], list[int]]) -> Estimate:
-        chosen = choose(rounds) if (rounds := self.rounds()) else []
-        values = self._values("accuracy")
+    def _over_rounds(
+        self, choose: Callable[[list[int]], list[int]], key: Key = "accuracy"
+    ) -> Estimate:
+        chosen = choose(rounds) if (rounds := self.rounds(key)) else []
+        values = self._values(key)
         return estimate([fmean(v[r] for r in chosen) if chosen else None for v in values])
 
 
@@ -116,6 +139,44 @@ def estimate(values: Sequence[float | None]) -> Estimate:
     if not known or len(known) < len(values):
         return Estimate(None, None)
     return Estimate(fmean(known), pstdev(known) if len(known) > 1 else None)
+
+
+def curve_of(record: RunRecord, key: Key) -> dict[int, float]:
+    """Round -> value, where there is a finite one."""
+    if isinstance(key, str):
+        return dict(zip(*record.curve(key), strict=True))
+    found = {row["round"]: _inside(row, key) for row in record.network}
+    return {round: float(value) for round, value in found.items() if value is not None}
+
+
+def crossing(curve: Mapping[int, float], level: float) -> float | None:
+    """Where a curve first falls to a level, on the straight lines between its points.
+
+    >>> crossing({0: 2.0, 10: 1.0, 20: 0.5}, 1.5)
+    5.0
+    """
+    points = sorted(curve.items())
+    if points and points[0][1] <= level:
+        return float(points[0][0])
+    for (before, high), (after, low) in pairwise(points):
+        if low <= level:
+            return before + (after - before) * (high - level) / (high - low)
+    return None
+
+
+def batches_per_round(record: RunRecord) -> float:
+    """Mini-batches of local training in a round, in the mean over the nodes."""
+    work = record.experiment["local"]
+    if work.get("steps") is not None:
+        return float(work["steps"])
+    per_epoch = fmean(ceil(count / work["batch_size"]) for count in record.setup["examples"])
+    return float(work["epochs"] * per_epoch)
+
+
+def _inside(table: Any, key: Sequence[str]) -> Any:
+    for name in key:
+        table = table.get(name) if isinstance(table, Mapping) else None
+    return table
 
 
 def _sent(record: RunRecord, share: int) -> float | None:

@@ -1,7 +1,7 @@
 """Figures of a study, methods over seeds: curves, single nodes, phases, and ours beside a paper."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -18,12 +19,14 @@ from peerage.records import RunRecord
 from peerage.report.figures import (
     COLOURS,
     DASHES,
+    LOOKS,
     MARKERS,
     PERCENT,
     SIZE,
     STYLE,
     Look,
     literal,
+    look_of,
     looks,
     percent_axis,
     phase_bars,
@@ -39,17 +42,21 @@ LABELS = {
     "train_loss": "training loss",
     "consensus": "consensus distance",
 }
+ROUND = "round"
 NODES = 10  # lines of single nodes in a panel at most; more cannot be followed
 MARKS = 7  # markers on a curve
 LONG = 200  # points; the noise of a longer curve would make a thick line thicker
 BAND = 0.18  # opacity
 TARGET: Any = {"color": "#999999", "linewidth": 1.0, "linestyle": (0, (4, 3))}
+LEVEL: Any = {"color": "#444444", "linewidth": 1.1, "linestyle": (0, (1, 1.5))}
 ABOVE: Any = {"bbox_to_anchor": (0, 1), "ncols": 4, "fontsize": 8, "handlelength": 1.3}
 BELOW: Any = {
     "bbox_to_anchor": (0.5, -0.07), "ncols": 4, "fontsize": 9, "columnspacing": 1.0,
     "handletextpad": 0.1,
 }  # fmt: skip
 STRIPE = "#F5F5F5"
+# Ticks of a logarithmic axis in every decade, by how much the values span at most.
+TICKS = {8: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), 100: (1.0, 2.0, 5.0), math.inf: (1.0,)}
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,36 @@ class NodePanel:
     note: str
     ylabel: str
     log: bool | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points with their deviations; equal labels have one colour, and dashes tell two kinds."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[float] = ()  # none: no band
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines on their axes, and levels across: the label of a line, if any, and a value."""
+
+    title: str
+    lines: tuple[Line, ...]
+    xlabel: str = ROUND
+    ylabel: str = "test loss"
+    log: str = ""  # x, y or xy: the axes that are logarithmic
+    levels: tuple[tuple[str, float], ...] = ()
+    floor: float | None = None  # where the vertical axis begins; below all by default
+
+    def points(self, line: Line) -> tuple[list[float], list[float], list[float]]:
+        """x, y and deviations of what can be drawn: on a logarithmic axis there is no round 0."""
+        kept = [k for k, x in enumerate(line.x) if x > 0 or "x" not in self.log]
+        x, y = ([values[k] for k in kept] for values in (line.x, line.y))
+        return x, y, [line.spread[k] for k in kept] if line.spread else []
 
 
 def curves(panels: Sequence[Panel], keys: Sequence[str] = ("accuracy", "loss")) -> Figure:
@@ -138,6 +175,37 @@ def against_paper(table: PaperTable) -> Figure:
                 axes.legend(handles=names, loc="upper center", **BELOW)
         _table_ticks(grid[0][0], ticks)
         _legend_above(figure, [*_paper_entries(table), *(entries[0] if alike else [])])
+    return figure
+
+
+def plots(
+    panels: Sequence[Plot],
+    *,
+    columns: int = 3,
+    kinds: Mapping[str, bool] | None = None,
+    across: str = "",
+) -> Figure:
+    """Panels in lines of so many columns.
+
+    `kinds` are words for solid lines, and where they are true for dashed ones; `across` is one for
+    levels.
+    """
+    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
+    looks = {label: _label_look(label, number) for number, label in enumerate(labels)}
+    columns = min(columns, len(panels))
+    alike = len({(panel.ylabel, "y" in panel.log) for panel in panels}) == 1
+    figure, grid = _grid(-(-len(panels) // max(columns, 1)), columns, sharey=alike)
+    with matplotlib.rc_context(STYLE):
+        for spare in grid.flat[len(panels) :]:
+            spare.set_visible(False)
+        for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+            _draw_plot(axes, panel, looks)
+            if not alike or number % columns == 0:
+                axes.set_ylabel(literal(panel.ylabel))
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            _plot_axes(axes, panel, panels if alike else [panel])
+        names = _names(panels, looks)
+        _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(panels, across)])
     return figure
 
 
@@ -219,6 +287,101 @@ def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, Look]) ->
             axes.fill_between(rounds, low, high, color=look.colour, alpha=BAND, linewidth=0)
 
 
+def _draw_plot(axes: Axes, panel: Plot, looks: Mapping[str, dict[str, Any]]) -> None:
+    for label, value in panel.levels:
+        colour = {"color": looks[label]["color"]} if label in looks else {}
+        axes.axhline(value, zorder=1, **{**LEVEL, **colour})
+    order = list(looks)
+    for line in panel.lines:
+        x, y, deviation = panel.points(line)
+        stroke = _stroke(looks[line.label], dashed=line.dashed)
+        markers = _turn(len(x), order.index(line.label), len(order))
+        axes.plot(x, y, markevery=markers, zorder=2.5 if line.dashed else 2, **stroke)
+        if deviation:
+            low, high = np.subtract(y, deviation), np.add(y, deviation)
+            if "y" in panel.log:
+                low = np.maximum(low, 0.2 * np.asarray(y))  # a logarithm has no zero to reach
+            axes.fill_between(x, low, high, color=stroke["color"], alpha=BAND, linewidth=0)
+    axes.set_title(literal(panel.title))
+    axes.set_xlabel(literal(panel.xlabel))
+
+
+def _plot_axes(axes: Axes, panel: Plot, sharing: Sequence[Plot]) -> None:
+    """`sharing` are the panels with the same vertical axis."""
+    if panel.floor is not None:
+        axes.set_ylim(bottom=panel.floor)
+    if panel.ylabel == LABELS["accuracy"]:
+        axes.yaxis.set_major_formatter(PERCENT)
+    if "y" in panel.log:
+        axes.set_yscale("log")
+        _log_ticks(axes.yaxis, [y for p in sharing for line in p.lines for y in p.points(line)[1]])
+    if "x" in panel.log:
+        axes.set_xscale("log")
+        _log_ticks(axes.xaxis, [x for line in panel.lines for x in line.x])
+    elif panel.xlabel == ROUND:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+
+
+def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """Plain numbers as ticks, unless they are very small or span very much."""
+    positive = [value for value in values if value > 0]
+    if not positive or min(positive) < 1e-3 or max(positive) > 1e5 * min(positive):
+        return
+    span = max(positive) / min(positive)
+    steps = (
+        (1.0,) if span > 100 else (1.0, 2.0, 5.0) if span > 8 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    )
+    axis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _stroke(look: Mapping[str, Any], *, dashed: bool = False) -> dict[str, Any]:
+    return {
+        "color": look["color"],
+        "marker": look["marker"],
+        "linestyle": "--" if dashed else "-",
+        "markerfacecolor": "white" if dashed else look["color"],
+        "markersize": 4.5,
+        "linewidth": 1.5,
+    }
+
+
+def _label_look(label: str, number: int) -> dict[str, Any]:
+    """That of an algorithm if the label is one's name, which then looks as it does everywhere."""
+    if label.lower() not in LOOKS:
+        return _column(number)
+    colour, marker = look_of(label)
+    return {"color": colour, "marker": marker}
+
+
+def _names(panels: Sequence[Plot], looks: Mapping[str, dict[str, Any]]) -> list[Artist]:
+    """The labels; one that stands for dashed lines only is dashed."""
+    solid = {line.label for panel in panels for line in panel.lines if not line.dashed}
+    return [
+        Line2D([], [], label=literal(label), **_stroke(look, dashed=label not in solid))
+        for label, look in looks.items()
+    ]
+
+
+def _kinds(kinds: Mapping[str, bool]) -> list[Artist]:
+    look = {"color": "#444444", "marker": ""}
+    return [
+        Line2D([], [], label=literal(word), **_stroke(look, dashed=dashed))
+        for word, dashed in kinds.items()
+    ]
+
+
+def _marks(panels: Sequence[Plot], across: str) -> list[Artist]:
+    """What a band and a line across are."""
+    marks: list[Artist] = []
+    if any(line.spread for panel in panels for line in panel.lines):
+        marks.append(Patch(color="#888888", alpha=2 * BAND, label="± std"))
+    if any(panel.levels for panel in panels):
+        marks.append(Line2D([], [], label=literal(across), **LEVEL))
+    return marks
+
+
 def _turn(points: int, place: int, count: int) -> tuple[int, int]:
     """First and distance of the markers: those of `count` curves take turns along the rounds.
 
@@ -242,7 +405,7 @@ def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None
 
 
 def _round_axis(axes: Axes, rounds: Sequence[Sequence[int]]) -> None:
-    axes.set_xlabel("round")
+    axes.set_xlabel(ROUND)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     if not any(map(any, rounds)):
         axes.set_xticks([0])

@@ -1,27 +1,32 @@
-"""How fast this machine trains and judges, from a short trial, and what a job will take."""
+"""How fast this machine trains, judges, averages and calculates, and what a job will take."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 
+from peerage.aggregation import weighted_mean
 from peerage.algorithms.dechw import ONLINE, DecHW
 from peerage.algorithms.desa import DESA
 from peerage.data import cache_folder
 from peerage.data.datasets import DATASETS
+from peerage.data.partition import BalancedIid
+from peerage.diffusion import diffuse
 from peerage.environment import environment
 from peerage.errors import DiskError
 from peerage.evaluation import score
-from peerage.experiment import display_name
+from peerage.experiment import Experiment, display_name
+from peerage.graph import degrees
 from peerage.initialise import Architecture
 from peerage.local import Examples
 from peerage.models import MODELS
 from peerage.records import write_json
-from peerage.reproduce.study import Job
+from peerage.reproduce.study import Calculation, Job, Training
+from peerage.topology import ErdosRenyi
 from peerage.training import LocalSGD, train
 
 SECONDS = 0.3  # of every measurement
@@ -30,16 +35,26 @@ SHAPES = {
     "mnist": (1, 28, 28),
     "fashion-mnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
+    "so2sat": (10, 32, 32),
 }
-SIZES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
-TESTS = {"digits": 360}
+CLASSES = {"so2sat": 17}  # of the others 10
+SIZES = {
+    "digits": 1437,
+    "mnist": 60_000,
+    "fashion-mnist": 60_000,
+    "cifar10": 50_000,
+    "so2sat": 352_366,
+}
+TESTS = {"digits": 360, "so2sat": 30_000}
 EVALUATED = 10_000  # test examples of the other data sets
 SAMPLE_PASS = 1.4  # a pass over single examples, measured in the study p0-curvature
 START = 0.5  # seconds until the workers of a run are at work
+TRIAL = 500  # examples of a trial; large models get fewer, or it would take a minute
+LARGE = 2_000_000  # parameters
+AVERAGED = (8, 1 << 20)  # models, numbers in each: together more than any cache holds
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """Examples per second on one core."""
 
     trained: float
@@ -55,59 +70,128 @@ class Speeds:
         self.machine = {key: known[key] for key in ("cpu", "cores", "torch")}
         self.rates = self._read()
 
+    @property
+    def cores(self) -> int:
+        return int(self.machine["cores"])
+
     def seconds(self, job: Job) -> float:
         """What the whole job takes, if it goes through all of its rounds."""
-        experiment = job.experiment
-        dataset, work = display_name(experiment.dataset, DATASETS), experiment.work
-        examples = getattr(experiment.dataset, "train", None) or SIZES[dataset]
-        rate = self.rate(dataset, display_name(experiment.model[0], MODELS), work.batch_size)
-        passes = (work.epochs or 1) + extra_passes(job)
+        if isinstance(job, Calculation):
+            cores = min(self.cores, len(job.seeds))
+            return len(job.seeds) * job.model.products / self.products() / cores
+        assert isinstance(job, Training)
+        return self._training(job.experiment)
+
+    def _training(self, experiment: Experiment) -> float:
+        dataset = display_name(experiment.dataset, DATASETS)
+        model = display_name(experiment.model[0], MODELS)
+        rate = self.rate(dataset, model, experiment.work.batch_size)
+        nodes = 1 if experiment.pooled else experiment.nodes
+        cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
+        rounds, held = experiment.rounds, examples(experiment)
+        trained = examples_per_round(experiment) + extra_passes(experiment) * held
         tested = experiment.evaluation.samples or TESTS.get(dataset, EVALUATED)
-        judged = tested * experiment.nodes / experiment.evaluation.every
-        cores = self.machine["cores"] if experiment.engine.name == "pool" else 1
-        a_round = (examples * passes / rate.trained + judged / rate.judged) / cores
-        once = synthesis_passes(job, examples) / rate.judged / cores
-        return START + once + experiment.rounds * a_round
+        judged = tested * nodes * len(experiment.evaluation.judged(rounds))
+        once = synthesis_passes(experiment, held)
+        averaged = rounds * numbers_averaged(experiment) / self.averaged()
+        busy = rounds * trained / rate.trained + (judged + once) / rate.judged + averaged
+        return START + busy / cores
 
     def rate(self, dataset: str, model: str, batch: int) -> Rate:
-        key = f"{dataset} {model} {batch}"
+        return Rate(
+            *self._once(f"{dataset} {model} {batch}", lambda: measure(dataset, model, batch))
+        )
+
+    def averaged(self) -> float:
+        """Numbers per second that one core adds up when it averages models."""
+        return self._once("averaging", measure_averaging)[0]
+
+    def products(self) -> float:
+        """Multiplications per second of one core in the diffusion model."""
+        return self._once("products", measure_products)[0]
+
+    def _once(self, key: str, trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         if key not in self.rates:
-            self.rates[key] = measure(dataset, model, batch)
+            self.rates[key] = alone(trial)
             self._write()
         return self.rates[key]
 
-    def _read(self) -> dict[str, Rate]:
+    def _read(self) -> dict[str, tuple[float, ...]]:
         try:
             saved = json.loads(self.path.read_text())
             if saved["machine"] != self.machine:
                 return {}
-            return {key: Rate(*values) for key, values in saved["rates"].items()}
-        except (OSError, ValueError, KeyError, TypeError):
+            return {key: tuple(map(float, values)) for key, values in saved["rates"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
     def _write(self) -> None:
-        rates = {key: [rate.trained, rate.judged] for key, rate in self.rates.items()}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.path, {"machine": self.machine, "rates": rates})
+            write_json(self.path, {"machine": self.machine, "rates": self.rates})
         except (OSError, DiskError):
             return  # then it is measured again next time
 
 
-def synthesis_passes(job: Job, examples: int) -> float:
+def examples(experiment: Experiment) -> int:
+    """Training examples of all nodes together."""
+    partition = experiment.partition
+    if isinstance(partition, BalancedIid) and partition.items is not None:
+        return experiment.nodes * partition.items
+    dataset = display_name(experiment.dataset, DATASETS)
+    return int(getattr(experiment.dataset, "train", None) or SIZES[dataset])
+
+
+def examples_per_round(experiment: Experiment) -> float:
+    """Examples that all nodes together train on in a round, counting repetitions."""
+    work = experiment.work
+    if work.steps is not None:
+        nodes = 1 if experiment.pooled else experiment.nodes
+        return float(nodes * work.steps * work.batch_size)
+    return float((work.epochs or 1) * examples(experiment))
+
+
+def parameters(experiment: Experiment) -> int:
+    """How many parameters the experiment's model has, known without loading its data."""
+    return _parameters(experiment.model[0], display_name(experiment.dataset, DATASETS))
+
+
+@cache
+def _parameters(model: Any, dataset: str) -> int:
+    with torch.device("meta"):  # shapes without values: a large model takes no time
+        module = model.build(SHAPES[dataset], CLASSES.get(dataset, 10))
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def numbers_averaged(experiment: Experiment) -> float:
+    """Numbers that the averages of one round are made of."""
+    if experiment.pooled:
+        return 0.0
+    read = 2 if isinstance(experiment.algorithm, DecHW) else 1  # curvature beside parameters
+    models = experiment.nodes + _links(experiment.topology, experiment.nodes)
+    return float(read * models * parameters(experiment))
+
+
+@cache
+def _links(topology: Any, nodes: int) -> int:
+    """Directed links of a graph of this kind; those of other seeds have about as many."""
+    return int(degrees(topology.build(nodes, 0)).sum())
+
+
+def synthesis_passes(experiment: Experiment, examples: int) -> float:
     """Examples that DESA sends through random networks, which are about as large as the model."""
-    algorithm = job.experiment.algorithm
+    algorithm = experiment.algorithm
     if not isinstance(algorithm, DESA):
         return 0.0
-    made = job.experiment.nodes * algorithm.ipc * 10  # of ten classes, forwards and backwards
+    made = experiment.nodes * algorithm.ipc * 10  # of ten classes, forwards and backwards
     return float(algorithm.iterations * (examples + 3 * made))
 
 
-def extra_passes(job: Job) -> float:
-    """Passes over the data beside the epochs of training, in units of one of these."""
-    algorithm, rounds = job.experiment.algorithm, job.experiment.rounds
+def extra_passes(experiment: Experiment) -> float:
+    """Passes over the data beside local training, in units of one of its epochs."""
+    algorithm, rounds = experiment.algorithm, experiment.rounds
     if isinstance(algorithm, DESA):
-        return float(job.experiment.work.epochs or 1)  # as many anchors as own examples
+        return float(experiment.work.epochs or 1)  # as many anchors as own examples
     if not isinstance(algorithm, DecHW) or algorithm.curvature == ONLINE:
         return 0.0
     share = min(1.0, (algorithm.theta or rounds) / rounds)
@@ -115,29 +199,48 @@ def extra_passes(job: Job) -> float:
 
 
 def measure(dataset: str, model: str, batch: int) -> Rate:
-    """Train and judge random images for a moment, with one thread as the workers do."""
-    shape = SHAPES[dataset]
-    architecture = Architecture(model, partial(MODELS[model]().build, shape, 10), "torch")
+    """Train and judge random images for a moment."""
+    shape, classes = SHAPES[dataset], CLASSES.get(dataset, 10)
+    architecture = Architecture(model, partial(MODELS[model]().build, shape, classes), "torch")
     bench = architecture.workbench()
     bench.load(*architecture.initial(0, 0, gain=1.0))
-    examples = Examples(torch.randn(500, *shape), torch.arange(500) % 10)
+    count = TRIAL if bench.params.numel() < LARGE else 2 * batch
+    images = Examples(torch.randn(count, *shape), torch.arange(count) % classes)
     work = LocalSGD(epochs=1, batch_size=batch, lr=0.001, momentum=0.9)
+    everything = torch.arange(count)
+    trained = _per_second(lambda: train(bench, work, images.chunks(everything, batch)))
+    judged = _per_second(lambda: score(bench, images))
+    return Rate(count * trained, count * judged)
+
+
+def measure_averaging() -> tuple[float]:
+    models = torch.zeros(AVERAGED)
+    weights = [1 / len(models)] * len(models)
+    return (models.numel() * _per_second(lambda: weighted_mean(models, weights)),)
+
+
+def measure_products() -> tuple[float]:
+    """The diffusion model on a graph as those of P4's Fig. 8."""
+    graph = ErdosRenyi(degree=64).build(1024, 0)
+    products = int(degrees(graph).sum() + graph.nodes) * 200
+    return (products * _per_second(lambda: diffuse(graph, parameters=200, rounds=1)),)
+
+
+def alone(trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+    """A trial with one thread, as the workers have."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        everything = torch.arange(500)
-        trained = _rate(lambda: train(bench, work, examples.chunks(everything, batch)))
-        judged = _rate(lambda: score(bench, examples))
+        return trial()
     finally:
         torch.set_num_threads(threads)
-    return Rate(trained, judged)
 
 
-def _rate(work: Callable[[], object]) -> float:
-    """Examples per second of something that goes over 500 of them."""
+def _per_second(work: Callable[[], object]) -> float:
+    """How often something can be done in a second."""
     work()
     start, times = perf_counter(), 0
     while (spent := perf_counter() - start) < SECONDS:
         work()
         times += 1
-    return 500 * times / spent
+    return times / spent

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peerage.reproduce.calibrate import Speeds
-from peerage.reproduce.runner import Store, dataset_of, lacking
+from peerage.reproduce.runner import Store, lacking
 from peerage.reproduce.study import Plan, Study
 
 
@@ -22,7 +22,7 @@ def entries(
     for study in studies:
         jobs = wanted[study.id]
         left = [job for job in jobs if not store.ended(job)]
-        data = list(dict.fromkeys(dataset_of(job) for job in jobs))
+        data = list(dict.fromkeys(job.dataset for job in jobs if job.dataset is not None))
         rows.append(
             {
                 "id": study.id,
@@ -54,18 +54,20 @@ def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
         data = [f"{name} (not here)" if name in row["lacking"] else name for name in row["data"]]
         done = f"{row['done']} of {row['runs']}"
         left = hours(row["hours_left"]) if row["done"] < row["runs"] else "done"
-        table.add_row(row["id"], Text(row["title"]), ", ".join(data), done, left)
+        table.add_row(row["id"], Text(row["title"]), ", ".join(data) or "none", done, left)
     return table
 
 
 def hours(value: float) -> str:
     """Two digits in the unit that people would use.
 
-    >>> hours(0.001), hours(0.25), hours(12.3), hours(100)
-    ('4 s', '15 min', '12 h', '4.2 days')
+    >>> hours(0.001), hours(0.25), hours(12.3), hours(100), hours(8200)
+    ('4 s', '15 min', '12 h', '4.2 days', '342 days')
     """
     if value < 1 / 60:
         return f"{max(1, round(3600 * value))} s"
     if value < 1:
         return f"{round(60 * value)} min"
-    return f"{value:.2g} h" if value < 72 else f"{value / 24:.2g} days"
+    if value < 72:
+        return f"{value:.2g} h"
+    return f"{value / 24:.{int(value < 240)}f} days"

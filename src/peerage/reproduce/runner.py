@@ -1,4 +1,4 @@
-"""Runs the jobs of studies: skips what is finished, continues what was interrupted, shows all."""
+"""Does the jobs of studies: skips what is finished, continues what was interrupted, shows all."""
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peerage import checkpoint
-from peerage.algorithms import ALGORITHMS
 from peerage.data import PUBLISHED, Dataset, status
-from peerage.data.datasets import DATASETS
 from peerage.errors import (
     DataError,
     Diverged,
@@ -17,17 +15,20 @@ from peerage.errors import (
     Interrupted,
     did_you_mean,
 )
-from peerage.experiment import display_name
 from peerage.prepare import load_dataset
 from peerage.records import Row, RunRecord, disk_errors, read_status
 from peerage.report.series import Series
 from peerage.report.tables import percent
-from peerage.reproduce.calibrate import Speeds
+from peerage.reproduce.calculate import calculate, recorded
+from peerage.reproduce.calibrate import Speeds, parameters
 from peerage.reproduce.p0.studies import STUDIES as P0
-from peerage.reproduce.study import Job, Place, Plan, Results, Study
+from peerage.reproduce.p4.studies import STUDIES as P4
+from peerage.reproduce.study import Calculation, Job, Place, Plan, Results, Study, Training
 from peerage.running import locked, resume, run
 
-STUDIES: dict[str, Study] = {study.id: study for study in P0}
+STUDIES: dict[str, Study] = {study.id: study for study in (*P0, *P4)}
+DISK = 2e8  # bytes per second that are safely on the disk
+SAVING = 0.1  # of a round at most, or checkpoints are written less often than in every round
 
 
 class Progress(Protocol):
@@ -58,12 +59,12 @@ def jobs_of(study: Study, plan: Plan, only: Sequence[str] = ()) -> list[Job]:
     """The jobs of a study, of some methods only if these are named."""
     jobs = study.jobs(plan)
     wanted = {method for name in only for method in named(name, study, jobs)}
-    return [job for job in jobs if not only or job.place[2] in wanted]
+    return [job for job in jobs if not only or job.place.method in wanted]
 
 
 def named(name: str, study: Study, jobs: Sequence[Job]) -> set[str]:
     """The methods that a user means: by the paper's name, or all that run this algorithm."""
-    methods = {job.place[2]: algorithm_of(job) for job in jobs}
+    methods = {job.place.method: job.algorithm for job in jobs}
     found = {method for method in methods if simplified(method) == simplified(name)}
     found = found or {method for method, algorithm in methods.items() if algorithm == name.lower()}
     if not found:
@@ -78,7 +79,7 @@ def simplified(method: str) -> str:
 
 
 class Store:
-    """A folder with one run folder per experiment, which all studies share."""
+    """A folder with one folder per job, which all studies share."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -87,39 +88,34 @@ class Store:
         return self.home / "runs" / job.folder
 
     def ended(self, job: Job) -> bool:
-        """Whether the job's run has come to an end, also to a bad one."""
+        """Whether the job has come to an end, also to a bad one."""
         return read_status(self.folder(job)) in ("finished", "diverged")
 
     def share_done(self, job: Job) -> float:
-        """How much of an unfinished run an earlier process has left behind."""
+        """How much of an unfinished job an earlier process has left behind."""
+        if not isinstance(job, Training):
+            return 0.0
         return (checkpoint.latest_round(self.folder(job)) or 0) / job.experiment.rounds
+
+    def records(self, job: Job) -> tuple[RunRecord, ...]:
+        folder = self.folder(job)
+        return recorded(folder) if isinstance(job, Calculation) else (RunRecord.load(folder),)
 
     def results(self, plan: Plan, jobs: Sequence[Job]) -> Results:
         found: dict[Place, list[RunRecord]] = {}
-        algorithms: dict[Place, str] = {}
-        for job in jobs:
-            if self.ended(job):
-                record = RunRecord.load(self.folder(job))
-                found.setdefault(job.place, []).append(record)
-                algorithms[job.place] = record.algorithm
+        ended = [job for job in jobs if self.ended(job)]
+        for job in ended:
+            found.setdefault(job.place, []).extend(self.records(job))
         series = {
-            place: Series(place[2], algorithms[place], tuple(records))
+            place: Series(place.method, records[-1].algorithm, tuple(records))
             for place, records in found.items()
         }
-        return Results(plan, jobs, series)
-
-
-def algorithm_of(job: Job) -> str:
-    return display_name(job.experiment.algorithm, ALGORITHMS)
-
-
-def dataset_of(job: Job) -> str:
-    return display_name(job.experiment.dataset, DATASETS)
+        return Results(plan, jobs, series, len(ended))
 
 
 def lacking(jobs: Iterable[Job]) -> list[str]:
     """Data sets of the jobs that have to be fetched first."""
-    names = dict.fromkeys(dataset_of(job) for job in jobs)
+    names = dict.fromkeys(job.dataset for job in jobs if job.dataset is not None)
     return [name for name in names if PUBLISHED[name].files and status(name) != "ready"]
 
 
@@ -129,33 +125,38 @@ def carry_out(
     progress: Callable[[list[float]], Progress],
     speeds: Speeds,
 ) -> Outcome:
-    """Run what is left of the jobs; those whose data is missing are left out."""
+    """Do what is left of the jobs; those whose data is missing are left out."""
     with disk_errors(store.home):
         (store.home / "runs").mkdir(parents=True, exist_ok=True)
     with locked(store.home):
         unique = list({job.folder: job for job in jobs}.values())
         left = [job for job in unique if not store.ended(job)]
         outcome = Outcome(skipped=len(unique) - len(left), lacking=lacking(left))
-        left = [job for job in left if dataset_of(job) not in outcome.lacking]
-        # Jobs on one data set together: it is loaded once.
-        left.sort(key=lambda job: str(job.experiment.dataset))
+        left = [job for job in left if job.dataset not in outcome.lacking]
+        left.sort(key=shelf)
         costs = [speeds.seconds(job) for job in left]
         shown = progress(costs)
         library = Library()
         for number, (job, cost) in enumerate(zip(left, costs, strict=True), start=1):
             shown.start(job.title, number, len(left), cost, done=store.share_done(job))
             try:
-                _run(store.folder(job), job, library.get(job), shown)
+                _do(store.folder(job), job, library, shown, cost)
                 outcome.done += 1
             except Diverged:
                 outcome.diverged.append(job.title)
             except (KeyboardInterrupt, Interrupted):
+                kept = "its last round" if isinstance(job, Training) else "its beginning"
                 raise Interrupted(
                     f"interrupted in run {number} of {len(left)}, {job.title}; give the same "
-                    "command again to go on from its last round"
+                    f"command again to go on from {kept}"
                 ) from None
             shown.finish()
     return outcome
+
+
+def shelf(job: Job) -> str:
+    """Jobs on one data set are done together: it is loaded once."""
+    return str(job.experiment.dataset) if isinstance(job, Training) else ""
 
 
 @dataclass
@@ -165,7 +166,7 @@ class Library:
     spec: object = None
     loaded: Dataset | None = None
 
-    def get(self, job: Job) -> Dataset:
+    def get(self, job: Training) -> Dataset:
         if self.loaded is None or self.spec != job.experiment.dataset:
             self.loaded = None  # before the next one needs the memory
             self.loaded = load_dataset(job.experiment)
@@ -173,20 +174,37 @@ class Library:
         return self.loaded
 
 
-def _run(folder: Path, job: Job, dataset: Dataset, shown: Progress) -> None:
+def _do(folder: Path, job: Job, library: Library, shown: Progress, cost: float) -> None:
+    if isinstance(job, Calculation):
+        calculate(folder, job, shown.advance)
+    elif isinstance(job, Training):
+        _run(folder, job, library.get(job), shown, saved_every(job, cost))
+
+
+def _run(folder: Path, job: Training, dataset: Dataset, shown: Progress, every: int | None) -> None:
     def watch(row: Row) -> None:
         judged = row.get("accuracy")
         accuracy = "" if judged is None else f", accuracy {percent(judged)}"
         rounds = job.experiment.rounds
         shown.advance(row["round"] / rounds, f"round {row['round']}/{rounds}{accuracy}")
 
-    # A checkpoint in every round: an interruption costs one round at most.
     if (folder / "experiment.toml").exists():
-        resume(folder, dataset=dataset, checkpoint_every=1, watch=watch)
+        resume(folder, dataset=dataset, checkpoint_every=every, watch=watch)
     else:
-        run(job.experiment, folder, dataset=dataset, checkpoint_every=1, watch=watch)
+        run(job.experiment, folder, dataset=dataset, checkpoint_every=every, watch=watch)
     # The records are what tables are made of; a finished run's checkpoints only fill the disk.
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+
+
+def saved_every(job: Training, cost: float) -> int | None:
+    """Rounds between checkpoints: 1, so that an interruption costs one round at most.
+
+    If the models are so large and the rounds so short that saving would take much of the time,
+    None: the run itself then finds out how often it can afford it.
+    """
+    nodes = 1 if job.experiment.pooled else job.experiment.nodes
+    size = 4 * nodes * parameters(job.experiment)  # bytes
+    return 1 if size / DISK <= SAVING * cost / job.experiment.rounds else None
 
 
 def check_data(outcome: Outcome) -> None:

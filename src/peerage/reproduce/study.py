@@ -1,20 +1,22 @@
-"""What a table or a figure of a paper is to us: the runs behind it, and how to show them."""
+"""What a table or a figure of a paper is to us: the jobs behind it, and how to show them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 from matplotlib.figure import Figure
 
 from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS
-from peerage.data.partition import PARTITIONS
+from peerage.data.partition import PARTITIONS, Dirichlet
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment import Experiment, display_name
+from peerage.initialise import GAINS
 from peerage.losses import LOSSES
 from peerage.models import MODELS
 from peerage.report.papertable import PaperTable
@@ -24,7 +26,6 @@ from peerage.training import LocalSGD
 
 Scale = Literal["smoke", "small", "paper"]  # seconds, minutes, the published setting
 Fidelity = Literal["paper", "code"]  # as the paper is written, or as its authors' scripts run
-Place = tuple[str, float, str]  # data set, alpha, method: where a run belongs in a table
 
 
 @dataclass(frozen=True)
@@ -49,27 +50,115 @@ def plan_of(scale: str, seeds: int | None, fidelity: str) -> Plan:
     return Plan(cast(Scale, scale), seeds, cast(Fidelity, fidelity))
 
 
+class Place(Hashable, Protocol):
+    """Where a job belongs in tables and figures: a named tuple of the paper's own coordinates."""
+
+    @property
+    def method(self) -> str: ...  # what `--only` chooses
+    @property
+    def title(self) -> str: ...  # all coordinates in a few words
+    def _asdict(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
-class Job:
-    """One run of a study."""
+class Job(ABC):
+    """A piece of work that is done once, kept in a folder of its own and shared by all studies."""
 
     place: Place
+
+    @property
+    @abstractmethod
+    def title(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def folder(self) -> str:
+        """Equal work has an equal folder, whichever tables it belongs to."""
+
+    @property
+    @abstractmethod
+    def algorithm(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def dataset(self) -> str | None:
+        """The data set that has to be there first, if any."""
+
+
+@dataclass(frozen=True)
+class Training(Job):
+    """One run of an experiment."""
+
     experiment: Experiment
 
     @property
     def title(self) -> str:
-        dataset, alpha, method = self.place
-        return f"{method}, {dataset}, Dir {alpha:g}, seed {self.experiment.seed}"
+        return f"{self.place.title}, seed {self.experiment.seed}"
 
     @cached_property
     def folder(self) -> str:
-        """Equal experiments share a folder, whichever tables they belong to."""
-        digest = sha256(json.dumps(essence(self.experiment), sort_keys=True).encode()).hexdigest()
         # At smoke scale one data set stands in for all: the name must not tell them apart.
-        actual = display_name(self.experiment.dataset, DATASETS)
-        algorithm = display_name(self.experiment.algorithm, ALGORITHMS)
-        words = [actual, f"dir{self.place[1]:g}", algorithm, f"seed{self.experiment.seed}"]
-        return "-".join([*words, digest[:10]])
+        words = [self.dataset, split_name(self.experiment.partition), self.algorithm]
+        return "-".join([*words, f"seed{self.experiment.seed}", digest(essence(self.experiment))])
+
+    @property
+    def algorithm(self) -> str:
+        return display_name(self.experiment.algorithm, ALGORITHMS)
+
+    @property
+    def dataset(self) -> str:
+        return display_name(self.experiment.dataset, DATASETS)
+
+
+class NumericalModel(Protocol):
+    """What is calculated instead of trained: a frozen dataclass of its settings."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def products(self) -> float:
+        """About how many multiplications one realisation takes."""
+
+    def realise(self, seed: int) -> dict[str, Any]:
+        """Plain values: `setup` once, and every entry of `curves` round by round."""
+
+
+@dataclass(frozen=True)
+class Calculation(Job):
+    """Some realisations of a numerical model: few, as an interruption loses those begun."""
+
+    model: NumericalModel
+    seeds: range
+
+    @property
+    def title(self) -> str:
+        first, last = self.seeds[0], self.seeds[-1]
+        return f"{self.place.title}, realisations {first} to {last}"
+
+    @cached_property
+    def folder(self) -> str:
+        content = {"model": self.model.name, **beyond_defaults(self.model)}
+        seeds = [self.seeds.start, self.seeds.stop]
+        return f"{self.model.name}-seed{seeds[0]}-{digest({**content, 'seeds': seeds})}"
+
+    @property
+    def algorithm(self) -> str:
+        return self.model.name
+
+    @property
+    def dataset(self) -> None:
+        return None
+
+
+def split_name(partition: Any) -> str:
+    if isinstance(partition, Dirichlet):
+        return f"dir{partition.alpha:g}"
+    return display_name(partition, PARTITIONS)
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def essence(experiment: Experiment) -> dict[str, Any]:
@@ -81,7 +170,7 @@ def essence(experiment: Experiment) -> dict[str, Any]:
     work = experiment.work
     defaults = specs.plain(LocalSGD())
     local = {k: v for k, v in specs.plain(work).items() if k != "correct" and defaults.get(k) != v}
-    return {
+    said = {
         "algorithm": specs.text(experiment.algorithm, "algorithm", ALGORITHMS),
         "dataset": specs.text(experiment.dataset, "dataset", DATASETS),
         "model": [specs.text(model, "model", MODELS) for model in experiment.model],
@@ -96,32 +185,54 @@ def essence(experiment: Experiment) -> dict[str, Any]:
         "start": experiment.init.start,
         "evaluation": experiment.evaluation.model_dump(exclude_defaults=True),
     }
+    return said | _said_seldom(experiment, {*said, "init", "engine"})
+
+
+def _said_seldom(experiment: Experiment, known: set[str]) -> dict[str, Any]:
+    """The rest, of which only what is used counts: it came later than the first finished runs."""
+    init = experiment.init.model_dump(exclude_defaults=True, exclude={"start"})
+    if "gain" in init:
+        init["gain"] = specs.text(experiment.init.gain, "gain", GAINS)
+    said = {"init": init} if init else {}
+    for name, field in Experiment.model_fields.items():
+        value = getattr(experiment, name)
+        if name not in known and value != field.default:
+            said[name] = beyond_defaults(value) if hasattr(value, "__dataclass_fields__") else value
+    return said
+
+
+def beyond_defaults(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    plain = {field.name: getattr(value, field.name) for field in fields(value)}
+    defaults = {field.name: field.default for field in fields(value)}
+    return {name: option for name, option in plain.items() if option != defaults[name]}
 
 
 @dataclass(frozen=True)
 class Results:
-    """The finished runs of a study, seeds of one method together."""
+    """The finished jobs of a study, seeds or realisations of one place together."""
 
     plan: Plan
     jobs: Sequence[Job]
     series: Mapping[Place, Series]
+    done: int  # jobs that have ended
 
-    @property
-    def datasets(self) -> list[str]:
-        return list(dict.fromkeys(job.place[0] for job in self.jobs))
+    def values(self, coordinate: str) -> list[Any]:
+        """All values of one coordinate of the places, in the order of the jobs."""
+        return list(dict.fromkeys(getattr(job.place, coordinate) for job in self.jobs))
 
-    @property
-    def alphas(self) -> list[float]:
-        return list(dict.fromkeys(job.place[1] for job in self.jobs))
+    def of(self, **wanted: Any) -> list[Series]:
+        """What there is to show for the places with these coordinates, in the order of the jobs."""
+        return list(self.places(**wanted).values())
 
-    @property
-    def methods(self) -> list[str]:
-        return list(dict.fromkeys(job.place[2] for job in self.jobs))
-
-    def of(self, dataset: str, alpha: float) -> list[Series]:
-        """The methods that have something to show for this setting, in the order of the paper."""
-        wanted = [(dataset, alpha, method) for method in self.methods]
-        return [self.series[place] for place in wanted if place in self.series]
+    def places(self, **wanted: Any) -> dict[Any, Series]:
+        """As `of`, by place."""
+        return {
+            job.place: self.series[job.place]
+            for job in self.jobs
+            if job.place in self.series
+            and all(getattr(job.place, name) == value for name, value in wanted.items())
+        }
 
 
 @dataclass(frozen=True)

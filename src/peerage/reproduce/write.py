@@ -6,9 +6,11 @@ from typing import Any
 
 from peerage.records import disk_errors, write_bytes
 from peerage.report import figures
-from peerage.reproduce.study import Job, Plan, Results, Shown, Study
+from peerage.report.series import Series
+from peerage.reproduce.study import Calculation, Job, Plan, Results, Shown, Study, Training
 
 REMEDY = "give the command again"
+OPEN = {"status": "open"}
 
 
 def name_of(study: Study, plan: Plan) -> str:
@@ -59,8 +61,7 @@ def claim(study: Study) -> str:
 
 
 def finished(results: Results) -> str:
-    done = sum(series.seeds for series in results.series.values())
-    return f"{done} of {len(results.jobs)} runs finished"
+    return f"{results.done} of {len(results.jobs)} runs finished"
 
 
 def as_dict(study: Study, results: Results, shown: Shown) -> dict[str, Any]:
@@ -72,30 +73,35 @@ def as_dict(study: Study, results: Results, shown: Shown) -> dict[str, Any]:
         "fidelity": results.plan.fidelity,
         "tables": [table.as_dict() for table in shown.tables],
         "curves": [
-            {"dataset": dataset, "alpha": alpha, "method": method, **_curves(results, place)}
-            for place in results.series
-            for dataset, alpha, method in [place]
+            {**place._asdict(), **_curves(series)} for place, series in results.series.items()
         ],
         "runs": [_run(results, job) for job in results.jobs],
     }
 
 
-def _curves(results: Results, place: tuple[str, float, str]) -> dict[str, Any]:
+def _curves(series: Series) -> dict[str, Any]:
     """Means and deviations over seeds, rounded: a picture needs no more digits."""
-    series = results.series[place]
-    found: dict[str, Any] = {"rounds": series.curve("accuracy").rounds}
-    for key in ("accuracy", "loss"):
+    calculated = bool(series.rounds("sigma_ap"))
+    keys = ("sigma_ap", "sigma_an") if calculated else ("accuracy", "loss")
+    found: dict[str, Any] = {"rounds": series.rounds(keys[0])}
+    for key in keys:
         curve = series.curve(key)
-        found[key] = [round(value, 5) for value in curve.means]
-        found[f"{key}_std"] = [round(value, 5) for value in curve.stds]
+        for name, values in ((key, curve.means), (f"{key}_std", curve.stds)):
+            found[name] = [float(f"{v:.5g}") if calculated else round(v, 5) for v in values]
     return found
 
 
 def _run(results: Results, job: Job) -> dict[str, Any]:
-    dataset, alpha, method = job.place
     series = results.series.get(job.place)
+    records = series.records if series else ()
+    if isinstance(job, Calculation):
+        made = [record for record in records if record.experiment["seed"] in job.seeds]
+        seeds = {"first_seed": job.seeds[0], "last_seed": job.seeds[-1]}
+        ending = {"status": "finished", "seconds": made[0].summary["seconds"]} if made else OPEN
+        return {**job.place._asdict(), **seeds, **ending}
+    assert isinstance(job, Training)
     seed = job.experiment.seed
-    records = [r for r in series.records if r.experiment["seed"] == seed] if series else []
+    made = [record for record in records if record.experiment["seed"] == seed]
     kept = ("status", "rounds", "accuracy", "loss", "bytes_sent", "seconds", "digest")
-    summary = {key: records[0].summary.get(key) for key in kept} if records else {"status": "open"}
-    return {"dataset": dataset, "alpha": alpha, "method": method, "seed": seed, **summary}
+    summary = {key: made[0].summary.get(key) for key in kept} if made else OPEN
+    return {**job.place._asdict(), "seed": seed, **summary}

@@ -1,6 +1,7 @@
 """The engine: rounds in lockstep over a team of shards, wherever these live."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from peerage.errors import Diverged
-from peerage.evaluation import consensus_distance
-from peerage.sim.post import PostOffice
-from peerage.sim.shard import PHASES, NodeReport, References, Shard, ShardReport
+from peerage.evaluation import Deviations, consensus_distance
+from peerage.sim.post import PostOffice, Step
+from peerage.sim.shard import BEFORE, PHASES, NodeReport, References, Shard, ShardReport
 from peerage.sim.world import World
 
 
@@ -29,6 +30,17 @@ class Team(Protocol):
 
     def open(self, place: Any) -> Tensor: ...
     def close(self) -> None: ...
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The order of floating-point sums depends on the number of threads; and workers need them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class SerialTeam:
@@ -80,8 +92,20 @@ class Lockstep:
 
     def round(self, round: int, evaluate: bool) -> RoundReport:
         start = perf_counter()
-        office = PostOffice()
-        steps = self._all("begin", round, evaluate)
+        sent = self._converse(round, self._all("begin", round, evaluate))
+        return self._merge(self._all("finish"), sent, perf_counter() - start)
+
+    def prelude(self) -> int:
+        """Let the nodes find out what they need before the first round; the bytes they send."""
+        if self.world.prelude is None:
+            return 0
+        return self._converse(BEFORE, self._all("prelude"))
+
+    def _converse(self, round: int, steps: list[Step]) -> int:
+        """Carry messages until every node has finished; how many bytes were sent."""
+        present = set(self.world.present(round))
+        absent = [node for node in range(self.world.nodes) if node not in present]
+        office = PostOffice(self.world.way(round), absent)
         while True:
             diverged = sorted(node for step in steps for node in step.diverged)
             if diverged:
@@ -90,17 +114,25 @@ class Lockstep:
                 office.accept(step)
             deliveries = office.deliver()
             if not deliveries:
-                break
+                return office.bytes
             orders: list[dict[int, Any]] = [{} for _ in self.team.members]
             for node, parcels in deliveries.items():
                 orders[self.owner[node]][node] = parcels
             steps = self.team.call("resume", [(order,) for order in orders])
-        return self._merge(self._all("finish"), office.bytes, perf_counter() - start)
 
-    def measure(self) -> RoundReport:
-        """Judge the models as they are."""
+    def measure(self, sent: int = 0) -> RoundReport:
+        """Judge the models as they are, after so many bytes were sent to get there."""
         start = perf_counter()
-        return self._merge(self._all("measure"), 0, perf_counter() - start)
+        return self._merge(self._all("measure"), sent, perf_counter() - start)
+
+    def deviations(self, round: int) -> dict[str, dict[str, float]]:
+        """How the tensors of those who are there spread over parameters and over nodes (P4)."""
+        found = Deviations()
+        with one_thread():
+            for node in self.world.present(round):
+                architecture = self.world.architecture(node)
+                found.add(architecture.name, architecture.layout.views(self.parameters(node)))
+            return found.layers()
 
     def model(self, node: int) -> tuple[Tensor, Tensor]:
         """Copies of a node's parameters [d] and buffers [b]."""

@@ -2,15 +2,18 @@
 
 It moves parcels, which say where a payload lies, and never looks into one. A node that receives
 goes on when each of its senders has posted something or can post nothing more in this round. This
-depends on the algorithm alone, never on how nodes are spread over workers.
+depends on the algorithm alone, never on how nodes are spread over workers. A parcel that a fault
+takes away leaves an empty place in the box: it has come, and holds nothing.
 """
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from peerage.errors import PeerageError
+from peerage.faults import Way
+from peerage.requests import UNNUMBERED
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Parcel:
     architecture: str
     payload: Mapping[str, Any]  # name -> what the store of the engine calls a tensor
     bytes: int  # of the payload, for one recipient
+    number: int = UNNUMBERED  # among the sender's messages of this round
 
 
 @dataclass
@@ -37,21 +41,37 @@ class Step:
 
 
 class PostOffice:
-    """One round's messages."""
+    """One round's messages; `absent` nodes take no part in it."""
 
-    def __init__(self) -> None:
-        self.boxes: dict[tuple[int, int], deque[Parcel]] = {}  # (recipient, sender) -> in order
+    def __init__(self, way: Way | None = None, absent: Iterable[int] = ()) -> None:
+        # (recipient, sender) -> parcels in order; None is one that a fault has taken away
+        self.boxes: dict[tuple[int, int], deque[Parcel | None]] = {}
         self.waiting: dict[int, tuple[int, ...]] = {}
-        self.finished: set[int] = set()
+        self.finished: set[int] = set(absent)
+        self.way = way
+        self.posted: Counter[tuple[int, int]] = Counter()
         self.bytes = 0
 
     def accept(self, step: Step) -> None:
         for parcel in step.parcels:
             for recipient in parcel.to:
-                self.boxes.setdefault((recipient, parcel.sender), deque()).append(parcel)
-            self.bytes += parcel.bytes * len(parcel.to)
+                box = self.boxes.setdefault((recipient, parcel.sender), deque())
+                box.append(self._carry(parcel, recipient))
         self.waiting |= step.waiting
         self.finished.update(step.finished)
+
+    def _carry(self, parcel: Parcel, recipient: int) -> Parcel | None:
+        """What arrives of a parcel; it counts if it was sent at all."""
+        sender = parcel.sender
+        if self.way is None:
+            self.bytes += parcel.bytes
+            return parcel
+        if not self.way.open(sender, recipient):
+            return None
+        self.bytes += parcel.bytes
+        number = self.posted[recipient, sender]
+        self.posted[recipient, sender] += 1
+        return None if self.way.lost(sender, recipient, number) else parcel
 
     def deliver(self) -> dict[int, list[Parcel]]:
         """The parcels of every node that can go on; empty when the round is over."""
@@ -68,7 +88,8 @@ class PostOffice:
         for node, senders in ready.items():
             del self.waiting[node]
             boxes = [self.boxes.get((node, sender)) for sender in sorted(senders)]
-            deliveries[node] = [box.popleft() for box in boxes if box]
+            arrived = [box.popleft() for box in boxes if box]
+            deliveries[node] = [parcel for parcel in arrived if parcel is not None]
         return deliveries
 
     def _ready(self, node: int, senders: tuple[int, ...]) -> bool:

@@ -1,6 +1,6 @@
 """Some of the nodes, driven in lockstep: what a worker does, and what `serial` does for all."""
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -13,14 +13,16 @@ from torch import Tensor
 
 from peerage.algorithm import Node
 from peerage.errors import InputError, PeerageError
-from peerage.evaluation import Score, Spread, score
+from peerage.evaluation import Movement, Score, Spread, movement, score
+from peerage.graph import Neighbours
 from peerage.local import Local
-from peerage.requests import Compute, Message, Receive, Send
+from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send
 from peerage.sim.post import Parcel, Step
 from peerage.sim.world import World
 from peerage.state import map_tensors, pack, unpack
 from peerage.training import Train, Trained
 
+BEFORE = -1  # the round before the first, in which nodes learn about the network
 PHASES = ("train", "curvature", "losses", "compute", "combine", "exchange", "evaluate", "wait")
 
 
@@ -64,6 +66,7 @@ class NodeReport:
     score: Score | None = None
     validation: Score | None = None
     notes: Mapping[str, float] = field(default_factory=dict)  # the algorithm's own
+    moved: Movement | None = None  # if it was asked for
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,12 @@ class Member:
     train_examples: int = 0
     score: Score | None = None
     validation: Score | None = None
+    before: Tensor | None = None  # parameters at the start of a round whose movement is measured
+    trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
+    moved: Movement | None = None
 
 
+Play = Callable[[Node[Any]], Coroutine[Any, Any, None]]
 Stamped = tuple[int, str, Tensor, int]  # sender, name, tensor, how often it had been changed
 
 
@@ -97,6 +104,8 @@ class Shard:
 
     def __init__(self, world: World, nodes: Sequence[int], store: Store) -> None:
         self.world, self.store = world, store
+        self.shared: dict[Any, Tensor] = {}  # results that nodes of this shard have in common
+        self.opened: dict[tuple[int, int], Message] = {}  # messages of this round by sender, number
         self.models = {name: a.workbench() for name, a in world.architectures.items()}
         self.members = {node: self._member(node) for node in sorted(nodes)}
         self.held_out = {
@@ -108,6 +117,7 @@ class Shard:
         self.spread = Spread()
         self.sent: list[Stamped] = []  # what must not change in this round
         self.evaluating = False
+        self.play: Play = world.algorithm.round  # what a node does from beginning to end
 
     def _member(self, node: int) -> Member:
         world = self.world
@@ -129,19 +139,42 @@ class Shard:
                 rounds=world.rounds,
             )
         )
-        member.node.enter(0, world.graph.neighbours(0))
+        self._enter(member.node, 0, world.neighbours(0), world.listeners(0))
         member.node.state = world.algorithm.init(member.node)
         return member
+
+    def _enter(
+        self, node: Node[Any], round: int, neighbours: Neighbours, listeners: Neighbours
+    ) -> None:
+        trust = self.world.trust(node.id, round)
+        node.enter(round, neighbours, listeners, trust, self.shared)
 
     # The round
 
     def begin(self, round: int, evaluate: bool) -> Step:
+        return self._start(round, evaluate, self.world.algorithm.round)
+
+    def prelude(self) -> Step:
+        """As `begin`, for what comes before the first round: its answer scales initial weights."""
+        return self._start(BEFORE, False, self._amplify)
+
+    async def _amplify(self, node: Node[Any]) -> None:
+        assert self.world.prelude is not None
+        gain = await self.world.prelude.estimate(node)
+        node.params = self.world.architecture(node.id).amplified(node.params, gain)
+
+    def _start(self, round: int, evaluate: bool, play: Play) -> Step:
+        """Let everyone who is there begin to play."""
+        self.play = play
         self.store.clear()
-        self._reset(evaluate)
-        graph = self.world.graph.neighbours(round)
-        for member in self.members.values():
+        self.shared.clear()
+        self.opened.clear()
+        self._reset(round, evaluate)
+        graph, listeners = self.world.neighbours(round), self.world.listeners(round)
+        for member in self.present:
             node = member.node
-            node.enter(round, graph)
+            self._enter(node, round, graph, listeners)
+            member.before = node.params if evaluate and self.world.spread else None
             member.local = Local(
                 node=node.id,
                 round=round,
@@ -156,7 +189,7 @@ class Shard:
                 cache=self.world.cache,
             )
             member.coroutine = None
-        return self._advance(self.members)
+        return self._advance(member.node.id for member in self.present)
 
     def resume(self, deliveries: Mapping[int, list[Parcel]]) -> Step:
         for node, parcels in deliveries.items():
@@ -166,7 +199,9 @@ class Shard:
     def finish(self) -> ShardReport:
         """Close the round: check what the contract promises, and say what was measured."""
         _check_unchanged(self.sent)
-        for member in self.members.values():
+        for member in self.present:
+            if member.before is not None:
+                member.moved = movement(member.before, member.node.params, member.trained)
             self._settle(member.node)
             if self.evaluating and member.score is None:
                 self._timed("evaluate", self._evaluate, member)
@@ -175,8 +210,8 @@ class Shard:
     def measure(self) -> ShardReport:
         """Judge the models as they are, without a round."""
         self.store.clear()
-        self._reset(evaluate=True)
-        for member in self.members.values():
+        self._reset(BEFORE, evaluate=True)
+        for member in self.present:
             self._timed("evaluate", self._evaluate, member)
         return self._report()
 
@@ -199,7 +234,7 @@ class Shard:
         assert member.local is not None
         node = member.node
         if member.coroutine is None:
-            member.coroutine = self.world.algorithm.round(node)
+            member.coroutine = self.play(node)
         while True:
             try:
                 request = self._timed("combine", member.coroutine.send, member.answer)
@@ -209,6 +244,8 @@ class Shard:
             member.answer = None
             if isinstance(request, Compute):
                 member.answer = self._timed(request.phase, request.run, member.local)
+                if isinstance(request, Train) and member.before is not None:
+                    member.trained.append((request.params, member.answer.params))
                 if isinstance(request, Train) and not self._note(member, member.answer):
                     step.diverged.append(node.id)
                     step.finished.append(node.id)
@@ -238,7 +275,7 @@ class Shard:
         ]
         if unknown:
             raise PeerageError(f"node {node.id} sent to {unknown[0]}, which is not another node")
-        message = node.message(dict(request.payload))
+        message = node.message(dict(request.payload), request.number)
         self.sent += _stamped([message])
         return Parcel(
             message.sender,
@@ -248,19 +285,21 @@ class Shard:
             message.architecture,
             {name: self.store.put(tensor) for name, tensor in request.payload.items()},
             sum(tensor.numel() * tensor.element_size() for tensor in request.payload.values()),
+            message.number,
         )
 
     def _open(self, parcels: list[Parcel]) -> list[Message]:
-        return [
-            Message(
-                p.sender,
-                p.examples,
-                p.degree,
-                p.architecture,
-                {name: self.store.open(place) for name, place in p.payload.items()},
-            )
-            for p in parcels
-        ]
+        """The messages in the parcels; one that several nodes of this shard get is opened once."""
+        messages = []
+        for p in parcels:
+            message = self.opened.get((p.sender, p.number))
+            if message is None:
+                payload = {name: self.store.open(place) for name, place in p.payload.items()}
+                message = Message(p.sender, p.examples, p.degree, p.architecture, payload, p.number)
+                if p.number != UNNUMBERED:
+                    self.opened[p.sender, p.number] = message
+            messages.append(message)
+        return messages
 
     def _settle(self, node: Node[Any]) -> None:
         """What a node keeps must be whole and its own: payloads are forgotten after the round."""
@@ -275,8 +314,12 @@ class Shard:
 
     # Measuring
 
-    def _reset(self, evaluate: bool) -> None:
+    def _reset(self, round: int, evaluate: bool) -> None:
         self.evaluating = evaluate
+        there = self.world.faults
+        self.present = [
+            member for id, member in self.members.items() if there.present(id, max(round, 0))
+        ]
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.spread = Spread()
         self.sent = []
@@ -284,6 +327,7 @@ class Shard:
             member.answer = None
             member.train_loss, member.train_examples = 0.0, 0
             member.score, member.validation = None, None
+            member.before, member.trained, member.moved = None, [], None
 
     def _evaluate(self, member: Member) -> None:
         node = member.node
@@ -303,8 +347,9 @@ class Shard:
                 m.score,
                 m.validation,
                 m.node.notes,
+                m.moved,
             )
-            for id, m in self.members.items()
+            for id, m in ((member.node.id, member) for member in self.present)
         ]
         spread = [(name, self.store.put(total)) for name, total in self.spread.sums.items()]
         return ShardReport(reports, spread, self.spread.squares, self.seconds)

@@ -3,15 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from peerage.algorithm import Algorithm
-from peerage.graph import Graph
+from peerage.algorithm import Algorithm, Node
+from peerage.faults import Faults, Way
+from peerage.graph import Graph, Neighbours
 from peerage.initialise import Architecture
 from peerage.local import Examples
 from peerage.vectors import Layout
+
+
+class Prelude(Protocol):
+    """A protocol between nodes by which each learns the gain of its initial weights (P4)."""
+
+    async def estimate(self, node: Node[Any]) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -32,11 +39,40 @@ class World:
     shared_start: bool
     gains: Sequence[float]  # node -> factor on the initial weights
     evaluate_at: str  # "exchange": at the first message after training; "end": of the round
+    faults: Faults = Faults()
+    prelude: Prelude | None = None  # what nodes find out about the network before the first round
+    spread: bool = False  # whether to record how models spread and move, layer by layer (P4)
     cache: Path | None = None  # where local work may keep what is dear to compute
 
     @property
     def nodes(self) -> int:
         return len(self.parts)
+
+    def neighbours(self, round: int) -> Neighbours:
+        """Whom every node hears in this round, if no message gets lost."""
+        return self.faults.membership(self.graph.neighbours(round), round)
+
+    def listeners(self, round: int) -> Neighbours:
+        """Who hears every node: the same, unless the graph is directed."""
+        return self.faults.membership(self.graph.listeners(round), round)
+
+    def trust(self, node: int, round: int) -> dict[int, float]:
+        """The weights that a node gives those whom it hears and itself, in a weighted graph."""
+        if not self.graph.weighted:
+            return {}
+        links = self.graph.links(round)
+        row = slice(links.indptr[node], links.indptr[node + 1])
+        heard = zip(links.indices[row].tolist(), links.data[row].tolist(), strict=True)
+        own = 1.0 if self.graph.own is None else float(self.graph.own[node])
+        return {**dict(heard), node: own}
+
+    def present(self, round: int) -> list[int]:
+        """The nodes that take part in this round; before the first, those that begin."""
+        return [node for node in range(self.nodes) if self.faults.present(node, max(round, 0))]
+
+    def way(self, round: int) -> Way | None:
+        """What happens to the messages of this round; None if nothing can."""
+        return None if self.faults == Faults() else Way(self.faults, self.seed, round)
 
     def architecture(self, node: int) -> Architecture:
         return self.architectures[self.assignment[node]]

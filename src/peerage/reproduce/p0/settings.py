@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from peerage.experiment import Experiment, merged
 from peerage.reproduce.p0 import printed
-from peerage.reproduce.study import Job, Plan, Scale
+from peerage.reproduce.study import Job, Plan, Scale, Training
 
 MNIST, FASHION, CIFAR = printed.DATASETS
 TITLES = {MNIST: "MNIST", FASHION: "Fashion-MNIST", CIFAR: "CIFAR-10"}
@@ -21,6 +21,18 @@ RATES = {
     CIFAR: {"lr": 0.01, "momentum": 0.9},
 }
 DESA_RATES = {"lr": 0.01, "momentum": 0.0, "batch_size": 32}
+
+
+class Setting(NamedTuple):
+    """Where a run belongs in P0's tables."""
+
+    dataset: str
+    alpha: float
+    method: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.method}, {self.dataset}, Dir {self.alpha:g}"
 
 
 @dataclass(frozen=True)
@@ -182,12 +194,12 @@ def grid(
 ) -> list[Job]:
     """A job for every data set, alpha, method and seed."""
     size = SIZES[plan.scale]
-    jobs = []
+    jobs: list[Job] = []
     for dataset in datasets:
         for alpha in alphas or size.alphas:
             for name in methods:
                 algorithm, own = method(name, size)
                 for seed in range(seeds or plan.seeds or size.seeds):
                     made = experiment(plan, dataset, alpha, algorithm, seed, **own | changes)
-                    jobs.append(Job((dataset, alpha, name), made))
+                    jobs.append(Training(Setting(dataset, alpha, name), made))
     return jobs

@@ -7,7 +7,7 @@ from peerage.report import studies
 from peerage.report.papertable import Cell, PaperTable
 from peerage.report.series import Series
 from peerage.reproduce.p0 import printed
-from peerage.reproduce.p0.settings import CIFAR, MNIST, SIZES, TITLES
+from peerage.reproduce.p0.settings import CIFAR, MNIST, SIZES, TITLES, Setting
 from peerage.reproduce.study import Results, Shown
 
 NORM = "norm of the curvature"
@@ -18,14 +18,14 @@ NOT_PRINTED = ""  # where the paper has no numbers
 
 def final_accuracy(results: Results, title: str = "") -> PaperTable:
     paper = printed.accuracies(printed.FINAL, printed.DATASETS)
-    columns = [(d, a) for d in results.datasets for a in results.alphas]
+    columns = [(d, a) for d in results.values("dataset") for a in results.values("alpha")]
     return PaperTable(
         title=title or "Accuracy over the last 10 rounds, beside Table I",
         row_titles=("method",),
         columns=tuple((TITLES[d], f"Dir {a:g}") for d, a in columns),
         rows=tuple(
-            ((m,), tuple(_accuracy(results, (d, a, m), paper) for d, a in columns))
-            for m in results.methods
+            ((m,), tuple(_accuracy(results, Setting(d, a, m), paper) for d, a in columns))
+            for m in results.values("method")
         ),
         unit="percent",
         best="max",
@@ -37,15 +37,18 @@ def last_accuracy(results: Results) -> PaperTable:
     """Table III: DESA beside plain averaging and DecHW."""
     paper = printed.accuracies(printed.WITH_DESA, (CIFAR,))
 
-    def cell(place: tuple[str, float, str]) -> Cell:
+    def cell(place: Setting) -> Cell:
         ours = results.series[place].final() if place in results.series else (None, None)
         return Cell(*ours, *paper.get(place, (None, None)))
 
-    rows = [((m,), tuple(cell((CIFAR, a, m)) for a in results.alphas)) for m in results.methods]
+    rows = [
+        ((m,), tuple(cell(Setting(CIFAR, a, m)) for a in results.values("alpha")))
+        for m in results.values("method")
+    ]
     return PaperTable(
         title="Table III: accuracy in the last round, CIFAR-10",
         row_titles=("method",),
-        columns=tuple((f"Dir {alpha:g}",) for alpha in results.alphas),
+        columns=tuple((f"Dir {alpha:g}",) for alpha in results.values("alpha")),
         rows=tuple(rows),
         unit="percent",
         best="max",
@@ -58,14 +61,14 @@ Targets = Callable[[Results, str, float, str], Sequence[float | None]]
 
 def of_best(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
     """Shares of the best final accuracy of any method."""
-    found = [series.last_10().mean for series in results.of(dataset, alpha)]
+    found = [series.last_10().mean for series in results.of(dataset=dataset, alpha=alpha)]
     best = max((value for value in found if value is not None), default=None)
     return [None if best is None else share * best for share in printed.SHARES]
 
 
 def of_own(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
     """Shares of the method's own final accuracy."""
-    series = results.series.get((dataset, alpha, name))
+    series = results.series.get(Setting(dataset, alpha, name))
     best = series.last_10().mean if series else None
     return [None if best is None else share * best for share in printed.SHARES]
 
@@ -79,8 +82,8 @@ def rounds_table(title: str, text: str, targets: Targets, results: Results) -> P
     paper = printed.rounds(text)
 
     def cells(alpha: float, name: str) -> Iterable[Cell]:
-        for dataset in results.datasets:
-            place = (dataset, alpha, name)
+        for dataset in results.values("dataset"):
+            place = Setting(dataset, alpha, name)
             series = results.series.get(place)
             theirs = paper.get(place, (None,) * 4)
             aims = targets(results, dataset, alpha, name)
@@ -90,13 +93,13 @@ def rounds_table(title: str, text: str, targets: Targets, results: Results) -> P
 
     shown = [
         (TITLES[d], f"{100 * share:g} %")
-        for d in results.datasets
+        for d in results.values("dataset")
         for share in (printed.ABSOLUTE[d] if targets is absolute else printed.SHARES)
     ]
     rows = [
         ((f"Dir {alpha:g}", name), tuple(cells(alpha, name)))
-        for alpha in results.alphas
-        for name in results.methods
+        for alpha in results.values("alpha")
+        for name in results.values("method")
     ]
     return PaperTable(
         title, ("", "method"), tuple(shown), tuple(rows), "rounds", "min", _notes(results)
@@ -108,8 +111,8 @@ def half_table(results: Results) -> PaperTable:
     target = SIZES[results.plan.scale].half[1]
     paper = printed.rounds(printed.OF_BEST)
     rows = []
-    for name in results.methods:
-        place = (MNIST, 0.2, name)
+    for name in results.values("method"):
+        place = Setting(MNIST, 0.2, name)
         theirs = paper[place][0]
         rows.append(((name,), (_rounds(results.series.get(place), target, theirs),)))
     return PaperTable(
@@ -127,16 +130,16 @@ def scalars_table(results: Results) -> PaperTable:
     """What a node sends over one link: T m, 2 T m and T m + theta m in the paper."""
     theta = SIZES[results.plan.scale].theta
     rows = []
-    for name in results.methods:
+    for name in results.values("method"):
         cells = []
-        for dataset in results.datasets:
-            series = results.series.get((dataset, results.alphas[-1], name))
+        for dataset in results.values("dataset"):
+            series = results.series.get(Setting(dataset, results.values("alpha")[-1], name))
             cells.append(_scalars(series, name, theta))
         rows.append(((name,), tuple(cells)))
     return PaperTable(
         title="Numbers that a node sends to one neighbour in the whole run",
         row_titles=("method",),
-        columns=tuple((TITLES[dataset],) for dataset in results.datasets),
+        columns=tuple((TITLES[dataset],) for dataset in results.values("dataset")),
         rows=tuple(rows),
         unit="count",
         best=None,
@@ -150,8 +153,8 @@ def scalars_table(results: Results) -> PaperTable:
 def seconds_table(results: Results) -> PaperTable:
     """Milliseconds of a round, which no paper reports."""
     rows = []
-    for name in results.methods:
-        series = results.series.get((MNIST, 0.2, name))
+    for name in results.values("method"):
+        series = results.series.get(Setting(MNIST, 0.2, name))
         mean, std = series.seconds_per_round() if series else (None, None)
         rows.append(((name,), (Cell(_milliseconds(mean), _milliseconds(std)),)))
     return PaperTable(
@@ -171,7 +174,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 def _accuracy(
     results: Results,
-    place: tuple[str, float, str],
+    place: Setting,
     paper: Mapping[tuple[str, float, str], tuple[float, float]],
 ) -> Cell:
     ours = results.series[place].last_10() if place in results.series else (None, None)
@@ -206,7 +209,7 @@ def _notes(results: Results) -> tuple[str, ...]:
         sizes = "; ".join(
             f"{TITLES[d]}: {size.train[d]} training examples, "
             f"{size.epochs[d]} epoch{'s' * (size.epochs[d] != 1)} a round, {size.rounds[d]} rounds"
-            for d in results.datasets
+            for d in results.values("dataset")
         )
         notes.append(
             f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "
@@ -228,10 +231,12 @@ def _notes(results: Results) -> tuple[str, ...]:
 
 def panels(results: Results) -> list[studies.Panel]:
     return [
-        studies.Panel(f"{TITLES[dataset]}, Dir {alpha:g}", tuple(results.of(dataset, alpha)))
-        for dataset in results.datasets
-        for alpha in results.alphas
-        if results.of(dataset, alpha)
+        studies.Panel(
+            f"{TITLES[dataset]}, Dir {alpha:g}", tuple(results.of(dataset=dataset, alpha=alpha))
+        )
+        for dataset in results.values("dataset")
+        for alpha in results.values("alpha")
+        if results.of(dataset=dataset, alpha=alpha)
     ]
 
 
@@ -261,21 +266,21 @@ def show_stopped(results: Results) -> Shown:
 
 def show_norms(results: Results) -> Shown:
     """Fig. 2: the norm of the curvature of ten nodes."""
-    dataset, alpha = results.datasets[0], results.alphas[0]
+    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
         studies.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
-        for series in results.of(dataset, alpha)
+        for series in results.of(dataset=dataset, alpha=alpha)
     ]
     return Shown((final_accuracy(results),), studies.node_lines(found))
 
 
 def show_trace(results: Results) -> Shown:
     """Fig. 7: one accumulated entry and its weight, with increments of unit norm and raw ones."""
-    dataset, alpha = results.datasets[0], results.alphas[0]
+    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
         studies.NodePanel(series.label, series.records[0], note, title, log)
         for note, title, log in (("entry", "accumulated entry", None), ("weight", "weight", False))
-        for series in results.of(dataset, alpha)
+        for series in results.of(dataset=dataset, alpha=alpha)
     ]
     return Shown((final_accuracy(results),), studies.node_lines(found))
 

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from peerage.data.datasets import DATASETS
-from peerage.experiment import Experiment, display_name
-from peerage.reproduce.calibrate import SHAPES
+from peerage.reproduce.calibrate import parameters
 from peerage.reproduce.p0 import printed
 from peerage.reproduce.p0.settings import (
     CIFAR,
@@ -14,6 +12,7 @@ from peerage.reproduce.p0.settings import (
     KINDS,
     MNIST,
     SIZES,
+    Setting,
     experiment,
     grid,
 )
@@ -33,23 +32,18 @@ from peerage.reproduce.p0.shown import (
     show_trace,
     tabulated,
 )
-from peerage.reproduce.study import Job, Plan, Results, Shown, Study
+from peerage.reproduce.study import Job, Plan, Results, Shown, Study, Training
 
 
 def trace_jobs(plan: Plan) -> list[Job]:
     """DecHW with an eye on one entry: the bias of the first class in the last layer."""
-    jobs = []
+    jobs: list[Job] = []
     for name, options in (("DecHW", ""), ("DecHW, raw accumulation", "normalise=none,")):
         plain = experiment(plan, CIFAR, 0.2, "dechw", seed=0)
-        spec = f"dechw:{options}trace={_parameters(plain) - 10}"
-        jobs.append(Job((CIFAR, 0.2, name), experiment(plan, CIFAR, 0.2, spec, seed=0)))
+        spec = f"dechw:{options}trace={parameters(plain) - 10}"
+        traced = experiment(plan, CIFAR, 0.2, spec, seed=0)
+        jobs.append(Training(Setting(CIFAR, 0.2, name), traced))
     return jobs
-
-
-def _parameters(plain: Experiment) -> int:
-    """How many parameters the experiment's model has, known without loading its data."""
-    module = plain.model[0].build(SHAPES[display_name(plain.dataset, DATASETS)], 10)
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def half_jobs(plan: Plan) -> list[Job]:

@@ -1,0 +1,206 @@
+"""So2Sat LCZ42, version 3, random split: satellite images labelled with local climate zones (P4).
+
+A file holds sen1 [N, 32, 32, 8], sen2 [N, 32, 32, 10] and label [N, 17], which is one-hot.
+Zhu et al., 2020. arXiv:1912.12171.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peerage.data.partition import stratified
+from peerage.data.sources import SO2SAT
+from peerage.data.tensors import Dataset
+from peerage.errors import DataError, InputError
+from peerage.randomness import numpy_stream
+
+Ints = NDArray[np.int64]
+Images = NDArray[np.float32]  # [N, 32, 32, 10]
+Bands = NDArray[np.float64]  # [10]
+
+IMAGE = (32, 32, 10)
+ZONES = (
+    "compact high-rise",
+    "compact mid-rise",
+    "compact low-rise",
+    "open high-rise",
+    "open mid-rise",
+    "open low-rise",
+    "lightweight low-rise",
+    "large low-rise",
+    "sparsely built",
+    "heavy industry",
+    "dense trees",
+    "scattered trees",
+    "bush or scrub",
+    "low plants",
+    "bare rock or paved",
+    "bare soil or sand",
+    "water",
+)
+BLOCK = 256  # images that are read or summed up at a time: 20 MB
+GAP = 2  # reading one image that nobody wants takes no longer than beginning a second read
+AGAIN = f"get {SO2SAT.title} anew"
+
+
+@dataclass(frozen=True)
+class So2Sat:
+    """Satellite images of 32 x 32 pixels in 17 climate zones: the ten bands of Sentinel-2.
+
+    Every band is standardised with its mean and deviation in the training examples. The files are
+    too large to be fetched: without them, an error tells where to get them. Only the examples that
+    are asked for are read; one takes 40 kB of memory.
+    """
+
+    path: str | None = None  # the folder of the files; so2sat in the cache folder if left out
+    train: int | None = None  # so many training examples, of every class in proportion; all of them
+    test: int = 30_000  # likewise for testing, or as many as there are; 30 000 in P4
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise InputError(f"{name} must be at least 1 example, got {count}")
+
+    def load(self, cache: Path) -> Dataset:
+        _require_h5py()
+        root = cache / "so2sat" if self.path is None else Path(self.path).expanduser()
+        training, testing = SO2SAT.find("so2sat", root)
+        with _opened(training) as file:
+            y = _labels(file, training)
+            if self.train is not None and self.train > len(y):
+                raise InputError(
+                    f"train={self.train} is more than the {len(y)} training examples of {training}"
+                )
+            rows = _chosen(y, self.train or len(y), "training subset")
+            train_x, train_y = _images(file, training, rows), torch.from_numpy(y[rows])
+        with _opened(testing) as file:
+            y = _labels(file, testing)
+            rows = _chosen(y, min(self.test, len(y)), "test subset")
+            test_x, test_y = _images(file, testing, rows), torch.from_numpy(y[rows])
+        mean, deviation = moments(train_x)
+        return Dataset(
+            "so2sat",
+            _standardised(train_x, mean, deviation),
+            train_y,
+            _standardised(test_x, mean, deviation),
+            test_y,
+            ZONES,
+        )
+
+
+def runs(rows: Ints, gap: int) -> list[Ints]:
+    """Sorted rows cut into parts that are worth one read each, none longer than a block.
+
+    >>> [part.tolist() for part in runs(np.array([3, 4, 6, 9, 255, 256]), gap=2)]
+    [[3, 4, 6], [9], [255], [256]]
+    """
+    far = np.diff(rows) > gap
+    return np.split(rows, np.flatnonzero(far | (np.diff(rows // BLOCK) > 0)) + 1)
+
+
+def moments(x: Images) -> tuple[Bands, Bands]:
+    """Mean and deviation of every band, in double precision without a copy of all images."""
+    parts = range(0, len(x), BLOCK)
+    pixels = x.size // x.shape[-1]
+    mean = sum(_pixels(x, start).sum(0) for start in parts) / pixels
+    squares = sum(((_pixels(x, start) - mean) ** 2).sum(0) for start in parts)
+    return mean, np.sqrt(squares / pixels)
+
+
+def _pixels(x: Images, start: int) -> NDArray[np.float64]:
+    return x[start : start + BLOCK].reshape(-1, x.shape[-1]).astype(np.float64)
+
+
+def _standardised(x: Images, mean: Bands, deviation: Bands) -> Tensor:
+    """Images [N, 10, 32, 32], changed in place; a constant band says nothing and becomes zero."""
+    x -= mean
+    x /= np.where(deviation > 0, deviation, 1)
+    return torch.from_numpy(x).permute(0, 3, 1, 2)
+
+
+def _require_h5py() -> None:
+    try:
+        import h5py  # noqa: F401 - an extra, which only this data set needs
+    except ImportError:
+        raise InputError("so2sat needs h5py; pip install 'peerage[so2sat]'") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, RuntimeError) as error:  # whatever HDF5 says on opening and on reading
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path} cannot be read as HDF5: {reason}; {AGAIN}") from None
+
+
+def _array(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> Any:
+    """The array of a file, not read yet, with its shape checked."""
+    import h5py
+
+    found = file.get(key)
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(
+            f"{path} has no array {key!r}, it holds {', '.join(sorted(file)) or 'nothing'}; {AGAIN}"
+        )
+    if found.dtype.kind not in "buif" or not found.shape or found.shape[1:] != shape:
+        wanted = ", ".join(map(str, ("N", *shape)))
+        raise DataError(
+            f"{path}: {key} must be numbers of shape ({wanted}), "
+            f"got {found.dtype} of shape {found.shape}; {AGAIN}"
+        )
+    return found
+
+
+def _labels(file: Any, path: Path) -> Ints:
+    """The class numbers of all examples."""
+    hot = _array(file, path, "label", (len(ZONES),))[:]
+    if len(hot) == 0:
+        raise DataError(f"{path} is empty; {AGAIN}")
+    bad = np.flatnonzero(((hot != 0) & (hot != 1)).any(1) | (hot.sum(1) != 1))
+    if len(bad):
+        raise DataError(
+            f"{path}: label {bad[0]} is not one-hot, it must be one 1 among zeros; {AGAIN}"
+        )
+    numbers: Ints = hot.argmax(1).astype(np.int64)
+    return numbers
+
+
+def _chosen(y: Ints, count: int, purpose: str) -> Ints:
+    """Sorted rows of so many examples, the same ones for every seed of a run."""
+    if count == len(y):
+        return np.arange(count)
+    return stratified(y, count, numpy_stream(0, purpose))
+
+
+def _images(file: Any, path: Path, rows: Ints) -> Images:
+    """The chosen images, read from the front to the back of the file."""
+    data = _array(file, path, "sen2", IMAGE)
+    labels = len(file["label"])
+    if len(data) != labels:
+        raise DataError(f"{path} has {len(data)} images in sen2 but {labels} labels; {AGAIN}")
+    x = np.empty((len(rows), *IMAGE), dtype=np.float32)
+    done = 0
+    # HDF5 reads a chunk as a whole, if the file has chunks.
+    for run in runs(rows, gap=data.chunks[0] if data.chunks else GAP):
+        part = x[done : done + len(run)]
+        with np.errstate(over="ignore"):  # beyond float32: infinite, and reported as such
+            part[:] = data[run[0] : run[-1] + 1][run - run[0]]
+        if not np.isfinite(part).all():
+            raise DataError(
+                f"{path}: sen2 has values that are not finite in the images {run[0]} to {run[-1]}; "
+                f"{AGAIN}"
+            )
+        done += len(run)
+    return x

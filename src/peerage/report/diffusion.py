@@ -1,0 +1,116 @@
+"""A figure of the diffusion model: the two deviations, their predicted limits, and when it settles.
+
+The measured values come from a `Diffusion`; the look is that of all figures.
+"""
+
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from peerage.diffusion import Diffusion, Double
+from peerage.report.figures import BLUE, RED, SIZE, STYLE, Look, spread
+
+BLACK = "#222222"
+LINES = 0.13  # height of a name of two lines, as a share of the axes
+
+
+class Part(NamedTuple):
+    """One of the two deviations."""
+
+    name: str
+    values: Double
+    limit: float | None
+    exact: bool  # otherwise the limit is a bound from below
+    look: Look
+    dashes: tuple[int, ...]  # of the limit; both can be told apart in grey
+
+
+def deviation_curves(result: Diffusion) -> Figure:
+    """sigma_ap and sigma_an over the rounds, dashed limits, and a mark where sigma_an settled."""
+    parts = [
+        Part(r"over parameters $\sigma_{ap}$", result.sigma_ap, result.limit_ap, True,
+             Look(RED, "s", "-"), (6, 3)),
+        Part(r"over nodes $\sigma_{an}$", result.sigma_an, result.limit_an,
+             result.limit_an_exact, Look(BLUE, "o", "-"), (6, 2, 1, 2)),
+    ]  # fmt: skip
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_yscale("log")
+        for part in parts:
+            _draw(axes, part)
+        if result.stabilisation:  # not where nothing ever differed
+            _mark(axes, result, result.stabilisation)
+        axes.set_xlim(-0.02 * result.rounds, 1.02 * result.rounds)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel("round")
+        axes.set_ylabel("standard deviation")
+        axes.set_title(_title(result), loc="left")
+        _name(axes, parts)
+    return figure
+
+
+def _draw(axes: Axes, part: Part) -> None:
+    x = np.arange(len(part.values))
+    seen = np.where(part.values > 0, part.values, np.nan)  # a logarithmic axis has no zero
+    axes.plot(x, seen, markevery=max(len(x) // 8, 1), **part.look.line)
+    if part.limit:
+        axes.axhline(
+            part.limit,
+            color=part.look.colour,
+            linestyle=(0, part.dashes),
+            linewidth=1.3,
+            zorder=1,
+        )
+
+
+def _mark(axes: Axes, result: Diffusion, round: int) -> None:
+    """A dotted line, the number of the round, and a diamond on the curve."""
+    late = round > 0.7 * result.rounds
+    axes.axvline(round, color=BLACK, linestyle=":", linewidth=1.2, zorder=1)
+    axes.annotate(
+        f"stable from\nround {round}",
+        (round, 0.98),
+        xycoords=("data", "axes fraction"),
+        xytext=(-5 if late else 5, 0),
+        textcoords="offset points",
+        ha="right" if late else "left",
+        va="top",
+        fontsize=9,
+        color=BLACK,
+    )
+    if result.sigma_an[round] > 0:
+        axes.plot(round, result.sigma_an[round], marker="D", markersize=7, color=BLACK, zorder=4)
+
+
+def _name(axes: Axes, parts: list[Part]) -> None:
+    """Beside the end of each curve: what it is, and the predicted limit."""
+    axes.autoscale_view()  # the limits are lazy, and the transformation does not ask for them
+    to_axes = axes.transScale + axes.transLimits
+    ends = [float(part.values[-1]) for part in parts]
+    heights = [float(to_axes.transform((0, end))[1]) if end > 0 else 0.0 for end in ends]
+    for part, end, height in zip(parts, ends, spread(heights, LINES), strict=True):
+        zero = "" if end > 0 else ": 0"
+        above = "" if part.exact else "above "
+        limit = f"\npredicted {above}{_short(part.limit)}" if part.limit else ""
+        axes.annotate(
+            part.name + zero + limit,
+            (1.02, height),
+            xycoords="axes fraction",
+            va="center",
+            color=part.look.colour,
+            annotation_clip=False,
+        )
+
+
+def _title(result: Diffusion) -> str:
+    nodes = f"{result.graph.nodes:,} node" + ("" if result.graph.nodes == 1 else "s")
+    return f"{nodes}, {result.parameters} parameters, noise {_short(result.noise)}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.2g}".replace("e-0", "e-")

@@ -1,0 +1,1 @@
+"""P4 (initialisation and network effects): its figures, and one study of our own beside them."""
