@@ -1,6 +1,27 @@
 """What all tests share."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
 # Two busy processes fill a small machine: tests use one thread each, as workers do.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all studies, as users have: they share runs."""
+    return tmp_path_factory.mktemp("reproduced")
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No calibration: it measures, and writes to the user's cache."""
+    from peerage.reproduce.calibrate import Rate, Speeds  # slow, and few tests need it
+
+    monkeypatch.setattr(Speeds, "_read", lambda self: {})
+    monkeypatch.setattr(Speeds, "_write", lambda self: None)
+    monkeypatch.setattr(Speeds, "rate", lambda self, *about: Rate(1000.0, 5000.0))
+    monkeypatch.setattr(Speeds, "averaged", lambda self: 1e9)
+    monkeypatch.setattr(Speeds, "products", lambda self: 1e9)

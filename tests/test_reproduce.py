@@ -8,65 +8,24 @@ from pathlib import Path
 
 import pytest
 from command_line import complaint, peerage
+from studying import Silent, carry_out
 
 from peerage.catalogue import recipes
 from peerage.errors import Interrupted
 from peerage.experiment import Engine, Experiment, merged
 from peerage.records import RunRecord
 from peerage.reproduce import runner
-from peerage.reproduce.calibrate import Rate, Speeds
+from peerage.reproduce.calibrate import Speeds
 from peerage.reproduce.p0 import printed, settings, shown
 from peerage.reproduce.p0.settings import Setting
-from peerage.reproduce.study import Job, Plan, Results, Training, essence
+from peerage.reproduce.study import Plan, Results, Training, essence
 from peerage.running import locked
 from peerage.topology import BarabasiAlbert, ErdosRenyi
 
+pytestmark = pytest.mark.usefixtures("speeds")
 SMOKE = Plan("smoke")
 P0 = [id for id in runner.STUDIES if id.startswith("p0-")]
 OFF = "reproduce p0-cost --scale smoke --out"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
-    """One folder for all studies, as users have: they share runs."""
-    return tmp_path_factory.mktemp("reproduced")
-
-
-@pytest.fixture(autouse=True)
-def speeds(monkeypatch) -> None:
-    """No calibration: it measures, and writes to the user's cache."""
-    monkeypatch.setattr(Speeds, "_read", lambda self: {})
-    monkeypatch.setattr(Speeds, "_write", lambda self: None)
-    monkeypatch.setattr(Speeds, "rate", lambda self, *about: Rate(1000.0, 5000.0))
-    monkeypatch.setattr(Speeds, "averaged", lambda self: 1e9)
-    monkeypatch.setattr(Speeds, "products", lambda self: 1e9)
-
-
-class Silent:
-    """A watcher that may interrupt the work in a round."""
-
-    def __init__(self, stop_at: str = "") -> None:
-        self.stop_at = stop_at
-        self.started: list[tuple[str, float]] = []
-        self.details: list[str] = []
-
-    def __call__(self, costs: list[float]) -> "Silent":
-        return self
-
-    def start(self, label: str, number: int, count: int, cost: float, *, done: float) -> None:
-        self.started.append((label, done))
-
-    def advance(self, share: float, detail: str) -> None:
-        self.details.append(detail)
-        if self.stop_at and detail.startswith(self.stop_at):
-            raise Interrupted("by the test")
-
-    def finish(self) -> None:
-        pass
-
-
-def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
-    return runner.carry_out(runner.Store(home), jobs, watcher or Silent(), Speeds())
 
 
 # Every study
@@ -538,9 +497,14 @@ def estimate(**changes) -> float:
 def test_an_estimate_counts_steps_evaluations_and_averages():
     # Judged after rounds 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93 and 100.
     judged = 12 * 4 * 100 / 5000
-    # Four nodes average four models each.
-    averaged = 100 * 16 * 6570 / 1e9
+    # Two workers average four models each, for all of their nodes.
+    averaged = 100 * 8 * 6570 / 1e9
     assert estimate() == pytest.approx(0.5 + 100 * 4 * 8 * 16 / 1000 + judged + averaged)
+    # On a ring, four nodes average three models each; so do they where messages get lost.
+    ring = estimate(topology="ring") - estimate()
+    assert ring == pytest.approx(100 * (12 - 8) * 6570 / 1e9)
+    lossy = estimate(faults={"loss": 0.1}) - estimate()
+    assert lossy == pytest.approx(100 * (16 - 8) * 6570 / 1e9)
     epochs = estimate(local={"steps": None, "epochs": 2})
     assert epochs == pytest.approx(0.5 + 100 * 2 * 4 * 80 / 1000 + judged + averaged)
     # One node with the data of four: as many steps as one of them takes, and nobody to average.

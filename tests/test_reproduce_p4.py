@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from command_line import complaint, peerage
+from studying import Silent, carry_out
 
 from peerage.diffusion import diffuse
 from peerage.errors import InputError, Interrupted, WorkerDied
@@ -21,57 +22,17 @@ from peerage.mixing import stationary
 from peerage.records import RunRecord
 from peerage.reproduce import runner
 from peerage.reproduce.calculate import calculate, realised, recorded
-from peerage.reproduce.calibrate import Rate, Speeds
+from peerage.reproduce.calibrate import Speeds
 from peerage.reproduce.p4 import numeric, printed, shown, studies
 from peerage.reproduce.p4.numeric import FIVE, Diffused
 from peerage.reproduce.p4.settings import CENTRAL, WITH, WITHOUT, Setting
-from peerage.reproduce.study import Calculation, Job, Plan, Results, Training
+from peerage.reproduce.study import Calculation, Plan, Results, Training
 from peerage.rewiring import assortativity
 from peerage.topology import ErdosRenyi
 
+pytestmark = pytest.mark.usefixtures("speeds")
 IDS = [id for id in runner.STUDIES if id.startswith("p4-")]
 SMOKE, PAPER = Plan("smoke"), Plan("paper")
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
-    """One folder for all studies, as users have: they share runs."""
-    return tmp_path_factory.mktemp("reproduced")
-
-
-@pytest.fixture(autouse=True)
-def speeds(monkeypatch) -> None:
-    """No calibration: it measures, and writes to the user's cache."""
-    monkeypatch.setattr(Speeds, "_read", lambda self: {})
-    monkeypatch.setattr(Speeds, "_write", lambda self: None)
-    monkeypatch.setattr(Speeds, "rate", lambda self, *about: Rate(1000.0, 5000.0))
-    monkeypatch.setattr(Speeds, "averaged", lambda self: 1e9)
-    monkeypatch.setattr(Speeds, "products", lambda self: 1e9)
-
-
-class Silent:
-    """A watcher that may interrupt the work."""
-
-    def __init__(self, stop_at: str = "") -> None:
-        self.stop_at, self.details = stop_at, []
-
-    def __call__(self, costs: list[float]) -> "Silent":
-        return self
-
-    def start(self, label: str, number: int, count: int, cost: float, *, done: float) -> None:
-        pass
-
-    def advance(self, share: float, detail: str) -> None:
-        self.details.append(detail)
-        if detail == self.stop_at:
-            raise Interrupted("by the test")
-
-    def finish(self) -> None:
-        pass
-
-
-def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
-    return runner.carry_out(runner.Store(home), jobs, watcher or Silent(), Speeds())
 
 
 def jobs_of(id: str, plan: Plan = PAPER) -> list[Any]:

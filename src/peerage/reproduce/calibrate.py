@@ -10,43 +10,28 @@ from typing import Any, NamedTuple
 import torch
 
 from peerage.aggregation import weighted_mean
+from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.dechw import ONLINE, DecHW
 from peerage.algorithms.desa import DESA
 from peerage.data import cache_folder
-from peerage.data.datasets import DATASETS
+from peerage.data.datasets import DATASETS, FACTS
 from peerage.data.partition import BalancedIid
 from peerage.diffusion import diffuse
 from peerage.environment import environment
 from peerage.errors import DiskError
 from peerage.evaluation import score
 from peerage.experiment import Experiment, display_name
+from peerage.faults import Faults
 from peerage.graph import degrees
 from peerage.initialise import Architecture
 from peerage.local import Examples
 from peerage.models import MODELS
 from peerage.records import write_json
 from peerage.reproduce.study import Calculation, Job, Training
-from peerage.topology import ErdosRenyi
+from peerage.topology import Complete, ErdosRenyi
 from peerage.training import LocalSGD, train
 
 SECONDS = 0.3  # of every measurement
-SHAPES = {
-    "digits": (1, 8, 8),
-    "mnist": (1, 28, 28),
-    "fashion-mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "so2sat": (10, 32, 32),
-}
-CLASSES = {"so2sat": 17}  # of the others 10
-SIZES = {
-    "digits": 1437,
-    "mnist": 60_000,
-    "fashion-mnist": 60_000,
-    "cifar10": 50_000,
-    "so2sat": 352_366,
-}
-TESTS = {"digits": 360, "so2sat": 30_000}
-EVALUATED = 10_000  # test examples of the other data sets
 SAMPLE_PASS = 1.4  # a pass over single examples, measured in the study p0-curvature
 START = 0.5  # seconds until the workers of a run are at work
 TRIAL = 500  # examples of a trial; large models get fewer, or it would take a minute
@@ -90,7 +75,7 @@ class Speeds:
         cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
         rounds, held = experiment.rounds, examples(experiment)
         trained = examples_per_round(experiment) + extra_passes(experiment) * held
-        tested = experiment.evaluation.samples or TESTS.get(dataset, EVALUATED)
+        tested = experiment.evaluation.samples or FACTS[dataset].test
         judged = tested * nodes * len(experiment.evaluation.judged(rounds))
         once = synthesis_passes(experiment, held)
         averaged = rounds * numbers_averaged(experiment) / self.averaged()
@@ -139,7 +124,7 @@ def examples(experiment: Experiment) -> int:
     if isinstance(partition, BalancedIid) and partition.items is not None:
         return experiment.nodes * partition.items
     dataset = display_name(experiment.dataset, DATASETS)
-    return int(getattr(experiment.dataset, "train", None) or SIZES[dataset])
+    return int(getattr(experiment.dataset, "train", None) or FACTS[dataset].train)
 
 
 def examples_per_round(experiment: Experiment) -> float:
@@ -159,7 +144,7 @@ def parameters(experiment: Experiment) -> int:
 @cache
 def _parameters(model: Any, dataset: str) -> int:
     with torch.device("meta"):  # shapes without values: a large model takes no time
-        module = model.build(SHAPES[dataset], CLASSES.get(dataset, 10))
+        module = model.build(FACTS[dataset].shape, FACTS[dataset].classes)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -169,6 +154,9 @@ def numbers_averaged(experiment: Experiment) -> float:
         return 0.0
     read = 2 if isinstance(experiment.algorithm, DecHW) else 1  # curvature beside parameters
     models = experiment.nodes + _links(experiment.topology, experiment.nodes)
+    whole = isinstance(experiment.topology, Complete) and experiment.faults == Faults()
+    if whole and isinstance(experiment.algorithm, DecAvg):
+        models = 2 * experiment.nodes  # all have the same mean, and each worker computes it once
     return float(read * models * parameters(experiment))
 
 
@@ -200,7 +188,7 @@ def extra_passes(experiment: Experiment) -> float:
 
 def measure(dataset: str, model: str, batch: int) -> Rate:
     """Train and judge random images for a moment."""
-    shape, classes = SHAPES[dataset], CLASSES.get(dataset, 10)
+    shape, classes = FACTS[dataset].shape, FACTS[dataset].classes
     architecture = Architecture(model, partial(MODELS[model]().build, shape, classes), "torch")
     bench = architecture.workbench()
     bench.load(*architecture.initial(0, 0, gain=1.0))

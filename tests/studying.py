@@ -1,0 +1,35 @@
+"""What the tests of all papers' studies share: they carry jobs out, and nobody watches."""
+
+from pathlib import Path
+
+from peerage.errors import Interrupted
+from peerage.reproduce import runner
+from peerage.reproduce.calibrate import Speeds
+from peerage.reproduce.study import Job
+
+
+class Silent:
+    """A watcher that may interrupt the work, at the detail that begins so."""
+
+    def __init__(self, stop_at: str = "") -> None:
+        self.stop_at = stop_at
+        self.started: list[tuple[str, float]] = []
+        self.details: list[str] = []
+
+    def __call__(self, costs: list[float]) -> "Silent":
+        return self
+
+    def start(self, label: str, number: int, count: int, cost: float, *, done: float) -> None:
+        self.started.append((label, done))
+
+    def advance(self, share: float, detail: str) -> None:
+        self.details.append(detail)
+        if self.stop_at and detail.startswith(self.stop_at):
+            raise Interrupted("by the test")
+
+    def finish(self) -> None:
+        pass
+
+
+def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
+    return runner.carry_out(runner.Store(home), jobs, watcher or Silent(), Speeds())
