@@ -500,7 +500,7 @@ def test_an_estimate_counts_steps_evaluations_and_averages():
     # Two workers average four models each, for all of their nodes.
     averaged = 100 * 8 * 6570 / 1e9
     assert estimate() == pytest.approx(0.5 + 100 * 4 * 8 * 16 / 1000 + judged + averaged)
-    # On a ring, four nodes average three models each; so do they where messages get lost.
+    # On a ring four nodes average three models each, and where messages may get lost, four each.
     ring = estimate(topology="ring") - estimate()
     assert ring == pytest.approx(100 * (12 - 8) * 6570 / 1e9)
     lossy = estimate(faults={"loss": 0.1}) - estimate()

@@ -18,7 +18,7 @@ from scipy.sparse import csgraph
 from peerage.errors import InputError
 from peerage.experiment import Engine, Evaluation, Experiment
 from peerage.graph import Graph, adjacency_matrix, component_labels
-from peerage.mixing import describe, gains
+from peerage.mixing import critical_ratio, describe, gains
 from peerage.report.tables import percent, size
 from peerage.running import Result, run
 
@@ -154,7 +154,7 @@ def plan(
         directed=graph.directed,
         dynamic=graph.dynamic,
         degree=_range(heard),
-        excess_degree=float((heard**2).mean() / heard.mean()) - 1 if links.nnz else None,
+        excess_degree=critical_ratio(graph) if links.nnz else None,
         components=len(parts),
         largest_component=float(parts.max()) / graph.nodes,
         strongly_connected=strong,

@@ -261,7 +261,7 @@ def notes_of(results: Results, part: str, letter: str = "") -> tuple[str, ...]:
     if results.plan.fidelity == "code":
         notes.append(
             "As the authors' code: biases that are not zero, connections that are active in one "
-            "direction, heavy tails by expected degrees."
+            "direction."
         )
     return (*notes, *seeds_note(results))
 
