@@ -50,6 +50,16 @@ def test_a_run_is_judged_then() -> None:
     assert judged == [0, 1, 2, 4, 5]
 
 
+def test_a_flag_replaces_the_other_kind_in_a_file(tmp_path: Path) -> None:
+    quick = "--rounds 4 --nodes 3 --topology ring --epochs 1 --partition iid"
+    for line, flags in (("every = 2", "--eval-growth 3"), ("growth = 3.0", "--eval-every 2")):
+        (tmp_path / "mine.toml").write_text(f"[evaluation]\n{line}\n")
+        out = tmp_path / flags.split()[0]
+        assert peerage(f"run {tmp_path / 'mine.toml'} {quick} {flags} --out", out).code == 0
+        judged = [row["round"] for row in RunRecord.load(out).network if "accuracy" in row]
+        assert judged == ([0, 1, 3, 4] if "growth" in flags else [0, 2, 4])
+
+
 def test_growth_is_checked() -> None:
     with pytest.raises(InputError, match=r"growth must be above 1, such as 1.1, got 1.0"):
         Evaluation(growth=1)

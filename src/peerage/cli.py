@@ -173,6 +173,8 @@ def settings(
         sections["local"]["steps"] = None
     if eval_every is not None and eval_growth is None:
         sections["evaluation"]["growth"] = None  # a file's growth gives way
+    if eval_growth is not None and eval_every is None:
+        sections["evaluation"]["every"] = 1
     plain = {
         "dataset": dataset,
         "model": model or None,
