@@ -1,6 +1,9 @@
 """What the tests of all papers' studies share: they carry jobs out, and nobody watches."""
 
+import json
 from pathlib import Path
+
+from command_line import peerage
 
 from peerage.errors import Interrupted
 from peerage.reproduce import runner
@@ -33,3 +36,12 @@ class Silent:
 
 def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
     return runner.carry_out(runner.Store(home), jobs, watcher or Silent(), Speeds())
+
+
+def smoke_files(id: str, home: Path) -> list[Path]:
+    """What the command writes for a study at smoke scale, none of whose runs may be missing."""
+    outcome = peerage(f"reproduce {id} --scale smoke --json --out", home)
+    assert outcome.code == 0, outcome.err
+    last = json.loads(outcome.lines[-1])
+    assert last["lacking"] == last["diverged"] == []
+    return [Path(name) for name in last["files"]]

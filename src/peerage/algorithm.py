@@ -8,14 +8,14 @@ clock or file.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from peerage.curvature import Curvature, Gradient, Losses
 from peerage.randomness import torch_stream
-from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send
+from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send, Shared
 from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
 
@@ -44,7 +44,7 @@ class Node(Generic[S]):
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
-    shared: dict[Any, Tensor] = field(default_factory=dict, repr=False)  # see `Inbox.mean`
+    shared: Shared = field(default_factory=dict, repr=False)  # see `Inbox.mean`
     posted: int = 0  # messages of this round so far
 
     def enter(
@@ -53,7 +53,7 @@ class Node(Generic[S]):
         graph: Sequence[tuple[int, ...]],
         audience: Sequence[tuple[int, ...]] | None = None,
         trust: Mapping[int, float] | None = None,
-        shared: dict[Any, Tensor] | None = None,
+        shared: Shared | None = None,
     ) -> None:
         """Begin a round: engines call this, with what everybody knows about it."""
         self.round, self.graph, self.audience = round, graph, audience

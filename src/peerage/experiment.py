@@ -42,13 +42,8 @@ from peerage.training import LocalSGD
 
 OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
-SECTIONS = (
-    "local",
-    "init",
-    "faults",
-    "evaluation",
-    "engine",
-)  # tables of which single keys may be changed
+# Tables of which single keys may be changed.
+SECTIONS = ("local", "init", "faults", "evaluation", "engine")
 
 
 def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any]:
@@ -386,19 +381,14 @@ class Experiment(Section):
             raise InputError(f"{where} is not valid TOML: {error}") from None
         return cls(**merged(table, changes))
 
-    def _evaluation_table(self) -> dict[str, Any]:
-        """What came later is written only where it is used: older runs can still be resumed."""
-        table = self.evaluation.model_dump(exclude_none=True)
-        return (
-            table if self.evaluation.spread else {k: v for k, v in table.items() if k != "spread"}
-        )
-
     def to_toml(self) -> str:
         return toml(self.table())
 
     def table(self) -> dict[str, Any]:
         """Plain values that describe the experiment completely."""
         models = [_family_table(model, "model", MODELS) for model in self.model]
+        # What came later is written only where it is used: older runs can still be resumed.
+        unused = None if self.evaluation.spread else {"spread"}
         return {
             "nodes": self.nodes,
             "rounds": self.rounds,
@@ -419,7 +409,7 @@ class Experiment(Section):
                 "gain": _family_table(self.init.gain, "gain", GAINS),
             },
             **({"faults": specs.plain(self.faults)} if self.faults != Faults() else {}),
-            "evaluation": self._evaluation_table(),
+            "evaluation": self.evaluation.model_dump(exclude_none=True, exclude=unused),
             "engine": self.engine.model_dump(exclude_none=True),
         }
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from peerage.local import Local
 
 UNNUMBERED = -1  # of a message that was not sent through a node
+Shared = dict[str, tuple[Any, Tensor]]  # name -> what its last mean was made of, and the mean
 A = TypeVar("A", covariant=True)  # what a request is answered with
 
 
@@ -77,7 +78,7 @@ class Inbox:
     messages: tuple[Message, ...]
     owner: int
     trust: Mapping[int, float] = field(default_factory=dict)  # the owner's, in a weighted graph
-    shared: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    shared: Shared = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -109,15 +110,16 @@ class Inbox:
         """[d] the weighted mean of the named vectors.
 
         Nodes that one process simulates, and that hear the same with the same weights, share the
-        answer: on a complete graph it is computed once.
+        answer: on a complete graph it is computed once. The last answer alone is kept, as nodes
+        that share one come after each other there, and models may be large.
         """
         heard = tuple((message.sender, message.number) for message in self.messages)
         if any(number == UNNUMBERED for _, number in heard):
             return weighted_mean(self[name], weights)
-        key = (name, heard, tuple(weights.tolist()))
-        if key not in self.shared:
-            self.shared[key] = weighted_mean(self[name], weights)
-        return self.shared[key]
+        key = (heard, tuple(weights.tolist()))
+        if name not in self.shared or self.shared[name][0] != key:
+            self.shared[name] = key, weighted_mean(self[name], weights)
+        return self.shared[name][1]
 
     def weights(self, kind: str) -> Tensor:
         """[k] `data`, `uniform`, `metropolis` or `graph` weights, by name."""

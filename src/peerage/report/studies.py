@@ -328,9 +328,7 @@ def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
     if not positive or min(positive) < 1e-3 or max(positive) > 1e5 * min(positive):
         return
     span = max(positive) / min(positive)
-    steps = (
-        (1.0,) if span > 100 else (1.0, 2.0, 5.0) if span > 8 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-    )
+    steps = next(steps for most, steps in TICKS.items() if span <= most)
     axis.set_major_locator(LogLocator(subs=steps, numticks=20))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -28,6 +28,7 @@ from peerage.local import Examples
 from peerage.models import MODELS
 from peerage.records import write_json
 from peerage.reproduce.study import Calculation, Job, Training
+from peerage.sim.lockstep import one_thread
 from peerage.topology import Complete, ErdosRenyi
 from peerage.training import LocalSGD, train
 
@@ -216,12 +217,8 @@ def measure_products() -> tuple[float]:
 
 def alone(trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
     """A trial with one thread, as the workers have."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return trial()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _per_second(work: Callable[[], object]) -> float:

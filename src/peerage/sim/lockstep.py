@@ -103,8 +103,7 @@ class Lockstep:
 
     def _converse(self, round: int, steps: list[Step]) -> int:
         """Carry messages until every node has finished; how many bytes were sent."""
-        present = set(self.world.present(round))
-        absent = [node for node in range(self.world.nodes) if node not in present]
+        absent = set(range(self.world.nodes)).difference(self.world.present(round))
         office = PostOffice(self.world.way(round), absent)
         while True:
             diverged = sorted(node for step in steps for node in step.diverged)

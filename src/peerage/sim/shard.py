@@ -16,7 +16,7 @@ from peerage.errors import InputError, PeerageError
 from peerage.evaluation import Movement, Score, Spread, movement, score
 from peerage.graph import Neighbours
 from peerage.local import Local
-from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send
+from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared
 from peerage.sim.post import Parcel, Step
 from peerage.sim.world import World
 from peerage.state import map_tensors, pack, unpack
@@ -104,7 +104,7 @@ class Shard:
 
     def __init__(self, world: World, nodes: Sequence[int], store: Store) -> None:
         self.world, self.store = world, store
-        self.shared: dict[Any, Tensor] = {}  # results that nodes of this shard have in common
+        self.shared: Shared = {}  # results that nodes of this shard have in common
         self.opened: dict[tuple[int, int], Message] = {}  # messages of this round by sender, number
         self.models = {name: a.workbench() for name, a in world.architectures.items()}
         self.members = {node: self._member(node) for node in sorted(nodes)}
@@ -316,10 +316,8 @@ class Shard:
 
     def _reset(self, round: int, evaluate: bool) -> None:
         self.evaluating = evaluate
-        there = self.world.faults
-        self.present = [
-            member for id, member in self.members.items() if there.present(id, max(round, 0))
-        ]
+        there = set(self.world.present(round))
+        self.present = [member for id, member in self.members.items() if id in there]
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.spread = Spread()
         self.sent = []
@@ -342,14 +340,14 @@ class Shard:
     def _report(self) -> ShardReport:
         reports = [
             NodeReport(
-                id,
+                m.node.id,
                 m.train_loss / m.train_examples if m.train_examples else None,
                 m.score,
                 m.validation,
                 m.node.notes,
                 m.moved,
             )
-            for id, m in ((member.node.id, member) for member in self.present)
+            for m in self.present
         ]
         spread = [(name, self.store.put(total)) for name, total in self.spread.sums.items()]
         return ShardReport(reports, spread, self.spread.squares, self.seconds)

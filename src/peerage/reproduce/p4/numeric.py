@@ -20,7 +20,7 @@ from peerage.reproduce.p4 import printed
 from peerage.reproduce.p4.settings import Setting
 from peerage.reproduce.p4.shown import FIT, exponent, nodes, notes_of
 from peerage.reproduce.study import Results, Shown
-from peerage.rewiring import assortativity, rewired
+from peerage.rewiring import assortativity, with_assortativity
 from peerage.topology import TOPOLOGIES
 
 FIVE = 5 / sqrt(3)  # the deviation of what is drawn evenly from -5 to 5, as the authors do
@@ -76,7 +76,7 @@ class Diffused:
         # With one stream for all sizes and kinds, their errors would be the same, not independent.
         own = stream_seed(seed, f"graph {self.topology}", self.nodes)
         drawn: Graph = specs.parse(self.topology, "topology", TOPOLOGIES).build(self.nodes, own)
-        return drawn if self.assortativity is None else rewired(drawn, self.assortativity, own)
+        return with_assortativity(drawn, self.assortativity, own)
 
 
 def short(values: ArrayLike) -> list[float]:
