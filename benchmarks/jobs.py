@@ -78,18 +78,29 @@ MLP = Job(
     LocalSGD(steps=8, batch_size=16, lr=0.001, momentum=0.5),
     rounds=6,
 )
+HUB = Job(
+    "P2 MLP, HWA with 10 clients, 5 epochs of batches of 32",
+    "hwa-mlp",
+    (1, 28, 28),
+    10,
+    6000,
+    LocalSGD(epochs=5, batch_size=32, lr=0.001, momentum=0.9, weight_decay=0.001),
+    rounds=1,
+)
 
 
 def experiment(job: Job, dataset: Dataset, algorithm: Algorithm | None = None) -> Experiment:
+    algorithm = algorithm or DecAvg()
+    graph = {} if algorithm.with_hub else {"topology": "regular:k=4"}
     return Experiment(
-        algorithm=algorithm or DecAvg(),
+        algorithm=algorithm,
         dataset=dataset,
         model=job.model,
         nodes=len(dataset.train_y) // job.examples,
-        topology="regular:k=4",
         partition="iid",
         rounds=10_000,
         local=job.local,
+        **graph,
     )
 
 

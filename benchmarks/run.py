@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import diffusion
+import fednl
 import graphs
 import jobs
 import memory
@@ -24,7 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from peerage import DecAvg, DecHW, LocalSGD
+from peerage import HWA, DecAvg, DecHW, LocalSGD
+from peerage.algorithm import Algorithm
 from peerage.environment import environment
 from peerage.records import write_bytes
 
@@ -46,10 +48,12 @@ def alternate(
     }
 
 
-def against_kernel(job: jobs.Job, repeats: int) -> dict[str, float]:
+def against_kernel(
+    job: jobs.Job, repeats: int, algorithm: Algorithm | None = None
+) -> dict[str, float]:
     """Whole rounds against the bare training kernel, with the same workers."""
     dataset = job.dataset()
-    rounds = jobs.Rounds(job, dataset, WORKERS)
+    rounds = jobs.Rounds(job, dataset, WORKERS, algorithm)
     try:
         return alternate(
             lambda: jobs.kernel_rate(job, dataset, WORKERS, KERNEL_SECONDS), rounds.rate, repeats
@@ -112,6 +116,12 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         0.80,
         True,
     ),
+    "kernel-hub": (
+        f"{jobs.HUB.name}: rounds / kernel",
+        lambda n: against_kernel(jobs.HUB, n, HWA()),
+        0.80,
+        True,
+    ),
     "dechw": ("DecHW / DecAvg, 5 epochs, P0 MNIST CNN", curvature_share, 0.78, True),
     "workers": ("two workers / one worker, P0 MNIST CNN", two_workers, 1.8, True),
     "naive-p0": (
@@ -145,6 +155,12 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         diffusion.peak,
         diffusion.PEAK_BOUND,
         False,
+    ),
+    "fednl": (
+        "FedNL, 10 problems of 785 x 785, 10 clients: share of a round in BLAS and LAPACK",
+        fednl.share,
+        fednl.SHARE_BOUND,
+        True,
     ),
 }
 

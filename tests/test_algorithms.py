@@ -524,10 +524,10 @@ def test_the_traced_weight_is_that_by_data_where_there_is_no_curvature():
 
 def test_a_trace_beyond_the_model_is_refused_before_any_training():
     node = pair(DecHW()).node(0, 2)
-    assert DecHW(trace=1).init(node).h.tolist() == [0.0, 0.0]
+    DecHW(trace=1).fits(node.layout)
     with pytest.raises(InputError) as caught:
-        DecHW(trace=2).init(node)
-    assert str(caught.value) == "trace=2 is not a parameter; the model has 2, counted from 0"
+        DecHW(trace=2).fits(node.layout)
+    assert str(caught.value) == "trace=2 is not a parameter in scope=all, which has 0 to 1"
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_run_ends_at_its_target() -> None:
 def test_a_trace_beyond_the_model_is_one_line(engine: str) -> None:
     line = f"run {TINY} --rounds 1 --engine {engine} --json --out"
     message = complaint(peerage(f"{line} wrong --algorithm dechw:trace=650"))
-    assert message == "trace=650 is not a parameter; the model has 650, counted from 0"
+    assert message == "trace=650 is not a parameter in scope=all, which has 0 to 649"
     ok(f"{line} right --algorithm dechw:trace=649")
     assert sorted(RunRecord.load(Path("right")).notes("weight")) == [0, 1, 2, 3]
 

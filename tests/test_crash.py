@@ -20,7 +20,7 @@ from command_line import complaint, peerage, start
 import peerage as pg
 from peerage.records import RunRecord, read_metrics
 
-ROUNDS = 24
+ROUNDS = 60  # enough that a signal finds the run on its way, also on a busy machine
 SETTINGS = "--nodes 8 --topology ring --epochs 1 --partition dirichlet:alpha=1"
 PATIENCE = 60.0  # seconds; only a broken program needs them
 

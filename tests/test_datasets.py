@@ -8,7 +8,19 @@ from PIL import Image
 from torch.testing import assert_close
 
 from peerage.data import DATASETS, PUBLISHED, Dataset, cache_folder, in_memory, status
-from peerage.data.datasets import Cifar10, Digits, FashionMnist, Folder, Mnist, Npz, only
+from peerage.data.datasets import (
+    FACTS,
+    Cifar10,
+    Digits,
+    FashionMnist,
+    Folder,
+    Mnist,
+    Npz,
+    facts,
+    in_grey,
+    only,
+    scaled,
+)
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.sources import Published
 from peerage.data.store import Content
@@ -93,6 +105,8 @@ def test_rows_stay_rows():
         ({"train_x": torch.zeros(4, 1, 2, 2, dtype=torch.float64)}, "got torch.float64"),
         ({"train_y": torch.zeros(4)}, "int64 labels, got torch.float32 and torch.float32"),
         ({"test_x": torch.zeros(2, 1, 3, 3)}, r"shape \(1, 2, 2\) but test .* \(1, 3, 3\)"),
+        ({"groups": torch.zeros(3, dtype=torch.int64)}, r"each of 4 examples, got .* shape \(3,\)"),
+        ({"groups": torch.zeros(4)}, "groups must be one int64 number .* got torch.float32"),
         (
             {"test_x": torch.zeros(0, 1, 2, 2), "test_y": torch.zeros(0, dtype=torch.int64)},
             "test set: it is empty",
@@ -137,6 +151,40 @@ def test_without_a_test_set_a_fifth_of_every_class_is_held_out():
     assert (y[dataset.test_x[:, 0].int().numpy()] == dataset.test_y.numpy()).all()
     assert torch.equal(in_memory(x, y).test_x, dataset.test_x)
     assert dataset.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("kind", ["names", "numbers", "bytes"])
+def test_groups_are_numbered_in_their_order_and_follow_their_examples(kind):
+    names = np.array(["bob", "eve", "ann"] * 10)
+    groups = {"names": names, "numbers": [7, 40, -2] * 10, "bytes": names.astype("S")}[kind]
+    x = np.arange(30.0)[:, None]
+    held = in_memory(x, np.zeros(30, int), groups=groups)
+    expected = [[1, 2, 0][number % 3] for number in held.train_x[:, 0].int().tolist()]
+    assert held.groups.tolist() == expected
+    assert held.groups.dtype == torch.int64
+    assert len(held.groups) == 24
+    own = in_memory(x, np.zeros(30, int), x[:1], [0], groups=groups)
+    assert own.groups.tolist() == [1, 2, 0] * 10
+    part = only(5, own)
+    expected = [[1, 2, 0][number % 3] for number in part.train_x[:, 0].int().tolist()]
+    assert part.groups.tolist() == expected
+    assert in_memory(x, np.zeros(30, int)).groups is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([0, 1], r"each of 3 examples, got torch.int64 of shape \(2,\)"),
+        ([[0], [1], [2]], r"one list of names or whole numbers, got int64 of shape \(3, 1\)"),
+        ([0.5, 1.0, 2.0], "one list of names or whole numbers, got float64"),
+        ([0, [1, 2], 3], "not an array of numbers"),
+    ],
+)
+def test_bad_groups_are_refused_in_one_line(groups, message):
+    for test in ({}, {"test_x": [[1.0]], "test_y": [0]}):
+        with pytest.raises(DataError, match=message) as error:
+            in_memory([[1.0], [2.0], [3.0]], [0, 0, 0], groups=groups, **test)
+        one_line(error)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +299,57 @@ def test_cifar10_is_scaled_as_asked(cached):
         Cifar10("centred")
 
 
+def test_grey_is_luma_and_scaling_keeps_even_pictures_even(cached):
+    def record(label, red, green, blue):
+        planes = (bytes([value]) * 1024 for value in (red, green, blue))
+        return bytes([label]) + b"".join(planes)
+
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (51, 102, 204)]
+    batches = {f"data_batch_{n}.bin": record(n, *colour) for n, colour in enumerate(colours, 1)}
+    cache = cached("cifar10", {**batches, "test_batch.bin": record(0, 0, 0, 0)})
+    unit = Cifar10(grey=True, side=28).load(cache)
+    assert unit.shape == facts(Cifar10(grey=True, side=28)).shape == (1, 28, 28)
+    luma = torch.tensor([0.299, 0.587, 0.114, 1.0, 0.2 * 0.299 + 0.4 * 0.587 + 0.8 * 0.114])
+    assert_close(unit.train_x, luma[:, None, None, None].expand(5, 1, 28, 28), check_stride=False)
+    assert not unit.test_x.any()
+    assert unit.train_y.tolist() == [1, 2, 3, 4, 5]
+    assert unit.train_x.stride() == (784, 1, 28, 1)
+    signed = Cifar10("signed", train=2, grey=True).load(cache)
+    assert signed.shape == (1, 32, 32)
+    assert len(signed.train_y) == 2
+    kept = luma[signed.train_y - 1]
+    assert_close(signed.train_x[:, 0, 5, 6], 2 * kept - 1)
+    small = Cifar10(side=3).load(cache)
+    assert small.shape == (3, 3, 3)
+    assert_close(small.train_x[4, :, 1, 2], torch.tensor([0.2, 0.4, 0.8]))
+    assert small.train_x.stride() == (27, 1, 9, 3)
+    with pytest.raises(InputError, match="side must be at least 1 pixel, got 0"):
+        Cifar10(side=0)
+
+
+def test_pictures_are_scaled_bilinearly_with_antialiasing():
+    """A second, plain implementation: triangles as wide as a new pixel, cut off at the edges."""
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    luma = np.einsum("c,nchw->nhw", [0.299, 0.587, 0.114], x.double().numpy())
+    scale = 32 / 28
+    centres = (np.arange(28) + 0.5) * scale
+    distance = abs(np.arange(32) + 0.5 - centres[:, None]) / scale  # [28, 32]
+    weights = np.maximum(0, 1 - distance)
+    weights /= weights.sum(1, keepdims=True)
+    expected = torch.from_numpy(weights @ luma @ weights.T).float()[:, None]
+    assert_close(scaled(in_grey(x), 28), expected)
+    assert_close(in_grey(scaled(x, 28)), expected)
+    assert_close(in_grey(x), torch.from_numpy(luma).float()[:, None])
+
+
+def test_facts_are_those_of_the_options():
+    assert facts(Cifar10("signed", train=10)) == FACTS["cifar10"]
+    assert facts(Cifar10(grey=True)) == FACTS["cifar10"]._replace(shape=(1, 32, 32))
+    assert facts(Cifar10(side=5)) == FACTS["cifar10"]._replace(shape=(3, 5, 5))
+    assert facts(Mnist()) == FACTS["mnist"]
+    assert facts(Npz("own.npz")) is None
+
+
 @pytest.mark.slow
 def test_the_real_mnist():
     mnist = real(Mnist, "mnist")
@@ -289,6 +388,7 @@ def test_every_family_has_a_spec_that_round_trips():
     for spec in [
         *["digits", "mnist", "fashion-mnist", "cifar10", "cifar10:normalise=signed"],
         *["mnist:train=2000", "cifar10:normalise=signed,train=10"],
+        *["cifar10:grey=True,side=28", "femnist:writers=3"],
         *["npz:path=a.npz", "folder:path=pictures,size=64,grey=True"],
     ]:
         assert text(parse(spec, "data set", DATASETS), "data set", DATASETS) == spec
@@ -337,6 +437,18 @@ def test_npz_without_a_test_part_holds_out_a_fifth(tmp_path):
     assert dataset.test_y.sort().values.tolist() == [0, 1]
     both = torch.cat([dataset.train_x, dataset.test_x]).sort(0).values
     assert_close(both, torch.from_numpy(x).float())  # numbers that are not bytes are left alone
+
+
+def test_npz_groups(tmp_path):
+    x, y = np.arange(10.0)[:, None], np.arange(10) % 2
+    whole = Npz(save(tmp_path / "a.npz", x=x, y=y, groups=np.array(["b", "a"] * 5))).load(tmp_path)
+    assert whole.groups.tolist() == [1 - int(value) % 2 for value in whole.train_x[:, 0].tolist()]
+    parts = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    split = Npz(save(tmp_path / "b.npz", **parts, groups_train=[3] * 4 + [5] * 6)).load(tmp_path)
+    assert split.groups.tolist() == [0] * 4 + [1] * 6
+    assert Npz(save(tmp_path / "c.npz", **parts)).load(tmp_path).groups is None
+    with pytest.raises(DataError, match=r"d: training set: groups must be .* each of 10 example"):
+        Npz(save(tmp_path / "d.npz", x=x, y=y, groups=[1, 2])).load(tmp_path)
 
 
 def test_npz_errors_name_the_file(tmp_path):

@@ -21,6 +21,7 @@ RUN = (
     "README.md",
     "docs/guide.md",
     "docs/networks.md",
+    "docs/hubs.md",
     "docs/add-an-algorithm.md",
     "docs/reproduce.md",
 )

@@ -24,11 +24,12 @@ from peerage.cli import DEFAULTS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
-from peerage.experiment import UNTIL, Until, display_name, merged
+from peerage.experiment import HUB, UNTIL, Until, display_name, merged
 from peerage.initialise import GAINS, ManualGain
 from peerage.losses import CORRECTIONS, LOSSES
 from peerage.models import MODELS
 from peerage.models.mlp import MLP, Logistic
+from peerage.privacy import Noise
 from peerage.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.training import LocalSGD
 
@@ -64,6 +65,11 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     validation = draw(st.floats(0, 0.99))
     if local and isinstance(algorithm, pg.DecDiffVT):  # brings its own loss
         local = replace(local, loss=pg.CrossEntropy())
+    if local and isinstance(algorithm, pg.FedProx | pg.FedCurv):  # bring their own correction
+        local = replace(local, correct=None)
+    if not hasattr(algorithm, "local"):
+        local = None
+    hub = algorithm.with_hub
     if local and local.epochs and validation:
         local = replace(local, early_stop=draw(st.sampled_from(["none", "rollback"])))
     measured = [name for name in UNTIL if validation or not name.startswith("validation")]
@@ -71,9 +77,9 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     return pg.Experiment(
         algorithm=algorithm,
         dataset=draw(any_of(DATASETS)),
-        model=tuple(draw(st.lists(any_of(MODELS), max_size=3))),
-        nodes=draw(st.integers(1, 10**6)),
-        topology=draw(any_of(TOPOLOGIES)),
+        model=tuple(draw(st.lists(any_of(MODELS), max_size=1 if hub else 3))),
+        nodes=draw(st.integers(getattr(algorithm, "clients", None) or 1, 10**6)),
+        topology=HUB if hub else draw(any_of(TOPOLOGIES)),
         partition=draw(any_of(PARTITIONS)),
         rounds=draw(st.integers(1, 10**6)),
         until=draw(st.none() | st.builds(Until, st.sampled_from(measured), numbers)),
@@ -83,6 +89,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
             "scheme": draw(st.sampled_from(["torch", "he"])),
             "gain": draw(any_of(GAINS)),
         },
+        noise=draw(st.builds(Noise, st.floats(0, 9), st.none() | st.floats(0.1, 9))),
         evaluation={
             "every": draw(st.integers(1, 99)),
             "samples": draw(st.none() | st.integers(1, 99)),

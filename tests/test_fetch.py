@@ -599,7 +599,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 def test_the_published_tables_are_complete():
     fetched = {name: p for name, p in PUBLISHED.items() if isinstance(p, Published)}
-    assert set(PUBLISHED) - set(fetched) == {"so2sat"}  # users have to get that themselves
+    assert set(PUBLISHED) - set(fetched) == {"femnist", "so2sat"}  # users get those themselves
     sizes = {name: [c.size for c in published.files] for name, published in fetched.items()}
     idx = [16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000]
     assert sizes == {

@@ -58,6 +58,12 @@ def test_plan_by_hand() -> None:
     assert twice["payload"] == 2
 
 
+def test_plan_knows_the_shape_that_options_give() -> None:
+    line = "plan --nodes 4 --topology ring --algorithm decavg --model logistic --dataset cifar10"
+    assert answer(line)["parameters"] == 3072 * 10 + 10
+    assert answer(line + ":grey=true,side=28")["parameters"] == 784 * 10 + 10
+
+
 def test_plan_warns() -> None:
     ended = peerage("plan --topology er:p=0.01,connected=false --nodes 60 --algorithm decavg")
     assert ended.code == 0

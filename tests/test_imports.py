@@ -14,12 +14,13 @@ ROOT = Path(peerage.__file__).parent
 ORDER = [
     ["errors", "randomness"],
     ["specs", "records", "environment", "aggregation", "vectors", "losses", "persample", "graph"],
-    ["random_edges", "local", "state", "requests", "faults"],
+    ["random_edges", "local", "state", "requests", "faults", "privacy", "backward"],
     ["topology", "mixing", "rewiring", "models", "data"],
     ["diffusion", "estimation", "evaluation"],
     ["initialise"],
-    ["training", "curvature", "synthesis"],
+    ["training", "curvature", "newton", "synthesis"],
     ["algorithm"],
+    ["hub"],
     ["algorithms"],
     ["catalogue", "experiment", "sim"],
     ["prepare", "checkpoint"],
@@ -41,10 +42,13 @@ FOR_ALGORITHMS = {
     "aggregation",
     "curvature",
     "errors",
+    "hub",
     "losses",
+    "newton",
     "requests",
     "synthesis",
     "training",
+    "vectors",
 }
 # Reports are made from records, never from live objects.
 NOT_FOR_REPORTS = {"algorithm", "algorithms", "sim", "running", "prepare", "experiment"}

@@ -21,6 +21,7 @@ SIZES = {
     "gain-mlp": ((1, 28, 28), 567_434, 1_290),
     "gn-lenet": ((3, 32, 32), 89_834, 10_250),
     "hwa-mlp": ((1, 28, 28), 199_210, 2_010),
+    "leaf-cnn": ((1, 28, 28), 6_497_162, 20_490),
     "logistic": ((1, 28, 28), 7_850, 7_850),
     "mlp": ((1, 8, 8), 6_570, 330),
     "mnist-cnn": ((1, 28, 28), 21_840, 510),
@@ -32,6 +33,7 @@ LEAST_SIDE = {
     "fashion-cnn": 6,
     "gain-cnn": 1,
     "gn-lenet": 8,
+    "leaf-cnn": 4,
     "mnist-cnn": 16,
     "vgg16": 32,
 }
@@ -68,6 +70,7 @@ def test_counts_in_other_settings():
     assert count(network("mnist-cnn:dropout=true", (1, 28, 28))) == 21_840
     assert count(network("fashion-cnn:relu=first", (1, 28, 28))) == 1_199_882
     assert count(network("gain-cnn", (10, 32, 32), 17)) == 8_456_433  # So2Sat, as in P4
+    assert count(network("leaf-cnn", (1, 28, 28), 62)) == 6_603_710  # FEMNIST, as in P2
     assert count(network("gain-cnn", (1, 2, 3), 4)) == 320 + 18_496 + 36_928 + 49_280 + 8_256 + 260
 
 
@@ -144,10 +147,14 @@ def test_gain_cnn_pools_nothing():
     torch.testing.assert_close(module(x), module.get_submodule("head")(h))
 
 
-def test_relu_before_or_after_pooling_is_the_same_network():
-    module, x = network("cifar-cnn"), torch.randn(4, 3, 32, 32)
+@pytest.mark.parametrize(
+    ("name", "convolutions"),
+    [("cifar-cnn", ["conv1", "conv2", "conv3"]), ("leaf-cnn", ["conv1", "conv2"])],
+)
+def test_relu_before_or_after_pooling_is_the_same_network(name, convolutions):
+    module, x = network(name), torch.randn(4, *SIZES[name][0])
     h = x
-    for name in ("conv1", "conv2", "conv3"):
+    for name in convolutions:
         h = torch.max_pool2d(torch.relu(module.get_submodule(name)(h)), 2)
     h = torch.relu(module.get_submodule("hidden")(h.flatten(1)))
     expected = module.get_submodule("head")(h)
@@ -264,6 +271,7 @@ def test_default_models():
     assert default_model("mnist") == "mnist-cnn"
     assert default_model("fashion-mnist") == "fashion-cnn"
     assert default_model("cifar10") == "cifar-cnn"
+    assert default_model("femnist") == "leaf-cnn"
     assert default_model("so2sat", (10, 32, 32)) == "gain-cnn"
     assert default_model("mine.npz", (40,)) == "mlp"
     assert default_model("mine.npz", (3, 15, 64)) == "mlp"

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from peerage.data.partition import (
     PARTITIONS,
     BalancedIid,
+    ByGroup,
     Dirichlet,
     Iid,
     Shards,
@@ -20,6 +21,7 @@ from peerage.randomness import numpy_stream
 from peerage.specs import parse, text
 
 COVERING = [Iid(), Dirichlet(alpha=1.0, min_size=1), Shards(per_node=2)]
+MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # images of each digit
 ALL = [*COVERING, Dirichlet(alpha=1.0, cap_at_mean=False, min_size=1), BalancedIid(), Zipf(a=2.5)]
 
 
@@ -77,6 +79,7 @@ def test_every_partition_has_a_name_that_round_trips():
         "iid",
         "balanced-iid:items=512",
         "dirichlet:alpha=0.5,cap_at_mean=True,min_size=10",
+        "by-group",
         "shards:per_node=3",
         "zipf:a=1.6",
     ]:
@@ -180,6 +183,17 @@ def test_dirichlet_keeps_drawing_until_the_smallest_node_is_large_enough():
         Dirichlet(alpha=0.01, min_size=50).split(labels, 12, 10, rng())
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_the_smallest_alpha_of_p2_leaves_nobody_empty(seed):
+    """About every third draw gives something to each of ten nodes, so it does not take long."""
+    labels = np.repeat(np.arange(10), MNIST)
+    parts = Dirichlet(alpha=0.01).split(labels, 10, 10, rng(seed))
+    assert min(map(len, parts)) >= 1
+    assert sum(map(len, parts)) == 60_000
+    counts = label_counts(labels, parts, 10)
+    assert (counts.max(0) / counts.sum(0)).mean() > 0.8  # most of a class is on one node
+
+
 @pytest.mark.parametrize("cap", [True, False])
 def test_a_vanishing_alpha_gives_whole_classes(cap):
     labels = balanced(10, 30)
@@ -228,6 +242,17 @@ def test_shards_of_unequal_classes_straddle_and_nothing_is_lost():
     assert ((label_counts(labels, parts, 10) > 0).sum(1) >= 2).all()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_two_shards_of_p2_are_of_different_classes(seed):
+    """Twenty shards of 3000; no shard lies within the class of its partner."""
+    labels = np.repeat(np.arange(10), MNIST)
+    counts = label_counts(labels, Shards().split(labels, 10, 10, rng(seed)), 10)
+    assert (counts.sum(1) == 6000).all()
+    assert (counts.sum(0) == MNIST).all()
+    assert ((counts > 0).sum(1) >= 2).all()
+    assert (counts.max(1) < 6000).all()
+
+
 @given(
     per_node=st.integers(1, 4), each=st.integers(1, 40), more=st.integers(0, 3), seed=st.integers(0)
 )
@@ -252,6 +277,45 @@ def test_shards_refuse_only_what_the_labels_make_impossible():
     assert len(Shards(1).split(labels, 5, 2, rng())) == 5
     with pytest.raises(InputError, match="need 21 shards but there are 20 samples"):
         Shards(3).split(labels, 7, 2, rng())
+
+
+@given(
+    groups=st.lists(st.sampled_from([-4, 0, 3, 8, 1000]), min_size=1, max_size=60),
+    data=st.data(),
+    seed=st.integers(0),
+)
+@settings(deadline=None, max_examples=60)
+def test_every_node_gets_one_whole_group(groups, data, seed):
+    known = sorted(set(groups))
+    nodes = data.draw(st.integers(1, len(known)))
+    parts = ByGroup().split_groups(np.array(groups), nodes, rng(seed))
+    chosen = [groups[part[0]] for part in parts]
+    assert len(parts) == nodes
+    assert chosen == sorted(set(chosen))
+    for part, group in zip(parts, chosen, strict=True):
+        assert part.dtype == np.int64
+        assert part.tolist() == [place for place, own in enumerate(groups) if own == group]
+    again = ByGroup().split_groups(np.array(groups), nodes, rng(seed))
+    assert [part.tolist() for part in again] == [part.tolist() for part in parts]
+
+
+def test_which_groups_are_left_out_depends_on_the_seed():
+    groups = np.repeat(np.arange(20), 3)
+    chosen = [
+        tuple(int(part[0]) // 3 for part in ByGroup().split_groups(groups, 10, rng(seed)))
+        for seed in range(5)
+    ]
+    assert len(set(chosen)) == 5
+
+
+def test_by_group_needs_groups_and_enough_of_them():
+    groups = np.array([4, 4, 9])
+    for nodes in (0, 3):
+        message = f"each of {nodes} nodes a group of its own, and the data has 2; use 1 to 2 nodes"
+        with pytest.raises(InputError, match=message):
+            ByGroup().split_groups(groups, nodes, rng())
+    with pytest.raises(InputError, match="by-group needs data that tells the group of every"):
+        ByGroup().split(np.array([0, 1]), 2, 2, rng())
 
 
 def test_zipf_quota_by_hand():

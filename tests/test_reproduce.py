@@ -11,11 +11,13 @@ from command_line import complaint, peerage
 from studying import Silent, carry_out, smoke_files
 
 from peerage.catalogue import recipes
+from peerage.data.datasets import Cifar10, facts
+from peerage.data.partition import Iid
 from peerage.errors import Interrupted
 from peerage.experiment import Engine, Experiment, merged
 from peerage.records import RunRecord
 from peerage.reproduce import runner
-from peerage.reproduce.calibrate import Speeds
+from peerage.reproduce.calibrate import Speeds, examples, parameters
 from peerage.reproduce.p0 import printed, settings, shown
 from peerage.reproduce.p0.settings import Setting
 from peerage.reproduce.study import Plan, Results, Training, essence
@@ -522,6 +524,22 @@ def test_large_models_and_short_rounds_are_saved_less_often():
     assert runner.saved_every(Training(place, alone), 100 * 7.0) == 1
 
 
+def test_options_that_change_the_images_change_the_estimate():
+    table = tomllib.loads(SHORT.to_toml())
+    colour = Experiment(**merged(table, {"dataset": "cifar10", "model": "logistic"}))
+    small = "cifar10:grey=true,side=28"
+    grey = Experiment(**merged(table, {"dataset": small, "model": "logistic"}))
+    assert parameters(colour) == 3072 * 10 + 10
+    assert parameters(grey) == 784 * 10 + 10
+
+
+def test_fewer_writers_than_there_are_have_fewer_examples():
+    table = {"dataset": "femnist", "model": "leaf-cnn", "partition": "by-group"}
+    some = Experiment(**merged(tomllib.loads(SHORT.to_toml()), {**table, "nodes": 71}))
+    assert examples(some) == 14_460  # of 723 000 by 3550 writers
+    assert examples(some.model_copy(update={"partition": Iid()})) == 723_000
+
+
 def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     monkeypatch.undo()  # the real thing
     fresh = Speeds(tmp_path / "speeds.json")
@@ -529,6 +547,8 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     assert rate.trained > 0
     assert rate.judged > rate.trained
     assert Speeds(tmp_path / "speeds.json").rates == {"digits digits-mlp 16": rate}
+    grey = facts(Cifar10(grey=True, side=9))
+    assert fresh.rate("cifar10", "logistic", 16, grey) == fresh.rates["cifar10 1x9x9 logistic 16"]
     assert fresh.averaged() > 1e6
     assert fresh.products() > 1e6
     assert Speeds(tmp_path / "speeds.json").averaged() == fresh.averaged()

@@ -583,6 +583,8 @@ def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
 def test_an_error_of_the_algorithm_is_not_hidden(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Broken(pg.Algorithm[None]):
+        local: pg.LocalSGD = pg.LocalSGD()
+
         async def round(self, node: pg.Node[None]) -> None:
             if node.round == 1 and node.id == 2:
                 raise ZeroDivisionError("mine")

@@ -14,11 +14,17 @@ from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.desa import DESA
+from peerage.algorithms.fedavg import FedAvg
+from peerage.algorithms.fedcurv import FedCurv
+from peerage.algorithms.fednl import FedNL
+from peerage.algorithms.fedprox import FedProx
+from peerage.algorithms.hwa import HWA
 from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
 from peerage.errors import PeerageError
 from peerage.experiment import Engine, Evaluation, Experiment, Init
-from peerage.losses import CrossEntropy, Proximal, VirtualTeacher
+from peerage.hub import HubAlgorithm
+from peerage.losses import CrossEntropy, CurvaturePenalty, Proximal, VirtualTeacher
 from peerage.records import RunRecord
 from peerage.requests import Compute, Inbox, Message
 from peerage.running import Result, Verdict, resume, run, verify
@@ -29,9 +35,11 @@ __all__ = [
     "ALGORITHMS",
     "CFA",
     "DESA",
+    "HWA",
     "Algorithm",
     "Compute",
     "CrossEntropy",
+    "CurvaturePenalty",
     "Dataset",
     "DecAvg",
     "DecDiff",
@@ -40,6 +48,11 @@ __all__ = [
     "Engine",
     "Evaluation",
     "Experiment",
+    "FedAvg",
+    "FedCurv",
+    "FedNL",
+    "FedProx",
+    "HubAlgorithm",
     "Inbox",
     "Init",
     "Layout",

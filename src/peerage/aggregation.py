@@ -59,18 +59,24 @@ def weighted_mean(x: Vectors, weights: Tensor | Sequence[float]) -> Tensor:
     return mean
 
 
-def curvature_weighted(x: Vectors, h: Vectors, otherwise: Tensor | Sequence[float]) -> Tensor:
+def curvature_weighted(
+    x: Vectors, h: Vectors, otherwise: Tensor | Sequence[float], part: slice | None = None
+) -> Tensor:
     """[d] every entry of `x` averaged with its own weights, in proportion to the curvature `h`.
 
     Entry p is sum_j h[j, p] x[j, p] / s_p with s_p = sum_j h[j, p] (Eq. 6-8 of P0). Where s_p is
     zero, or below 1e-12 max(1, mean of h), curvature says nothing and the weights `otherwise`
-    count.
+    count. They also count outside of the `part` of the vectors that `h` speaks about.
 
     >>> x, h = torch.tensor([[1.0, 1.0], [5.0, 5.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
     >>> curvature_weighted(x, h, otherwise=[0.5, 0.5]).tolist()
     [2.0, 3.0]
     """
     factors = _floats(otherwise, len(x))
+    if part is not None and h[0].numel() < x[0].numel():
+        mean = weighted_mean(x, factors)
+        mean[part] = curvature_weighted([vector[part] for vector in x], h, factors)
+        return mean
     total, mean = torch.empty_like(x[0]), torch.empty_like(x[0])
     for piece in _pieces(mean):
         s = total[piece].copy_(h[0][piece])

@@ -8,12 +8,13 @@ clock or file.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from peerage.curvature import Curvature, Gradient, Losses
+from peerage.curvature import Curvature, Gradient, Losses, Part
+from peerage.privacy import Veil
 from peerage.randomness import torch_stream
 from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send, Shared
 from peerage.training import LocalSGD, Train, TrainStats
@@ -36,6 +37,7 @@ class Node(Generic[S]):
     buffers: Tensor  # [b] running statistics; averaged with scalar weights only
     seed: int = field(repr=False)
     state: S = None  # type: ignore[assignment]  # Algorithm.init fills it before the first round
+    hub: int | None = None  # the node without data that all others talk to, if there is one
     round: int = 0  # the first is 0
     rounds: int = 0  # how many there will be
     graph: Sequence[tuple[int, ...]] = ()  # public: whom every node hears in this round
@@ -45,6 +47,7 @@ class Node(Generic[S]):
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
     shared: Shared = field(default_factory=dict, repr=False)  # see `Inbox.mean`
+    veil: Veil | None = field(default=None, repr=False)  # what becomes of a message; see `privacy`
     posted: int = 0  # messages of this round so far
 
     def enter(
@@ -87,9 +90,14 @@ class Node(Generic[S]):
         self.params, self.buffers = trained.params, trained.buffers
         return trained.stats
 
-    async def curvature(self, kind: str = "batch", batch_size: int = 100) -> Tensor:
-        """[d] diagonal curvature of the loss on the own data, at the own parameters."""
-        return await Curvature(self.params, self.buffers, kind, batch_size)
+    async def curvature(
+        self, kind: str = "batch", batch_size: int = 100, part: Part = None
+    ) -> Tensor:
+        """[d] diagonal curvature of the loss on the own data, at the own parameters.
+
+        With `part`, only of those; see `scope_of`.
+        """
+        return await Curvature(self.params, self.buffers, kind, batch_size, part)
 
     async def gradient(self) -> Tensor:
         """[d] gradient of the mean loss on the own data, at the own parameters."""
@@ -108,7 +116,7 @@ class Node(Generic[S]):
         if senders is None:
             senders = self.neighbours
         messages = await Receive((senders,) if isinstance(senders, int) else tuple(senders))
-        return Inbox(messages, self.id, self.trust, self.shared)
+        return self._inbox(messages)
 
     async def exchange(self, *, to: Iterable[int] | None = None, **payload: Tensor) -> Inbox:
         """Send to the listeners and receive from the neighbours, which are the same unless the
@@ -117,14 +125,22 @@ class Node(Generic[S]):
         only = None if to is None else tuple(to)
         own = await self._post(self.listeners if only is None else only, payload)
         received = await Receive(self.neighbours if only is None else only)
-        messages = sorted((*received, own), key=lambda message: message.sender)
-        return Inbox(tuple(messages), self.id, self.trust, self.shared)
+        return self._inbox(sorted((*received, own), key=lambda message: message.sender))
 
     async def _post(self, to: tuple[int, ...], payload: dict[str, Tensor]) -> Message:
+        """The own message as it was sent, which is not always what was to be sent."""
+        if self.veil is not None and to:
+            stream = torch_stream(self.seed, "noise", self.id, self.round, self.posted)
+            payload = self.veil.send(payload, stream)
         own = self.message(payload, self.posted)
         self.posted += 1
         await Send(to, payload, own.number)
         return own
+
+    def _inbox(self, messages: Sequence[Message]) -> Inbox:
+        if self.veil is not None:
+            self.veil.heard(message.payload for message in messages)
+        return Inbox(tuple(messages), self.id, self.trust, self.shared)
 
     def message(self, payload: dict[str, Tensor], number: int = UNNUMBERED) -> Message:
         degree = len(self.neighbours)
@@ -134,12 +150,22 @@ class Node(Generic[S]):
 class Algorithm(Generic[S]):
     """A frozen dataclass of hyperparameters with one method that matters: `round`."""
 
+    with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
+    nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must leave so
+
+    def fits(self, layout: Layout) -> None:
+        """Raise an InputError if the algorithm cannot work with models of this layout."""
+
     def init(self, node: Node[S]) -> S:
         """What a node remembers between rounds: tensors, numbers, or a dataclass of them."""
         return None  # type: ignore[return-value]
 
     async def round(self, node: Node[S]) -> None:
         raise NotImplementedError
+
+    def caveats(self) -> Iterable[str]:
+        """What a user of these hyperparameters should know, one line each; shown as warnings."""
+        return ()
 
     def evaluated(self, node: Node[S]) -> Tensor:
         """[d] the parameters that metrics judge: the node's own, unless an algorithm says else."""

@@ -5,6 +5,7 @@ import inspect
 import json
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -109,6 +110,15 @@ def settings(
         str | None, typer.Option(help="NODE@ROUND, ...: nodes that come later.")
     ] = None,
     leave: Annotated[str | None, typer.Option(help="NODE@ROUND, ...: nodes that go.")] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="Deviation of the noise on all that a node sends.")
+    ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="How far a message may move; with noise, gives privacy.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="For which epsilon is computed; 1e-5 by default.")
+    ] = None,
     pooled: Annotated[
         bool | None, typer.Option(help="One node has all nodes' data: the centralised reference.")
     ] = None,
@@ -164,6 +174,7 @@ def settings(
         "local": _given(local),
         "init": _given({"start": init, "scheme": scheme, "bias": bias, "gain": gain}),
         "faults": _given(faults),
+        "noise": _given({"sigma": noise, "clip": clip, "delta": delta}),
         "evaluation": _given(evaluation),
         "engine": _given({"name": engine, "workers": workers}),
     }
@@ -245,15 +256,20 @@ def compare(
     checkpoint_every: CheckpointEvery = None,
     as_json: Json = False,
 ) -> None:
-    """Run several algorithms on the same data, graph and initial models."""
+    """Run several algorithms on the same data, graph and initial models.
+
+    An algorithm with a hub, such as fedavg, talks over its own star instead of the graph.
+    """
     from peerage.algorithms import ALGORITHMS
-    from peerage.experiment import display_name, reference
+    from peerage.experiment import display_name, read_algorithm, reference
     from peerage.running import check_free
     from peerage.running import run as run_experiment
 
     file, changes = chosen
-    specs = split_specs(algorithms)
-    experiments = [read_experiment(file, {**changes, "algorithm": spec}) for spec in specs]
+    experiments = [
+        read_experiment(file, {**changes, "algorithm": algorithm, **_own_graph(algorithm)})
+        for algorithm in map(read_algorithm, split_specs(algorithms))
+    ]
     names = [name.strip() for name in (references or "").split(",") if name.strip()]
     experiments += [reference(name, experiments[0]) for name in names]
     results = []
@@ -338,7 +354,7 @@ def reproduce(
     ] = "small",
     seeds: Annotated[int | None, typer.Option(help="How many; the scale's own by default.")] = None,
     only: Annotated[
-        str | None, typer.Option(help="Methods separated by commas, e.g. dechw,decdiff-vt.")
+        str | None, typer.Option(help="Methods, data sets..., e.g. dechw,mnist.")
     ] = None,
     fidelity: Annotated[
         str, typer.Option(help="paper, or code: as the authors' scripts run.")
@@ -551,7 +567,7 @@ def _show(results: "list[Result]", report: Path, quiet: bool) -> None:
 def _present(records: list[Any], report: Path, quiet: bool) -> None:
     """The table, the chart and the HTML report of some runs; quiet leaves standard output alone."""
     from peerage.report.export import export
-    from peerage.report.html import headline, where
+    from peerage.report.html import headline, privacy, where
     from peerage.report.tables import compare as compare_runs
     from peerage.report.tables import labels, rich_table
     from peerage.report.terminal import Chart
@@ -565,7 +581,16 @@ def _present(records: list[Any], report: Path, quiet: bool) -> None:
     curves = [record.curve("accuracy") for record in records]
     console.print(Chart(dict(zip(labels(records), curves, strict=True))))
     console.print(f"\n{headline(rows, where(records))}")
+    for name, sentence in privacy(records).items():
+        console.print(f"{name}: {sentence}" if len(records) > 1 else sentence)
     console.print(f"Report: {report}", soft_wrap=True)
+
+
+def _own_graph(algorithm: Any) -> dict[str, Any]:
+    """A hub brings its own graph along: --topology is for the algorithms beside it."""
+    from peerage.experiment import HUB
+
+    return {"topology": HUB} if algorithm.with_hub else {}
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -576,7 +601,9 @@ def main() -> None:
     """Run a command; whatever goes wrong with the user's input is one line and an exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        app(standalone_mode=False)
+        with warnings.catch_warnings():  # what is shown is ours for as long as the command runs
+            warnings.showwarning = _warn
+            app(standalone_mode=False)
     except USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
@@ -600,6 +627,11 @@ def _complaint(error: Any) -> str:
 def _fail(message: str, code: int) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Warnings in the manner of errors, without the place in the code that they come from."""
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -22,22 +22,25 @@ from peerage.local import Batches, Local
 from peerage.losses import CrossEntropy
 from peerage.persample import sum_squared_gradients
 from peerage.requests import Compute
-from peerage.vectors import FlatModel
+from peerage.vectors import FlatModel, Layout
 
 LARGE_BATCH = 1000  # examples in one forward pass where the batch size has no meaning
 
 
-def batch_curvature(model: FlatModel, batches: Batches) -> Tensor:
+Part = slice | None  # of a flat vector; None is all of it
+
+
+def batch_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     h = torch.zeros_like(model.params)
-    parts = model.like_tensors(h)
+    tensors, parts = _within(model, h, part)
     for x, y in batches:
         loss = CrossEntropy()(model.module(x), y)
-        g = torch.autograd.grad(loss, model.tensors)
+        g = torch.autograd.grad(loss, tensors)
         torch._foreach_addcmul_(parts, g, g)
     return h
 
 
-def sample_curvature(model: FlatModel, batches: Batches) -> Tensor:
+def sample_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     h = torch.zeros_like(model.params)
     for x, y in batches:
         squares = sum_squared_gradients(model.module, CrossEntropy(), x, y)
@@ -46,26 +49,58 @@ def sample_curvature(model: FlatModel, batches: Batches) -> Tensor:
     return h
 
 
-def full_gradient(model: FlatModel, batches: Batches) -> Tensor:
+def full_gradient(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     """[d] gradient of the mean loss over all batches."""
     total, count = torch.zeros_like(model.params), 0
-    parts = model.like_tensors(total)
+    tensors, parts = _within(model, total, part)
     for x, y in batches:
         loss = CrossEntropy()(model.module(x), y)
-        torch._foreach_add_(parts, torch.autograd.grad(loss, model.tensors), alpha=len(y))
+        torch._foreach_add_(parts, torch.autograd.grad(loss, tensors), alpha=len(y))
         count += len(y)
     return total / max(count, 1)
 
 
-def full_curvature(model: FlatModel, batches: Batches) -> Tensor:
-    return full_gradient(model, batches).square()
+def full_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
+    return full_gradient(model, batches, part).square()
 
 
-KINDS: dict[str, Callable[[FlatModel, Batches], Tensor]] = {
+def _within(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters of some layers, where autograd may stop early, and views of a vector [d]."""
+    start, stop, _ = (part or slice(None)).indices(model.layout.size)
+    inside = [start <= slot.start < stop for slot in model.layout.slots]
+    pairs = zip(model.tensors, model.like_tensors(vector), strict=True)
+    chosen = [pair for pair, keep in zip(pairs, inside, strict=True) if keep]
+    return [tensor for tensor, _ in chosen], [view for _, view in chosen]
+
+
+KINDS: dict[str, Callable[[FlatModel, Batches, Part], Tensor]] = {
     "batch": batch_curvature,
     "sample": sample_curvature,
     "full": full_curvature,
 }
+
+
+def scope_of(layout: Layout, scope: str) -> slice:
+    """The part of a flat vector where curvature decides (P2 Fig. 10).
+
+    `output` is the last layer, `last-hidden` that and the one before, `all` the whole model; or
+    names of layers that follow each other, joined by +.
+    """
+    counted = {"output": 1, "last-hidden": 2, "all": len(layout.layers)}
+    if scope in counted:
+        return layout.span(*layout.layers[-counted[scope] :])
+    names = scope.split("+")
+    for name in names:
+        if name not in layout.layers:
+            hint = did_you_mean(name, (*counted, *layout.layers))
+            raise InputError(f"scope {scope!r} names no layer of the model; {hint}")
+    try:
+        return layout.span(*names)
+    except KeyError:
+        raise InputError(
+            f"scope {scope!r} leaves out a layer in between; the model has "
+            f"{', '.join(layout.layers)}, in this order"
+        ) from None
 
 
 def check_kind(kind: str, *also: str) -> None:
@@ -81,11 +116,15 @@ class Curvature(Compute[Tensor]):
     buffers: Tensor
     kind: str
     batch_size: int
+    part: Part = None
 
     def run(self, local: Local) -> Tensor:
         model = local.model(self.params, self.buffers)
         model.module.eval()
-        return KINDS[self.kind](model, local.data.chunks(local.indices, self.batch_size))
+        batches = local.data.chunks(local.indices, self.batch_size)
+        h = KINDS[self.kind](model, batches, self.part)
+        whole = self.part is None or h[self.part].shape == h.shape
+        return h if whole else h[self.part].clone()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ PeerageError            1   something failed while running
 ├── DiskError           2   the disk refused what had to be written
 ├── WorkerDied          1   a worker process ended before its work did
 └── Interrupted       130   the user pressed Ctrl-C
+
+What is only worth knowing is a PeerageWarning, and stops nothing.
 """
 
 from collections.abc import Iterable
@@ -46,6 +48,10 @@ class WorkerDied(PeerageError):
 
 class Interrupted(PeerageError):
     exit_code = 130
+
+
+class PeerageWarning(UserWarning):
+    """Something that is allowed, and that the user should know about."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -37,13 +37,15 @@ from peerage.faults import Faults
 from peerage.initialise import GAINS, Bias, NoGain, Scheme
 from peerage.losses import CORRECTIONS, LOSSES
 from peerage.models import MODELS
-from peerage.topology import TOPOLOGIES, ErdosRenyi, FromGraph
+from peerage.privacy import Noise
+from peerage.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Star
 from peerage.training import LocalSGD
 
 OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
 # Tables of which single keys may be changed.
-SECTIONS = ("local", "init", "faults", "evaluation", "engine")
+SECTIONS = ("local", "init", "faults", "noise", "evaluation", "engine")
+HUB = Star(centre="last")  # the graph of an algorithm with a hub
 
 
 def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any]:
@@ -156,6 +158,20 @@ def read_faults(value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise InputError(f"faults must be a table, got {value!r}; write [faults] and links = 0.5")
     return specs.construct(Faults, value, "faults")
+
+
+def read_noise(value: Any) -> Any:
+    if isinstance(value, Noise):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"noise must be a table, got {value!r}; write [noise] and sigma = 0.1")
+    noise = specs.construct(Noise, value, "noise")
+    if "delta" in value and not noise.private:
+        raise InputError(
+            f"delta={noise.delta:g} is what epsilon is computed for; "
+            "give the noise a sigma above 0 and a clip as well"
+        )
+    return noise
 
 
 UNTIL = {  # what a run may be ended by: 1 for what rises while models learn, -1 for what falls
@@ -303,6 +319,7 @@ class Experiment(Section):
     local: Annotated[Any, BeforeValidator(read_local)] = None  # a LocalSGD
     init: Init = Init()
     faults: Annotated[Any, BeforeValidator(read_faults)] = Faults()
+    noise: Annotated[Any, BeforeValidator(read_noise)] = Noise()  # on all that nodes send
     pooled: bool = False  # one node has the data of all: the centralised reference
     assortativity: float | None = None  # rewire the graph to it, with the same degrees (P4)
     evaluation: Evaluation = Evaluation()
@@ -312,13 +329,16 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _lay_over(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Single keys of `local` change the work order that the algorithm brings along."""
-        table = values.get("local")
-        if not isinstance(table, Mapping):
-            return values
+        """Single keys of `local` change the work order that the algorithm brings along.
+
+        A hub brings its own graph along.
+        """
         algorithm = read_algorithm(values.get("algorithm", cls.model_fields["algorithm"].default))
+        if getattr(algorithm, "with_hub", False):
+            values = {"topology": HUB, **values, "algorithm": algorithm}
+        table = values.get("local")
         own = getattr(algorithm, "local", None)
-        if not isinstance(own, LocalSGD):
+        if not isinstance(table, Mapping) or not isinstance(own, LocalSGD):
             return values
         base = _local_table(own)
         if table.get("steps") is not None or table.get("epochs") is not None:
@@ -341,6 +361,8 @@ class Experiment(Section):
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
         self.faults.check(self.nodes)
+        if self.algorithm.with_hub:
+            self._check_hub()
         if self.pooled and (self.faults != Faults() or not isinstance(self.init.gain, NoGain)):
             raise InputError("pooled means one node: it has no faults and no gain; leave them out")
         if isinstance(self.init.gain, EstimatedGain) and self.faults.join:
@@ -354,7 +376,13 @@ class Experiment(Section):
         own = getattr(self.algorithm, "local", None)
         if self.local is None:
             object.__setattr__(self, "local", own or LocalSGD())
-        elif own is not None and own != self.local:
+        elif own is None:
+            name = display_name(self.algorithm, ALGORITHMS)
+            raise InputError(
+                f"algorithm {name!r} does not take orders about local training; leave out "
+                "--lr, --epochs and the like (the section [local])"
+            )
+        elif own != self.local:
             algorithm: Any = self.algorithm
             object.__setattr__(self, "algorithm", replace(algorithm, local=self.local))
         if self.work.early_stop != "none" and not self._held_out():
@@ -362,6 +390,22 @@ class Experiment(Section):
                 f"early_stop={self.work.early_stop} needs held-out examples; add --validation 0.2"
             )
         return self
+
+    def _check_hub(self) -> None:
+        name = display_name(self.algorithm, ALGORITHMS)
+        if self.topology != HUB:
+            raise InputError(
+                f"algorithm {name!r} has a hub that all nodes talk to; leave --topology out "
+                "(it is star:centre=last), or choose an algorithm without a hub"
+            )
+        chosen = getattr(self.algorithm, "clients", None)
+        if chosen is not None and chosen > self.nodes:
+            raise InputError(
+                f"algorithm {name!r} cannot choose {chosen} clients among {self.nodes} nodes; "
+                f"use clients={self.nodes} or fewer, or more --nodes"
+            )
+        if len(self.model) > 1:
+            raise InputError(f"the hub of {name!r} merges equal models; give one --model for all")
 
     def _held_out(self) -> bool:
         return self.evaluation.validation > 0
@@ -384,6 +428,10 @@ class Experiment(Section):
     def to_toml(self) -> str:
         return toml(self.table())
 
+    def _noise_table(self) -> dict[str, Any]:
+        table = specs.plain(self.noise)
+        return table if self.noise.private else {k: v for k, v in table.items() if k != "delta"}
+
     def table(self) -> dict[str, Any]:
         """Plain values that describe the experiment completely."""
         models = [_family_table(model, "model", MODELS) for model in self.model]
@@ -401,7 +449,7 @@ class Experiment(Section):
             "model": models[0] if len(models) == 1 else models,
             "topology": _family_table(self.topology, "topology", TOPOLOGIES),
             "partition": _family_table(self.partition, "partition", PARTITIONS),
-            "local": _local_table(self.work),
+            **({"local": _local_table(self.work)} if hasattr(self.algorithm, "local") else {}),
             "init": {
                 "start": self.init.start,
                 "scheme": self.init.scheme,
@@ -409,6 +457,7 @@ class Experiment(Section):
                 "gain": _family_table(self.init.gain, "gain", GAINS),
             },
             **({"faults": specs.plain(self.faults)} if self.faults != Faults() else {}),
+            **({"noise": self._noise_table()} if self.noise.active else {}),
             "evaluation": self.evaluation.model_dump(exclude_none=True, exclude=unused),
             "engine": self.engine.model_dump(exclude_none=True),
         }
@@ -424,7 +473,12 @@ def reference(name: str, experiment: Experiment) -> Experiment:
         raise InputError(f"unknown reference {name!r}; {did_you_mean(name, known)}")
     # Nothing is averaged, so there are no messages to lose, and weights keep their size.
     init = experiment.init.model_copy(update={"gain": NoGain()})
-    changes = {"algorithm": Local(local=experiment.work), "init": init, "faults": Faults()}
+    changes = {
+        "algorithm": Local(local=experiment.work),
+        "init": init,
+        "faults": Faults(),
+        "noise": Noise(),
+    }
     return experiment.model_copy(update={**changes, "pooled": name == "centralised"})
 
 

@@ -115,7 +115,7 @@ def plan(
     """One page about a network before it exists: gain, mixing, bytes, memory, and warnings."""
     from peerage import specs
     from peerage.data import cache_folder
-    from peerage.data.datasets import DATASETS, FACTS
+    from peerage.data.datasets import DATASETS, facts
     from peerage.errors import InputError, did_you_mean
     from peerage.initialise import weights
     from peerage.models import MODELS, default_model
@@ -127,8 +127,8 @@ def plan(
         raise InputError(f"unknown optimizer {optimizer!r}; {did_you_mean(optimizer, floats)}")
     data = specs.parse(dataset, "dataset", DATASETS)
     name = dataset.partition(":")[0]
-    if name in FACTS:
-        shape, classes = FACTS[name].shape, FACTS[name].classes
+    if known := facts(data):
+        shape, classes = known.shape, known.classes
     else:
         loaded = data.load(cache_folder())
         shape, classes = loaded.shape, len(loaded.classes)

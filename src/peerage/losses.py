@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +122,7 @@ def with_features(module: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor
 class Correction(Protocol):
     """A new gradient [d] from the batch gradient, the parameters and those at the round's start."""
 
-    def __call__(self, g: Tensor, x: Tensor, x0: Tensor, **given: Tensor) -> Tensor: ...
+    def __call__(self, g: Tensor, x: Tensor, x0: Tensor, *_: Any, **given: Any) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,24 @@ class Proximal:
 
     def __call__(self, g: Tensor, x: Tensor, x0: Tensor) -> Tensor:
         return g + self.mu * (x - x0)
+
+
+@dataclass(frozen=True)
+class CurvaturePenalty:
+    """The gradient of strength * (sum_p a_p x_p^2 - 2 b_p x_p): a pull towards where others are.
+
+    With a = sum_j F_j and b = sum_j F_j x_j, the penalty is the sum over other nodes j of
+    strength * (x - x_j)^T diag(F_j) (x - x_j), up to a constant.
+    """
+
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength < float("inf"):
+            raise InputError(f"strength must be a number from 0 up, got {self.strength}")
+
+    def __call__(self, g: Tensor, x: Tensor, x0: Tensor, *, a: Tensor, b: Tensor) -> Tensor:
+        return torch.addcmul(g, a, x, value=2 * self.strength).sub_(b, alpha=2 * self.strength)
 
 
 LOSSES = {"cross-entropy": CrossEntropy, "virtual-teacher": VirtualTeacher}

@@ -1,5 +1,6 @@
 """From an experiment to a world: load, split, wire and check, before anything is written."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +13,14 @@ from torch import nn
 
 from peerage.data import Dataset, cache_folder, hold_out, label_counts
 from peerage.data.datasets import DATASETS
-from peerage.errors import InputError
+from peerage.errors import InputError, PeerageWarning
 from peerage.experiment import Experiment, display_name
 from peerage.graph import Graph
 from peerage.initialise import Architecture, own_architecture
 from peerage.local import Examples
 from peerage.mixing import describe
 from peerage.models import MODELS, default_model
+from peerage.privacy import check_accounting
 from peerage.randomness import numpy_stream
 from peerage.rewiring import with_assortativity
 from peerage.sim.world import World
@@ -36,13 +38,20 @@ class Prepared:
 
 def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
     """Everything a run needs; `dataset` spares loading it once more."""
+    for caveat in (*experiment.algorithm.caveats(), *experiment.noise.caveats()):
+        warnings.warn(caveat, PeerageWarning, stacklevel=3)
+    check_accounting(experiment.noise)
     dataset = dataset or load_dataset(experiment)
     if not experiment.model:
         name = default_model(display_name(experiment.dataset, DATASETS), dataset.shape)
         experiment = experiment.model_copy(update={"model": (MODELS[name](),)})
     architectures = build_architectures(experiment, dataset)
+    for architecture in architectures.values():
+        experiment.algorithm.fits(architecture.layout)
     names = list(architectures)
     parts, validation = split(experiment, dataset)
+    if experiment.algorithm.with_hub:  # one node more, without data
+        parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
     graph = build_graph(experiment, len(parts))
     gain = experiment.init.gain
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
@@ -62,14 +71,15 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         gains=gain.factors(graph).tolist(),
         evaluate_at=experiment.evaluation.at,
         faults=experiment.faults,
+        noise=experiment.noise,
         prelude=gain if hasattr(gain, "estimate") else None,
         spread=experiment.evaluation.spread,
         cache=work_cache(),
     )
     setup = {
-        "allocation": counts.tolist(),
+        "allocation": counts[: world.peers].tolist(),  # of those who have data, without a hub
         "classes": list(dataset.classes),
-        "examples": [len(part) for part in parts],
+        "examples": [len(part) for part in parts[: world.peers]],
         "edges": [list(edge) for edge in graph.edges()],
         "topology": describe(graph).as_dict(),
         "parameters": [world.layout(node).size for node in range(world.nodes)],
@@ -95,7 +105,7 @@ def load_dataset(experiment: Experiment) -> Dataset:
 
 def build_graph(experiment: Experiment, nodes: int) -> Graph:
     """The graph of the experiment; of a single node that has the data of all, one without edges."""
-    if experiment.pooled:
+    if experiment.pooled and not experiment.algorithm.with_hub:
         return Complete().build(nodes, experiment.seed)
     graph: Graph = experiment.topology.build(nodes, experiment.seed)
     return with_assortativity(graph, experiment.assortativity, experiment.seed)
@@ -105,7 +115,11 @@ def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any
     """(training, validation) indices of every node."""
     labels, classes = dataset.train_y.numpy(), len(dataset.classes)
     rng = numpy_stream(experiment.seed, "partition")
-    parts = experiment.partition.split(labels, experiment.nodes, classes, rng)
+    if dataset.groups is not None and hasattr(experiment.partition, "split_groups"):
+        groups = dataset.groups.numpy()
+        parts = experiment.partition.split_groups(groups, experiment.nodes, rng)
+    else:
+        parts = experiment.partition.split(labels, experiment.nodes, classes, rng)
     if experiment.pooled:
         parts = [np.concatenate(parts)]
     fraction = experiment.evaluation.validation

@@ -32,6 +32,7 @@ from peerage.errors import (
 from peerage.experiment import Engine, Experiment, display_name
 from peerage.initialise import GAINS, Architecture, NoGain
 from peerage.prepare import Prepared, prepare
+from peerage.privacy import account
 from peerage.records import (
     MetricWriter,
     Row,
@@ -205,7 +206,10 @@ def _experiment_text(folder: Path) -> str:
 
 def check_same(folder: Path, experiment: Experiment) -> None:
     """Refuse to continue a run with another experiment than the one it began with."""
-    old, new = (tomllib.loads(text) for text in (_experiment_text(folder), experiment.to_toml()))
+    text = _experiment_text(folder)
+    with suppress(InputError):  # a Python object cannot be read back, and is compared as it is
+        text = Experiment.from_toml(text).to_toml()  # with options that did not exist at the time
+    old, new = (tomllib.loads(one) for one in (text, experiment.to_toml()))
     for key in {**old, **new}:
         if key != "engine" and old.get(key) != new.get(key):
             raise InputError(
@@ -261,7 +265,9 @@ class _Run:
                 if saved is not None:
                     engine.restore(saved.folder, saved.trees, saved.parts)
                 self._rounds(engine, saved.round if saved else 0)
-                models = [engine.model(node) for node in range(self.world.nodes)]
+                keepers = [self.world.keeper(node) for node in range(self.world.nodes)]
+                models = {node: engine.model(node) for node in dict.fromkeys(keepers)}
+                released = engine.released()
         except BaseException as error:
             better = self._failed(error)
             if better is error:
@@ -270,10 +276,12 @@ class _Run:
         finally:
             if self.writer is not None:
                 self.writer.close()
-        parameters, buffers = zip(*models, strict=True)
+        parameters, buffers = zip(*(models[node] for node in keepers), strict=True)
         architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
-        hashed = digest(parameters, [kind.layout for kind in architectures])
-        summary = self._summarise("finished", digest=hashed)
+        kept = [params for params, _ in models.values()]
+        hashed = digest(kept, [self.world.layout(node) for node in models])
+        privacy = account(self.world.noise, released) if self.world.noise.active else None
+        summary = self._summarise("finished", digest=hashed, privacy=privacy)
         return Result(
             self.experiment, summary, self.rows, parameters, buffers, architectures, self.folder
         )
@@ -330,7 +338,8 @@ class _Run:
 
     def _record(self, round: int, report: RoundReport, engine: Lockstep) -> None:
         self.bytes_total += report.bytes
-        row = network_row(round, report, self.bytes_total)
+        hubs = self.world.nodes - self.world.peers
+        row = network_row(round, report, self.bytes_total, len(report.nodes) - hubs)
         if self.world.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
         # The network row comes last: a round counts once all of its rows are there.
@@ -368,7 +377,11 @@ class _Run:
         return f"; {kept}; continue with `peerage resume {self.folder}`"
 
     def _summarise(
-        self, status: str, digest: str | None = None, message: str = ""
+        self,
+        status: str,
+        digest: str | None = None,
+        message: str = "",
+        privacy: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         network = [row for row in self.rows if row["scope"] == "network"]
         judged = [row for row in network if row.get("accuracy") is not None]
@@ -380,7 +393,7 @@ class _Run:
             "algorithm": display_name(self.experiment.algorithm, ALGORITHMS),
             "label": label(self.experiment),
             "dataset": display_name(self.experiment.dataset, DATASETS),
-            "nodes": self.world.nodes,
+            "nodes": self.world.peers,
             "rounds": max((row["round"] for row in network), default=0),
             "rounds_planned": self.experiment.rounds,
             "accuracy": final.get("accuracy"),
@@ -392,15 +405,16 @@ class _Run:
             "best_accuracy": best["accuracy"] if best else None,
             "best_round": best["round"] if best else None,
             "message": message,
+            **({} if privacy is None else {"privacy": privacy}),
         }
         if self.folder is not None:
             write_json(self.folder / "summary.json", summary)
         return summary
 
 
-def network_row(round: int, report: RoundReport, bytes_total: int) -> Row:
+def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -> Row:
     losses = [n.train_loss for n in report.nodes if n.train_loss is not None]
-    row: Row = {"scope": "network", "round": round, "nodes": len(report.nodes)}
+    row: Row = {"scope": "network", "round": round, "nodes": peers}
     if losses:
         row["train_loss"] = float(np.mean(losses))
     row |= {"bytes": report.bytes, "bytes_total": bytes_total}
@@ -408,7 +422,8 @@ def network_row(round: int, report: RoundReport, bytes_total: int) -> Row:
     if scores:
         row |= _moments("accuracy", [score.accuracy for score in scores])
         row |= _moments("loss", [score.loss for score in scores])
-        row["consensus"] = report.consensus
+        if report.consensus is not None:
+            row["consensus"] = report.consensus
     held_out = [n.validation for n in report.nodes if n.validation is not None]
     if held_out:
         row["validation_accuracy"] = float(np.mean([score.accuracy for score in held_out]))
@@ -459,9 +474,24 @@ def label(experiment: Experiment) -> str:
     shared = "shared start" if experiment.init.start == "shared" else ""
     pooled = "centralised" if experiment.pooled else ""
     extra = ", ".join(
-        filter(None, [options.replace(",", ", "), shared, gain_label(experiment), pooled])
+        filter(
+            None,
+            [
+                options.replace(",", ", "),
+                shared,
+                gain_label(experiment),
+                noise_label(experiment),
+                pooled,
+            ],
+        )
     )
     return f"{cls.__name__} ({extra})" if extra else cls.__name__
+
+
+def noise_label(experiment: Experiment) -> str:
+    noise = experiment.noise
+    clip = "" if noise.clip is None else f"clip {noise.clip:g}"
+    return ", ".join(filter(None, [f"noise {noise.sigma:g}" if noise.sigma else "", clip]))
 
 
 def gain_label(experiment: Experiment) -> str:

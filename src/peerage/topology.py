@@ -105,10 +105,14 @@ class Ring(Topology):
 
 @dataclass(frozen=True)
 class Star(Topology):
-    """Node 0 talks to everyone, the others to node 0 only."""
+    """One node talks to everyone, the others to that one only."""
+
+    centre: Literal["first", "last"] = "first"  # a hub is the last node
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
-        return np.stack([np.zeros(nodes - 1, dtype=np.int64), np.arange(1, nodes)], axis=1)
+        centre = 0 if self.centre == "first" else nodes - 1
+        others = np.delete(np.arange(nodes), centre)
+        return np.stack([np.full(nodes - 1, centre), others], axis=1)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from peerage.backward import by_autograd, by_hand
 from peerage.errors import InputError, did_you_mean
 from peerage.evaluation import score
 from peerage.local import Batches, Local
@@ -182,17 +183,16 @@ def train(
     square_parts = [] if squares is None else model.like_tensors(squares)
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
-    loss_of = batch_loss(work.loss, model.module, given, rng)
+    differentiate = by_hand(model.module, work.loss, work.loss_clamp) or by_autograd(
+        batch_loss(work.loss, model.module, given, rng), model.tensors, work.loss_clamp
+    )
     left = {} if isinstance(work.loss, Lesson) else given
     corrected = Corrected(model, work.correct, left) if work.correct else None
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
     total, examples = torch.zeros(()), 0
     for number, (x, y) in enumerate(batches):
-        loss = loss_of(x, y)
-        # The loss of the record is the true one; only what is differentiated is clamped.
-        clamped = loss if work.loss_clamp is None else loss.clamp(max=work.loss_clamp)
-        gradients = torch.autograd.grad(clamped, model.tensors)
+        loss, gradients = differentiate(x, y)
         if [gradient.stride() for gradient in gradients] != strides:
             # The fused kernels walk through memory and trust that all tensors lie alike.
             pairs = zip(parameters, gradients, strict=True)
@@ -204,7 +204,7 @@ def train(
             optimiser.step(parameters, list(gradients), optimiser.parts)
         else:
             optimiser.step([model.params], [corrected(gradients)], optimiser.whole)
-        total += loss.detach() * len(y)
+        total += loss * len(y)
         examples += len(y)
     return TrainStats(float(total) / examples, examples, squares)
 

@@ -13,10 +13,13 @@ from peerage import (
     ALGORITHMS,
     CFA,
     DESA,
+    HWA,
     Algorithm,
     DecAvg,
     DecDiff,
     DecHW,
+    FedAvg,
+    FedCurv,
     Local,
     Node,
     Proximal,
@@ -44,6 +47,11 @@ GOOD: dict[str, Algorithm[Any]] = {
     "dechw others": DecHW(include_self=False),
     "dechw online": DecHW(curvature="online"),
     "dechw trace": DecHW(trace=3),
+    "dechw output": DecHW(scope="output"),
+    "fedavg chosen": FedAvg(clients=3),
+    "fedcurv chosen": FedCurv(clients=3, curvature="batch"),
+    "hwa all": HWA(scope="all"),
+    "hwa named": HWA(scope="head", curvature="sample"),
     "cfa careful": CFA(epsilon=0.3),
     "cfa degree": CFA(epsilon=-1.0),
     "decdiff model": DecDiff(granularity="model", weights="uniform"),
@@ -52,7 +60,14 @@ GOOD: dict[str, Algorithm[Any]] = {
     "desa": DESA(ipc=2, iterations=3),
     "desa mean": DESA(LocalSGD(steps=3, correct=Proximal(0.1)), 1, 2, kl_reduction="mean"),
 }
-EXCEPTIONS = {
+# Nobody is without neighbours where there is a hub.
+HUBS = {(name, "isolated") for name, algorithm in GOOD.items() if algorithm.with_hub}
+EXCEPTIONS = HUBS | {
+    # Newton's method has no learning rate that could be zero.
+    ("fednl", "consensus"),
+    # Which clients are chosen depends on how they are numbered.
+    ("fedavg chosen", "relabelling"),
+    ("fedcurv chosen", "relabelling"),
     # It trains with another loss than its work order says.
     ("decdiff-vt", "isolated"),
     # Anchors come from all nodes, not only from neighbours.

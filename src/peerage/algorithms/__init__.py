@@ -8,6 +8,11 @@ from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.desa import DESA
+from peerage.algorithms.fedavg import FedAvg
+from peerage.algorithms.fedcurv import FedCurv
+from peerage.algorithms.fednl import FedNL
+from peerage.algorithms.fedprox import FedProx
+from peerage.algorithms.hwa import HWA
 from peerage.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -18,4 +23,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "decdiff-vt": DecDiffVT,
     "desa": DESA,
     "dechw": DecHW,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedcurv": FedCurv,
+    "fednl": FedNL,
+    "hwa": HWA,
 }

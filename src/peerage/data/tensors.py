@@ -20,6 +20,8 @@ class Dataset:
     """Normalised examples and labels, ready to be indexed by a training loop.
 
     Examples are float32, [N, C, H, W] in channels_last memory or [N, features]; labels are int64.
+    Data that falls into parts by nature, such as by writer, numbers the part of every training
+    example in `groups` (int64).
     """
 
     name: str
@@ -28,6 +30,7 @@ class Dataset:
     test_x: Tensor
     test_y: Tensor
     classes: tuple[str, ...]
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check(f"{self.name}: training set", self.train_x, self.train_y, len(self.classes))
@@ -37,6 +40,8 @@ class Dataset:
                 f"{self.name}: training examples have shape {self.shape} but test examples have "
                 f"shape {tuple(self.test_x.shape[1:])}; give both the same shape"
             )
+        if self.groups is not None:
+            _check_groups(f"{self.name}: training set", self.groups, len(self.train_y))
         object.__setattr__(self, "train_x", _laid_out(f"{self.name}: training set", self.train_x))
         object.__setattr__(self, "test_x", _laid_out(f"{self.name}: test set", self.test_x))
 
@@ -53,25 +58,31 @@ def in_memory(
     test_y: Any = None,
     *,
     classes: tuple[str, ...] | None = None,
+    groups: Any = None,
     name: str = "tensors",
 ) -> Dataset:
     """A data set from tensors, arrays or nested lists of your own.
 
     Examples are [N, C, H, W], [N, H, W] (one channel) or [N, features]. Bytes (uint8) are divided
     by 255, all other numbers are taken as they are. Without a test set, a fifth of the examples is
-    held out, the same share of every class and always the same examples.
+    held out, the same share of every class and always the same examples. `groups` are names or
+    whole numbers, one for each example of train_x; they are numbered in their order.
     """
     if (test_x is None) != (test_y is None):
         raise DataError(f"{name}: give both test_x and test_y, or neither")
-    x, y = examples(train_x, f"{name}: training set"), labels(train_y, f"{name}: training set")
+    where = f"{name}: training set"
+    x, y = examples(train_x, where), labels(train_y, where)
+    numbered = None if groups is None else group_numbers(groups, len(y), where)
     if test_x is None:
-        x, y, held_x, held_y = held_out(x, y, name)
+        train = training_part(x, y, name)
+        x, y, held_x, held_y = x[train], y[train], x[~train], y[~train]
+        numbered = None if numbered is None else numbered[train]
     else:
         held_x, held_y = examples(test_x, f"{name}: test set"), labels(test_y, f"{name}: test set")
     if classes is None:
         highest = max((int(part.max()) for part in (y, held_y) if len(part)), default=-1)
         classes = tuple(str(label) for label in range(highest + 1))
-    return Dataset(name, x, y, held_x, held_y, tuple(classes))
+    return Dataset(name, x, y, held_x, held_y, tuple(classes), numbered)
 
 
 def examples(values: Any, where: str) -> Tensor:
@@ -98,8 +109,27 @@ def labels(values: Any, where: str) -> Tensor:
     return torch.from_numpy(np.array(y, dtype=np.int64))
 
 
+def group_numbers(values: Any, count: int, where: str) -> Tensor:
+    """Int64 numbers of groups that are given as whole numbers or names, one for each example."""
+    groups = _array(values, where)
+    if groups.dtype.kind not in "buiSU" or groups.ndim != 1:
+        raise DataError(
+            f"{where}: groups must be one list of names or whole numbers, "
+            f"got {groups.dtype} of shape {groups.shape}"
+        )
+    numbers = torch.from_numpy(np.unique(groups, return_inverse=True)[1].astype(np.int64))
+    _check_groups(where, numbers, count)
+    return numbers
+
+
 def held_out(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training and test part of data that has no test set: always the same fifth of every class."""
+    """Training and test part of data that has no test set."""
+    train = training_part(x, y, name)
+    return x[train], y[train], x[~train], y[~train]
+
+
+def training_part(x: Tensor, y: Tensor, name: str) -> Tensor:
+    """Which examples are to train on; the test set is always the same fifth of every class."""
     if len(x) != len(y) or len(x) < 2:
         raise DataError(
             f"{name}: {len(x)} examples and {len(y)} labels cannot be split into a training and a "
@@ -109,7 +139,7 @@ def held_out(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, T
     test = torch.from_numpy(stratified(y.numpy(), count, numpy_stream(0, "test set")))
     train = torch.ones(len(y), dtype=torch.bool)
     train[test] = False
-    return x[train], y[train], x[test], y[test]
+    return train
 
 
 def _array(values: Any, where: str) -> NDArray[Any]:
@@ -141,6 +171,14 @@ def _check(where: str, x: Tensor, y: Tensor, classes: int) -> None:
         raise DataError(
             f"{where}: label {low if low < 0 else high} is out of range; "
             f"{classes} classes are numbered 0 to {classes - 1}"
+        )
+
+
+def _check_groups(where: str, groups: Tensor, count: int) -> None:
+    if groups.dtype != torch.int64 or groups.shape != (count,):
+        raise DataError(
+            f"{where}: groups must be one int64 number for each of {count} examples, "
+            f"got {groups.dtype} of shape {tuple(groups.shape)}"
         )
 
 

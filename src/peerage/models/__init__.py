@@ -13,6 +13,7 @@ from peerage.models.digits_cnn import DigitsCNN
 from peerage.models.fashion_cnn import FashionCNN
 from peerage.models.gain_cnn import GainCNN
 from peerage.models.gn_lenet import GnLeNet
+from peerage.models.leaf_cnn import LeafCNN
 from peerage.models.mlp import MLP, DigitsMLP, GainMLP, HwaMLP, Logistic
 from peerage.models.mnist_cnn import MnistCNN
 from peerage.models.vgg16 import VGG16
@@ -28,6 +29,7 @@ MODELS: dict[str, type[Model]] = {
     "gain-mlp": GainMLP,
     "gn-lenet": GnLeNet,
     "hwa-mlp": HwaMLP,
+    "leaf-cnn": LeafCNN,
     "logistic": Logistic,
     "mlp": MLP,
     "mnist-cnn": MnistCNN,
@@ -38,6 +40,7 @@ _DEFAULTS = {
     "cifar10": "cifar-cnn",
     "digits": "digits-mlp",
     "fashion-mnist": "fashion-cnn",
+    "femnist": "leaf-cnn",
     "mnist": "mnist-cnn",
     "so2sat": "gain-cnn",
 }

@@ -283,7 +283,7 @@ def graph(records: Sequence[RunRecord]) -> Figure:
         places: dict[Any, dict[int, Any]] = {}  # compared runs usually have the same graph
         for axes, run, end in zip(panels, runs, ends, strict=False):
             edges = run.record.setup["edges"]
-            count = len(run.record.setup["examples"])
+            count = len(run.record.setup["parameters"])  # also a hub's
             key = (count, tuple(map(tuple, edges)))
             if key not in places:
                 places[key] = _places(count, edges)

@@ -167,6 +167,12 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             result.append(
                 f"{name}: the graph is not connected, so some nodes never hear of others."
             )
+    hubs = [n for n, r in zip(labels(records), records, strict=True) if _has_hub(r)]
+    if hubs:
+        result.append(
+            f"{_and(hubs)}: all nodes talk to a hub without data; accuracy is that of its model."
+        )
+    result += [f"{name}: {sentence}" for name, sentence in privacy(records).items()]
     if len(_data_sets(records)) > 1:
         result.append("The runs use different data sets; their accuracies cannot be compared.")
     elif len(records) > 1:
@@ -205,7 +211,27 @@ def facts(record: RunRecord) -> dict[str, str]:
         "connected": {True: "yes", False: "no"}.get(graph.get("connected"), "-"),
         "spectral gap": _number(graph.get("spectral_gap")),
         "gain": _number(graph.get("gain")),
+        **_privacy_facts(record),
     }
+
+
+def _has_hub(record: RunRecord) -> bool:
+    """Whether there is a node that has a model and no data."""
+    return len(record.setup["parameters"]) > len(record.setup["examples"])
+
+
+def _privacy_facts(record: RunRecord) -> dict[str, str]:
+    """What a run with noise on its messages says about privacy."""
+    said = record.summary.get("privacy")
+    if not said:
+        return {}
+    facts = {"privacy": said["guarantee"]}
+    if "epsilons" in said:
+        facts["epsilon of one message, of every node"] = ", ".join(
+            "unbounded" if value is None else f"{value:.4g}"
+            for value in (said["epsilon_message"], *said["epsilons"])
+        )
+    return facts
 
 
 def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
@@ -264,6 +290,13 @@ def where(records: Sequence[RunRecord]) -> str:
     return f"{_and(_data_sets(records))} with {spread}"
 
 
+def privacy(records: Sequence[RunRecord]) -> dict[str, str]:
+    """What runs with noise on their messages say about privacy, by name."""
+    pairs = zip(labels(records), records, strict=True)
+    found = {name: record.summary.get("privacy", {}).get("guarantee") for name, record in pairs}
+    return {name: sentence for name, sentence in found.items() if sentence}
+
+
 def _data_sets(records: Sequence[RunRecord]) -> list[str]:
     return list(dict.fromkeys(str(record.summary.get("dataset", "?")) for record in records))
 
@@ -309,13 +342,14 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     for u, v in record.setup["edges"]:
         degree[u] = degree.get(u, 0) + 1
         degree[v] = degree.get(v, 0) + 1
-    count = len(record.setup["examples"])
+    count = len(record.setup["parameters"])
+    examples = [*record.setup["examples"], 0]  # the last is a hub's, if there is one
     order = sorted(range(count), key=lambda node: (accuracy.get(node, -1.0), node))
     few = count <= figures.MANY
     lines = [
         [
             str(node),
-            _number(record.setup["examples"][node]),
+            _number(examples[node]),
             str(degree.get(node, 0)),
             _number(record.setup["parameters"][node]),
             percent(accuracy.get(node)),

@@ -5,25 +5,28 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from peerage.errors import InputError
+from peerage.report.statistics import LEVEL, significant
 from peerage.report.tables import pipe_table, table_width
 
 NUMBERS = ("ours", "spread", "paper", "paper_spread", "difference")
 HEADINGS = {1: ("column",), 2: ("group", "column")}  # of the header levels, in CSV
-Unit = Literal["percent", "rounds", "count", "loss", "number"]
-DIGITS = {"percent": 2, "rounds": 0, "count": 0, "loss": 3, "number": 3}
+P_VALUE: Final = "p-value"
+Unit = Literal["percent", "rounds", "count", "loss", "number", "p-value"]
+DIGITS = {"percent": 2, "rounds": 0, "count": 0, "loss": 3, "number": 3, P_VALUE: 4}
 MEANINGS = {
     "percent": "Accuracy in percent",
     "rounds": "Communication rounds",
     "count": "Counts",
     "loss": "Test loss (cross-entropy)",
     "number": "Numbers",
+    P_VALUE: "p-values",
 }
 
 
@@ -36,10 +39,11 @@ class Cell:
     paper: float | None = None
     paper_spread: float | None = None
     note: str = ""
+    unit: Unit | None = None  # where it is not that of the table
 
     @property
     def difference(self) -> float | None:
-        if self.ours is None or self.paper is None:
+        if self.ours is None or self.paper is None or self.unit == P_VALUE:
             return None
         return self.ours - self.paper
 
@@ -51,7 +55,8 @@ Row = tuple[tuple[str, ...], tuple[Cell, ...]]  # its titles, and a cell for eve
 class PaperTable:
     """Rows of titles and cells below columns of one or two header levels, outermost first.
 
-    Accuracies (unit `percent`) are fractions here and percent wherever people read them.
+    Accuracies (unit `percent`) are fractions here and percent wherever people read them. In a
+    group with a row of p-values, the best is marked where its column's p is significant.
     """
 
     title: str
@@ -149,8 +154,9 @@ class PaperTable:
         text = f"{MEANINGS[self.unit]}. Each cell: {ours}."
         if self.best is not None and any(len(numbers) > 1 for _, numbers in self.groups()):
             where = "column" if len(self.row_titles) == 1 else "column and group"
-            text += f" {bold}: best of ours per {where}."
-        if any(cell.ours is None for cell in cells):
+            tested = any(cell.unit == P_VALUE for cell in cells)
+            text += f" {bold}: best of ours per {where}{f', if p < {LEVEL:g}' if tested else ''}."
+        if any(cell.ours is None and cell.unit != P_VALUE for cell in cells):
             text += " -: not reached or not run."
         return text
 
@@ -158,22 +164,28 @@ class PaperTable:
         """The notes of the cells under their numbers, then those of the table."""
         return [*(f"[{n}] {text}" for text, n in self._footnotes().items()), *self.notes]
 
-    def number(self, value: float | None, *, sign: bool = False) -> str:
+    def number(self, value: float | None, *, sign: bool = False, unit: Unit | None = None) -> str:
         """A value as people read it; a difference has a sign, and nothing is a dash."""
         if value is None:
             return "-"
+        if (unit or self.unit) == P_VALUE:
+            return f"{value:.3g}"  # the first digits count, however small it is
         shown = self._rounded(value)
         return f"{shown:{'+' if sign else ''},.{self._digits}f}".replace(",", " ")
 
     def is_best(self, row: int, place: int) -> bool:
         """Whether our number is the best of its column and group, as far as digits are shown."""
         members = next(numbers for _, numbers in self.groups() if row in numbers)
-        values = [self.rows[number][1][place].ours for number in members]
+        cells = [self.rows[number][1][place] for number in members]
+        tested = [cell for cell in cells if cell.unit == P_VALUE]
+        values = [cell.ours for cell in cells if cell.unit != P_VALUE]
         known = [self._rounded(value) for value in values if value is not None]
-        own = self.rows[row][1][place].ours
-        if self.best is None or own is None or len(members) < 2:
+        own = self.rows[row][1][place]
+        if self.best is None or own.ours is None or own.unit == P_VALUE or len(values) < 2:
             return False
-        return self._rounded(own) == (max(known) if self.best == "max" else min(known))
+        if not all(significant(cell.ours) for cell in tested):
+            return False
+        return self._rounded(own.ours) == (max(known) if self.best == "max" else min(known))
 
     @property
     def _digits(self) -> int:
@@ -196,7 +208,7 @@ class PaperTable:
         """Our number in every cell of a row, and whether it is the best."""
         texts = []
         for place, cell in enumerate(self.rows[row][1]):
-            text = self.number(cell.ours)
+            text = self.number(cell.ours, unit=cell.unit)
             if cell.ours is not None and cell.spread is not None:
                 text += f" ± {self.number(cell.spread)}"
             texts.append((text, self.is_best(row, place)))
@@ -207,7 +219,7 @@ class PaperTable:
         notes, texts = self._footnotes(), []
         for place, cell in enumerate(self.rows[row][1]):
             compared = any(cells[place].paper is not None for _, cells in self.rows)
-            parts = [self.number(cell.paper)]
+            parts = [self.number(cell.paper, unit=cell.unit)]
             if cell.difference is not None:
                 parts.append(self.number(cell.difference, sign=True))
             known = compared and (cell.ours, cell.paper) != (None, None)

@@ -69,6 +69,11 @@ class Series:
         """The value in the last round that was evaluated with every seed."""
         return self._over_rounds(lambda rounds: rounds[-1:], key)
 
+    def at(self, round: int, key: Key = "accuracy") -> list[float]:
+        """Each seed's value in a round, for tests of significance; none unless all have one."""
+        values = self._values(key)
+        return [value[round] for value in values] if round in self.rounds(key) else []
+
     def last_10(self) -> Estimate:
         """Each seed's mean accuracy over what was evaluated of the last ten rounds.
 

@@ -19,6 +19,7 @@ from peerage.records import RunRecord
 from peerage.report.figures import (
     COLOURS,
     DASHES,
+    GREY,
     LOOKS,
     MARKERS,
     PERCENT,
@@ -109,6 +110,17 @@ class Plot:
         return x, y, [line.spread[k] for k in kept] if line.spread else []
 
 
+@dataclass(frozen=True)
+class Bars:
+    """A bar for every name, of one piece or of stacked parts that are named below the figure."""
+
+    title: str
+    names: tuple[str, ...]
+    parts: Mapping[str, Sequence[float]]  # a height in every bar
+    xlabel: str = ""
+    ylabel: str = ""
+
+
 def curves(panels: Sequence[Panel], keys: Sequence[str] = ("accuracy", "loss")) -> Figure:
     """Means over seeds in bands of one standard deviation: a column per panel, a row per key.
 
@@ -179,7 +191,7 @@ def against_paper(table: PaperTable) -> Figure:
 
 
 def plots(
-    panels: Sequence[Plot],
+    panels: Sequence[Plot | Bars],
     *,
     columns: int = 3,
     kinds: Mapping[str, bool] | None = None,
@@ -190,22 +202,29 @@ def plots(
     `kinds` are words for solid lines, and where they are true for dashed ones; `across` is one for
     levels.
     """
-    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
+    lined = [panel for panel in panels if isinstance(panel, Plot)]
+    labels = list(dict.fromkeys(line.label for panel in lined for line in panel.lines))
     looks = {label: _label_look(label, number) for number, label in enumerate(labels)}
     columns = min(columns, len(panels))
-    alike = len({(panel.ylabel, "y" in panel.log) for panel in panels}) == 1
+    alike = len({(panel.ylabel, "y" in panel.log) for panel in lined}) == 1
+    alike = alike and len(lined) == len(panels)
     figure, grid = _grid(-(-len(panels) // max(columns, 1)), columns, sharey=alike)
     with matplotlib.rc_context(STYLE):
         for spare in grid.flat[len(panels) :]:
             spare.set_visible(False)
         for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
-            _draw_plot(axes, panel, looks)
+            if isinstance(panel, Bars):
+                _draw_bars(axes, panel, looks)
+            else:
+                _draw_plot(axes, panel, looks)
             if not alike or number % columns == 0:
                 axes.set_ylabel(literal(panel.ylabel))
         for axes, panel in zip(grid.flat, panels, strict=False):
-            _plot_axes(axes, panel, panels if alike else [panel])
-        names = _names(panels, looks)
-        _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(panels, across)])
+            if isinstance(panel, Plot):
+                _plot_axes(axes, panel, lined if alike else [panel])
+        names = _names(lined, looks)
+        _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(lined, across)])
+        _legend_of_parts(figure, [panel for panel in panels if isinstance(panel, Bars)])
     return figure
 
 
@@ -304,6 +323,38 @@ def _draw_plot(axes: Axes, panel: Plot, looks: Mapping[str, dict[str, Any]]) -> 
             axes.fill_between(x, low, high, color=stroke["color"], alpha=BAND, linewidth=0)
     axes.set_title(literal(panel.title))
     axes.set_xlabel(literal(panel.xlabel))
+
+
+def _draw_bars(axes: Axes, panel: Bars, looks: Mapping[str, dict[str, Any]]) -> None:
+    """A bar of one piece has its height above it, and the colour of a line with its name."""
+    places = range(len(panel.names))
+    bottom = np.zeros(len(panel.names))
+    for number, heights in enumerate(panel.parts.values()):
+        single = [looks[name]["color"] if name in looks else GREY for name in panel.names]
+        colour: Any = single if len(panel.parts) == 1 else _part_colour(number)
+        bars = axes.bar(places, heights, 0.7, bottom, color=colour)
+        if len(panel.parts) == 1:
+            axes.bar_label(bars, [f"{height:,.4g}".replace(",", " ") for height in heights])
+            axes.margins(y=0.1)
+        bottom += np.asarray(heights)
+    axes.set_xticks(places, [literal(name) for name in panel.names])
+    axes.grid(visible=False, axis="x")
+    axes.set_title(literal(panel.title))
+    axes.set_xlabel(literal(panel.xlabel))
+
+
+def _part_colour(number: int) -> Any:
+    return matplotlib.colormaps["tab10"](number % 10)
+
+
+def _legend_of_parts(figure: Figure, panels: Sequence[Bars]) -> None:
+    names = list(dict.fromkeys(n for p in panels if len(p.parts) > 1 for n in p.parts))
+    if names:
+        entries = [Patch(color=_part_colour(k), label=literal(n)) for k, n in enumerate(names)]
+        look: Any = {"fontsize": 9, "handlelength": 1.0, "columnspacing": 1.2}
+        figure.legend(
+            handles=entries, loc="outside lower center", ncols=min(len(names), 10), **look
+        )
 
 
 def _plot_axes(axes: Axes, panel: Plot, sharing: Sequence[Plot]) -> None:

@@ -13,9 +13,11 @@ from peerage.aggregation import weighted_mean
 from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.dechw import ONLINE, DecHW
 from peerage.algorithms.desa import DESA
+from peerage.algorithms.fedcurv import FedCurv
+from peerage.algorithms.hwa import HWA
 from peerage.data import cache_folder
-from peerage.data.datasets import DATASETS, FACTS
-from peerage.data.partition import BalancedIid
+from peerage.data.datasets import DATASETS, FACTS, Facts, facts
+from peerage.data.partition import BalancedIid, ByGroup
 from peerage.diffusion import diffuse
 from peerage.environment import environment
 from peerage.errors import DiskError
@@ -71,22 +73,27 @@ class Speeds:
     def _training(self, experiment: Experiment) -> float:
         dataset = display_name(experiment.dataset, DATASETS)
         model = display_name(experiment.model[0], MODELS)
-        rate = self.rate(dataset, model, experiment.work.batch_size)
+        known = known_facts(experiment)
+        rate = self.rate(dataset, model, experiment.work.batch_size, known)
         nodes = 1 if experiment.pooled else experiment.nodes
         cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
         rounds, held = experiment.rounds, examples(experiment)
-        trained = examples_per_round(experiment) + extra_passes(experiment) * held
-        tested = experiment.evaluation.samples or FACTS[dataset].test
-        judged = tested * nodes * len(experiment.evaluation.judged(rounds))
+        passes = share_of_clients(experiment) * extra_passes(experiment)
+        trained = examples_per_round(experiment) + passes * held
+        tested = experiment.evaluation.samples or known.test
+        models = 1 if experiment.algorithm.with_hub else nodes
+        judged = tested * models * len(experiment.evaluation.judged(rounds))
         once = synthesis_passes(experiment, held)
         averaged = rounds * numbers_averaged(experiment) / self.averaged()
         busy = rounds * trained / rate.trained + (judged + once) / rate.judged + averaged
         return START + busy / cores
 
-    def rate(self, dataset: str, model: str, batch: int) -> Rate:
-        return Rate(
-            *self._once(f"{dataset} {model} {batch}", lambda: measure(dataset, model, batch))
-        )
+    def rate(self, dataset: str, model: str, batch: int, known: Facts | None = None) -> Rate:
+        """The rate with the images of a data set, whose options may have changed their shape."""
+        known = known or FACTS[dataset]
+        if known.shape != FACTS[dataset].shape:
+            dataset += " " + "x".join(map(str, known.shape))
+        return Rate(*self._once(f"{dataset} {model} {batch}", lambda: measure(known, model, batch)))
 
     def averaged(self) -> float:
         """Numbers per second that one core adds up when it averages models."""
@@ -124,8 +131,16 @@ def examples(experiment: Experiment) -> int:
     partition = experiment.partition
     if isinstance(partition, BalancedIid) and partition.items is not None:
         return experiment.nodes * partition.items
-    dataset = display_name(experiment.dataset, DATASETS)
-    return int(getattr(experiment.dataset, "train", None) or FACTS[dataset].train)
+    known = known_facts(experiment)
+    if isinstance(partition, ByGroup) and known.groups is not None:
+        return known.train * experiment.nodes // known.groups  # about, as groups differ in size
+    return int(getattr(experiment.dataset, "train", None) or known.train)
+
+
+def known_facts(experiment: Experiment) -> Facts:
+    known = facts(experiment.dataset)
+    assert known is not None  # studies are about published data
+    return known
 
 
 def examples_per_round(experiment: Experiment) -> float:
@@ -134,18 +149,24 @@ def examples_per_round(experiment: Experiment) -> float:
     if work.steps is not None:
         nodes = 1 if experiment.pooled else experiment.nodes
         return float(nodes * work.steps * work.batch_size)
-    return float((work.epochs or 1) * examples(experiment))
+    return share_of_clients(experiment) * (work.epochs or 1) * examples(experiment)
+
+
+def share_of_clients(experiment: Experiment) -> float:
+    """How many of the nodes take part in a round: all of them, unless a hub chooses some."""
+    chosen = getattr(experiment.algorithm, "clients", None) or experiment.nodes
+    return float(chosen / experiment.nodes)
 
 
 def parameters(experiment: Experiment) -> int:
     """How many parameters the experiment's model has, known without loading its data."""
-    return _parameters(experiment.model[0], display_name(experiment.dataset, DATASETS))
+    return _parameters(experiment.model[0], known_facts(experiment))
 
 
 @cache
-def _parameters(model: Any, dataset: str) -> int:
+def _parameters(model: Any, known: Facts) -> int:
     with torch.device("meta"):  # shapes without values: a large model takes no time
-        module = model.build(FACTS[dataset].shape, FACTS[dataset].classes)
+        module = model.build(known.shape, known.classes)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -181,15 +202,15 @@ def extra_passes(experiment: Experiment) -> float:
     algorithm, rounds = experiment.algorithm, experiment.rounds
     if isinstance(algorithm, DESA):
         return float(experiment.work.epochs or 1)  # as many anchors as own examples
-    if not isinstance(algorithm, DecHW) or algorithm.curvature == ONLINE:
+    if not isinstance(algorithm, DecHW | FedCurv | HWA) or algorithm.curvature == ONLINE:
         return 0.0
-    share = min(1.0, (algorithm.theta or rounds) / rounds)
+    share = min(1.0, (getattr(algorithm, "theta", None) or rounds) / rounds)
     return share * (SAMPLE_PASS if algorithm.curvature == "sample" else 1.0)
 
 
-def measure(dataset: str, model: str, batch: int) -> Rate:
+def measure(known: Facts, model: str, batch: int) -> Rate:
     """Train and judge random images for a moment."""
-    shape, classes = FACTS[dataset].shape, FACTS[dataset].classes
+    shape, classes = known.shape, known.classes
     architecture = Architecture(model, partial(MODELS[model]().build, shape, classes), "torch")
     bench = architecture.workbench()
     bench.load(*architecture.initial(0, 0, gain=1.0))

@@ -1,18 +1,21 @@
 """Does the jobs of studies: skips what is finished, continues what was interrupted, shows all."""
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from peerage import checkpoint
+from peerage.algorithms.fednl import FedNL
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.errors import (
     DataError,
     Diverged,
     InputError,
     Interrupted,
+    PeerageWarning,
     did_you_mean,
 )
 from peerage.prepare import load_dataset
@@ -22,11 +25,12 @@ from peerage.report.tables import percent
 from peerage.reproduce.calculate import calculate, recorded
 from peerage.reproduce.calibrate import Speeds, parameters
 from peerage.reproduce.p0.studies import STUDIES as P0
+from peerage.reproduce.p2.studies import STUDIES as P2
 from peerage.reproduce.p4.studies import STUDIES as P4
 from peerage.reproduce.study import Calculation, Job, Place, Plan, Results, Study, Training
 from peerage.running import locked, resume, run
 
-STUDIES: dict[str, Study] = {study.id: study for study in (*P0, *P4)}
+STUDIES: dict[str, Study] = {study.id: study for study in (*P0, *P2, *P4)}
 DISK = 2e8  # bytes per second that are safely on the disk
 SAVING = 0.1  # of a round at most, or checkpoints are written less often than in every round
 
@@ -56,21 +60,42 @@ def find(id: str) -> Study:
 
 
 def jobs_of(study: Study, plan: Plan, only: Sequence[str] = ()) -> list[Job]:
-    """The jobs of a study, of some methods only if these are named."""
+    """The jobs of a study, or those of some methods, data sets, splits... if these are named.
+
+    Names of one kind are alternatives, and those of several kinds must all fit.
+    """
     jobs = study.jobs(plan)
-    wanted = {method for name in only for method in named(name, study, jobs)}
-    return [job for job in jobs if not only or job.place.method in wanted]
+    chosen: dict[str, set[Any]] = {}
+    for name in only:
+        coordinate, values = named(name, study, jobs)
+        chosen.setdefault(coordinate, set()).update(values)
+    return [
+        job
+        for job in jobs
+        if all(getattr(job.place, coordinate) in chosen[coordinate] for coordinate in chosen)
+    ]
 
 
-def named(name: str, study: Study, jobs: Sequence[Job]) -> set[str]:
-    """The methods that a user means: by the paper's name, or all that run this algorithm."""
+def named(name: str, study: Study, jobs: Sequence[Job]) -> tuple[str, set[Any]]:
+    """The coordinate of places that a user means, and which of its values.
+
+    A method goes by the paper's name, or all that run this algorithm; the rest by its value.
+    """
     methods = {job.place.method: job.algorithm for job in jobs}
-    found = {method for method in methods if simplified(method) == simplified(name)}
-    found = found or {method for method, algorithm in methods.items() if algorithm == name.lower()}
-    if not found:
-        known = {name.lower() for name in (*methods, *methods.values())}
-        raise InputError(f"{study.id} has no method {name!r}; {did_you_mean(name.lower(), known)}")
-    return found
+    values: dict[str, set[Any]] = {"method": set()}  # these first
+    for job in jobs:
+        for coordinate, value in job.place._asdict().items():
+            values.setdefault(coordinate, set()).add(value)
+    word = simplified(name)
+    for coordinate, members in values.items():
+        found = {value for value in members if simplified(str(value)) == word != ""}
+        if coordinate == "method" and not found:
+            found = {method for method in methods if methods[method] == name.lower()}
+        if found:
+            return coordinate, found
+    known = {str(value).lower() for members in values.values() for value in members} - {""}
+    hint = did_you_mean(name.lower(), known | set(methods.values()))
+    raise InputError(f"{study.id} has no method {name!r}; {hint}")
 
 
 def simplified(method: str) -> str:
@@ -188,10 +213,12 @@ def _run(folder: Path, job: Training, dataset: Dataset, shown: Progress, every: 
         rounds = job.experiment.rounds
         shown.advance(row["round"] / rounds, f"round {row['round']}/{rounds}{accuracy}")
 
-    if (folder / "experiment.toml").exists():
-        resume(folder, dataset=dataset, checkpoint_every=every, watch=watch)
-    else:
-        run(job.experiment, folder, dataset=dataset, checkpoint_every=every, watch=watch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PeerageWarning)  # what a study asks for, it asks on purpose
+        if (folder / "experiment.toml").exists():
+            resume(folder, dataset=dataset, checkpoint_every=every, watch=watch)
+        else:
+            run(job.experiment, folder, dataset=dataset, checkpoint_every=every, watch=watch)
     # The records are what tables are made of; a finished run's checkpoints only fill the disk.
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
 
@@ -202,6 +229,8 @@ def saved_every(job: Training, cost: float) -> int | None:
     If the models are so large and the rounds so short that saving would take much of the time,
     None: the run itself then finds out how often it can afford it.
     """
+    if isinstance(job.experiment.algorithm, FedNL):
+        return None  # its Hessians are a thousand times larger than its models
     nodes = 1 if job.experiment.pooled else job.experiment.nodes
     size = 4 * nodes * parameters(job.experiment)  # bytes
     return 1 if size / DISK <= SAVING * cost / job.experiment.rounds else None

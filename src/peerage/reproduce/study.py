@@ -111,7 +111,10 @@ class Training(Job):
 
 
 class NumericalModel(Protocol):
-    """What is calculated instead of trained: a frozen dataclass of its settings."""
+    """What is calculated instead of trained: a frozen dataclass of its settings.
+
+    One that needs data tells the name of the data set as `dataset`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -147,8 +150,8 @@ class Calculation(Job):
         return self.model.name
 
     @property
-    def dataset(self) -> None:
-        return None
+    def dataset(self) -> str | None:
+        return getattr(self.model, "dataset", None)
 
 
 def split_name(partition: Any) -> str:
@@ -241,6 +244,8 @@ class Shown:
 
     tables: tuple[PaperTable, ...]
     figure: Figure
+    curves: tuple[str, ...] = ("accuracy", "loss")  # that are written down beside the tables
+    pictures: Mapping[str, Any] | None = None  # numbers behind what is neither
 
 
 @dataclass(frozen=True)

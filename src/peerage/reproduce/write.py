@@ -73,21 +73,26 @@ def as_dict(study: Study, results: Results, shown: Shown) -> dict[str, Any]:
         "fidelity": results.plan.fidelity,
         "tables": [table.as_dict() for table in shown.tables],
         "curves": [
-            {**place._asdict(), **_curves(series)} for place, series in results.series.items()
+            {**place._asdict(), **_curves(series, shown.curves)}
+            for place, series in results.series.items()
         ],
+        **({"pictures": shown.pictures} if shown.pictures else {}),
         "runs": [_run(results, job) for job in results.jobs],
     }
 
 
-def _curves(series: Series) -> dict[str, Any]:
+def _curves(series: Series, wanted: tuple[str, ...]) -> dict[str, Any]:
     """Means and deviations over seeds, rounded: a picture needs no more digits."""
     calculated = bool(series.rounds("sigma_ap"))
-    keys = ("sigma_ap", "sigma_an") if calculated else ("accuracy", "loss")
-    found: dict[str, Any] = {"rounds": series.rounds(keys[0])}
+    keys = ("sigma_ap", "sigma_an") if calculated else wanted
+    rounds = series.rounds(keys[0])
+    found: dict[str, Any] = {"rounds": rounds}
     for key in keys:
-        curve = series.curve(key)
-        for name, values in ((key, curve.means), (f"{key}_std", curve.stds)):
-            found[name] = [float(f"{v:.5g}") if calculated else round(v, 5) for v in values]
+        known, means, stds = series.curve(key)
+        for name, values in ((key, means), (f"{key}_std", stds)):
+            short = [float(f"{v:.5g}") if calculated else round(v, 5) for v in values]
+            by_round = dict(zip(known, short, strict=True))
+            found[name] = [by_round.get(r) for r in rounds]  # training has no loss in round 0
     return found
 
 

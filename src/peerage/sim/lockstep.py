@@ -128,13 +128,19 @@ class Lockstep:
         """How the tensors of those who are there spread over parameters and over nodes (P4)."""
         found = Deviations()
         with one_thread():
-            for node in self.world.present(round):
+            present = self.world.present(round)
+            for node in dict.fromkeys(self.world.keeper(node) for node in present):
                 architecture = self.world.architecture(node)
                 found.add(architecture.name, architecture.layout.views(self.parameters(node)))
             return found.layers()
 
+    def released(self) -> list[int]:
+        """How many messages each node with data has released, where there is noise on them."""
+        counts = {node: count for part in self._all("released") for node, count in part.items()}
+        return [counts[node] for node in sorted(counts)]
+
     def model(self, node: int) -> tuple[Tensor, Tensor]:
-        """Copies of a node's parameters [d] and buffers [b]."""
+        """Copies of the parameters [d] and buffers [b] of a node that keeps a model."""
         shard = self.owner[node]
         arguments = [
             (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.members)
@@ -168,7 +174,8 @@ class Lockstep:
         for report in reports:
             for name, values in report.squares.items():
                 squares.setdefault(name, {}).update(values)
-        consensus = consensus_distance(sums, squares) if sums else None
+        several = sums and self.world.hub is None  # with a hub, there is one model
+        consensus = consensus_distance(sums, squares) if several else None
         return RoundReport(nodes, sent, consensus, {**seconds, "total": wall})
 
 

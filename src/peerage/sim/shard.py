@@ -124,6 +124,8 @@ class Shard:
         architecture = world.architecture(node)
         start = None if world.shared_start else node
         params, buffers = architecture.initial(world.seed, start, float(world.gains[node]))
+        if world.keeper(node) != node:
+            params, buffers = torch.empty(0), torch.empty(0)
         counts = world.label_counts[node]
         member = Member(
             Node(
@@ -137,10 +139,14 @@ class Shard:
                 buffers=buffers,
                 seed=world.seed,
                 rounds=world.rounds,
+                hub=world.hub,
             )
         )
         self._enter(member.node, 0, world.neighbours(0), world.listeners(0))
         member.node.state = world.algorithm.init(member.node)
+        veil = world.veil(node, member.memory)
+        if veil is not None:
+            veil.heard([{"x": params}])
         return member
 
     def _enter(
@@ -161,7 +167,8 @@ class Shard:
     async def _amplify(self, node: Node[Any]) -> None:
         assert self.world.prelude is not None
         gain = await self.world.prelude.estimate(node)
-        node.params = self.world.architecture(node.id).amplified(node.params, gain)
+        if self.world.keeper(node.id) == node.id:
+            node.params = self.world.architecture(node.id).amplified(node.params, gain)
 
     def _start(self, round: int, evaluate: bool, play: Play) -> Step:
         """Let everyone who is there begin to play."""
@@ -174,6 +181,8 @@ class Shard:
         for member in self.present:
             node = member.node
             self._enter(node, round, graph, listeners)
+            # Before the first round, nobody says anything about data.
+            node.veil = None if round == BEFORE else self.world.veil(node.id, member.memory)
             member.before = node.params if evaluate and self.world.spread else None
             member.local = Local(
                 node=node.id,
@@ -203,8 +212,7 @@ class Shard:
             if member.before is not None:
                 member.moved = movement(member.before, member.node.params, member.trained)
             self._settle(member.node)
-            if self.evaluating and member.score is None:
-                self._timed("evaluate", self._evaluate, member)
+            self._judge(member)
         return self._report()
 
     def measure(self) -> ShardReport:
@@ -212,7 +220,7 @@ class Shard:
         self.store.clear()
         self._reset(BEFORE, evaluate=True)
         for member in self.present:
-            self._timed("evaluate", self._evaluate, member)
+            self._judge(member)
         return self._report()
 
     def _advance(self, nodes: Iterable[int]) -> Step:
@@ -252,9 +260,8 @@ class Shard:
                     member.coroutine.close()
                     return
             elif isinstance(request, Send | Receive):
-                at_exchange = self.world.evaluate_at == "exchange" and member.train_examples
-                if self.evaluating and at_exchange and member.score is None:
-                    self._timed("evaluate", self._evaluate, member)
+                if self.world.evaluate_at == "exchange" and member.train_examples:
+                    self._judge(member)
                 if isinstance(request, Receive):
                     step.waiting[node.id] = request.senders
                     return
@@ -303,6 +310,10 @@ class Shard:
 
     def _settle(self, node: Node[Any]) -> None:
         """What a node keeps must be whole and its own: payloads are forgotten after the round."""
+        if self.world.keeper(node.id) != node.id:
+            node.params, node.buffers = torch.empty(0), torch.empty(0)
+            node.state = map_tensors(self.store.own, node.state)
+            return
         if node.params.shape != (node.layout.size,) or node.params.dtype != torch.float32:
             raise PeerageError(
                 f"the algorithm gave node {node.id} parameters of shape {tuple(node.params.shape)} "
@@ -326,6 +337,12 @@ class Shard:
             member.train_loss, member.train_examples = 0.0, 0
             member.score, member.validation = None, None
             member.before, member.trained, member.moved = None, [], None
+
+    def _judge(self, member: Member) -> None:
+        """Once in a round that is judged, and only those who keep a model."""
+        keeps = self.world.keeper(member.node.id) == member.node.id
+        if self.evaluating and keeps and member.score is None:
+            self._timed("evaluate", self._evaluate, member)
 
     def _evaluate(self, member: Member) -> None:
         node = member.node
@@ -358,6 +375,11 @@ class Shard:
             return call(*arguments)
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
+
+    def released(self) -> dict[int, int]:
+        """How many messages each node has released, of those that noise was laid over."""
+        veils = {id: self.world.veil(id, member.memory) for id, member in self.members.items()}
+        return {id: veil.messages for id, veil in veils.items() if veil is not None}
 
     # Saving
 

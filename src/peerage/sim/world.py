@@ -12,6 +12,7 @@ from peerage.faults import Faults, Way
 from peerage.graph import Graph, Neighbours
 from peerage.initialise import Architecture
 from peerage.local import Examples
+from peerage.privacy import Noise, Veil
 from peerage.vectors import Layout
 
 
@@ -40,13 +41,29 @@ class World:
     gains: Sequence[float]  # node -> factor on the initial weights
     evaluate_at: str  # "exchange": at the first message after training; "end": of the round
     faults: Faults = Faults()
+    noise: Noise = Noise()
     prelude: Prelude | None = None  # what nodes find out about the network before the first round
     spread: bool = False  # whether to record how models spread and move, layer by layer (P4)
     cache: Path | None = None  # where local work may keep what is dear to compute
 
     @property
     def nodes(self) -> int:
+        """All of them, also a hub."""
         return len(self.parts)
+
+    @property
+    def hub(self) -> int | None:
+        """The node without data that all others talk to, if the algorithm has one: the last."""
+        return self.nodes - 1 if self.algorithm.with_hub else None
+
+    @property
+    def peers(self) -> int:
+        """How many nodes have data."""
+        return self.nodes if self.hub is None else self.nodes - 1
+
+    def keeper(self, node: int) -> int:
+        """Who keeps the model of a node between rounds: itself, or the hub for its clients."""
+        return node if self.hub is None else self.hub
 
     def neighbours(self, round: int) -> Neighbours:
         """Whom every node hears in this round, if no message gets lost."""
@@ -73,6 +90,12 @@ class World:
     def way(self, round: int) -> Way | None:
         """What happens to the messages of this round; None if nothing can."""
         return None if self.faults == Faults() else Way(self.faults, self.seed, round)
+
+    def veil(self, node: int, memory: dict[str, Tensor]) -> Veil | None:
+        """What becomes of a node's messages; a hub's data are those that others have released."""
+        if not self.noise.active or node == self.hub:
+            return None
+        return Veil(self.noise, self.algorithm.nonnegative, memory)
 
     def architecture(self, node: int) -> Architecture:
         return self.architectures[self.assignment[node]]

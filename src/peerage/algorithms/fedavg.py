@@ -1,0 +1,29 @@
+"""FedAvg: a hub averages what its clients have learned (the baseline of P2).
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, 2017. arXiv:1602.05629.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peerage.algorithm import Node
+from peerage.hub import HubAlgorithm, Payload
+from peerage.requests import Inbox
+from peerage.training import LocalSGD
+
+
+@dataclass(frozen=True)
+class FedAvg(HubAlgorithm[None]):
+    """Train the hub's model; the hub takes the mean, weighted by examples."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def answer(self, node: Node[None], order: Mapping[str, Tensor]) -> Payload:
+        await node.train(self.local)
+        return {"x": node.params, "b": node.buffers}
+
+    def merge(self, node: Node[None], inbox: Inbox) -> None:
+        tau = inbox.data_weights()
+        node.params, node.buffers = inbox.mean("x", tau), inbox.mean("b", tau)

@@ -1,0 +1,87 @@
+"""FedCurv: clients that are held back where other clients' data has something to say (P2).
+
+Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak, 2019. arXiv:1910.07796.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from peerage.algorithm import Node
+from peerage.curvature import check_kind
+from peerage.errors import InputError
+from peerage.hub import HubAlgorithm, Payload
+from peerage.losses import CurvaturePenalty
+from peerage.requests import Inbox
+from peerage.training import LocalSGD
+
+
+@dataclass(frozen=True)
+class Consolidated:
+    """At the hub, sums over the clients of the last round; at a client, its own part of them."""
+
+    f: Tensor  # [d] diagonal of the Fisher information; empty before there is any
+    fx: Tensor  # [d] the same times the parameters
+    who: Tensor  # [k] the clients in it
+
+
+@dataclass(frozen=True)
+class FedCurv(HubAlgorithm[Consolidated]):
+    """As FedAvg, with a penalty in training on what matters to the others."""
+
+    nonnegative: ClassVar[frozenset[str]] = frozenset({"f"})
+
+    local: LocalSGD = LocalSGD()
+    strength: float = 1.0  # of the penalty: lambda
+    curvature: str = "sample"  # sample (the Fisher information), batch or full
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kind(self.curvature)
+        CurvaturePenalty(self.strength)  # complains about what cannot be
+        if self.local.correct is not None:
+            raise InputError("fedcurv corrects gradients itself; leave local.correct out")
+
+    def init(self, node: Node[Consolidated]) -> Consolidated:
+        return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
+
+    def scatter(self, node: Node[Consolidated]) -> Payload:
+        return {**super().scatter(node), **vars(node.state)}
+
+    async def answer(self, node: Node[Consolidated], order: Mapping[str, Tensor]) -> Payload:
+        if order["who"].numel():
+            work = replace(self.local, correct=CurvaturePenalty(self.strength))
+            a, b = self.others(node, order)
+            await node.train(work, a=a, b=b)
+        else:  # nobody has said anything about curvature yet
+            await node.train(self.local)
+        f = await node.curvature(self.curvature, self.local.batch_size)
+        f = f / max(self.terms(node), 1)
+        node.state = Consolidated(f, f * node.params, torch.tensor([node.id]))
+        return {"x": node.params, "b": node.buffers, "f": f, "fx": node.state.fx}
+
+    def others(
+        self, node: Node[Consolidated], order: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The sums without the own part, which is not in them if the answer was lost."""
+        if node.id not in order["who"]:
+            return order["f"], order["fx"]
+        return order["f"] - node.state.f, order["fx"] - node.state.fx
+
+    def terms(self, node: Node[Consolidated]) -> int:
+        """How many squared gradients were added up, of which the information is the mean."""
+        if self.curvature == "sample":
+            return node.num_examples
+        return -(-node.num_examples // self.local.batch_size) if self.curvature == "batch" else 1
+
+    def merge(self, node: Node[Consolidated], inbox: Inbox) -> None:
+        tau = inbox.data_weights()
+        node.params, node.buffers = inbox.mean("x", tau), inbox.mean("b", tau)
+        f, fx = (torch.stack(inbox[name]).sum(0) for name in ("f", "fx"))
+        node.state = Consolidated(f, fx, torch.tensor(inbox.senders))
+
+    def rest(self, node: Node[Consolidated]) -> None:
+        node.state = self.init(node)  # it will be in no sum, so there is nothing to remember

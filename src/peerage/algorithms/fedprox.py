@@ -1,0 +1,32 @@
+"""FedProx: clients of a hub that must not stray far from its model (a baseline of P2).
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, 2020. arXiv:1812.06127.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from peerage.algorithm import Node
+from peerage.algorithms.fedavg import FedAvg
+from peerage.errors import InputError
+from peerage.hub import Payload
+from peerage.losses import Proximal
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """As FedAvg, with a pull towards the hub's model in every step of training."""
+
+    mu: float = 0.1  # strength of the pull
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Proximal(self.mu)  # complains about what cannot be
+        if self.local.correct is not None:
+            raise InputError("fedprox corrects gradients itself; leave local.correct out")
+
+    async def answer(self, node: Node[None], order: Mapping[str, Tensor]) -> Payload:
+        await node.train(replace(self.local, correct=Proximal(self.mu)))
+        return {"x": node.params, "b": node.buffers}

@@ -1,0 +1,67 @@
+"""HWA: a hub that weights every parameter of the output layer by its curvature (P2).
+
+Ahmad, Luo, Robles-Kelly, 2023. Machine Learning 112, 633-654.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from peerage.aggregation import curvature_weighted, unit, weighted_mean
+from peerage.algorithm import Node
+from peerage.curvature import check_kind, scope_of
+from peerage.errors import InputError
+from peerage.hub import HubAlgorithm, Payload
+from peerage.requests import Inbox
+from peerage.training import LocalSGD
+from peerage.vectors import Layout
+
+
+@dataclass(frozen=True)
+class HWA(HubAlgorithm[None]):
+    """Train the hub's model; the hub weights parameters of chosen layers by their curvature."""
+
+    nonnegative: ClassVar[frozenset[str]] = frozenset({"h"})
+
+    local: LocalSGD = LocalSGD()
+    scope: str = "output"  # layers with curvature: output, last-hidden, all, or names joined by +
+    # Weights of a parameter add up to one, or are those of Eq. 5 as printed, which do not.
+    normalise: Literal["parameter", "literal"] = "parameter"
+    curvature: str = "batch"  # batch, sample or full
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kind(self.curvature)
+        if self.normalise not in ("parameter", "literal"):
+            raise InputError(f"normalise must be parameter or literal, got {self.normalise!r}")
+
+    def fits(self, layout: Layout) -> None:
+        scope_of(layout, self.scope)  # complains about layers that are not there
+
+    def caveats(self) -> Iterator[str]:
+        if self.normalise == "literal":
+            yield (
+                "hwa:normalise=literal follows Eq. 5 of P2 as printed: its weights do not add up "
+                "to one, so merging shrinks the output layer; normalise=parameter does not"
+            )
+
+    async def answer(self, node: Node[None], order: Mapping[str, Tensor]) -> Payload:
+        await node.train(self.local)
+        part = scope_of(node.layout, self.scope)
+        h = await node.curvature(self.curvature, self.local.batch_size, part)
+        return {"x": node.params, "b": node.buffers, "h": h}
+
+    def merge(self, node: Node[None], inbox: Inbox) -> None:
+        tau = inbox.data_weights()
+        node.buffers = inbox.mean("b", tau)
+        part = scope_of(node.layout, self.scope)
+        d = [unit(h) for h in inbox["h"]]  # D_k / |D_k|
+        if self.normalise == "parameter":
+            node.params = curvature_weighted(inbox["x"], d, otherwise=tau, part=part)
+        else:
+            x = torch.stack([params[part] for params in inbox["x"]])
+            node.params = weighted_mean(inbox["x"], tau)
+            node.params[part] = torch.stack(d).mul_(x).sum(0)

@@ -1,0 +1,478 @@
+"""The hub pattern and its algorithms, by numbers: who talks, who trains, and what is merged."""
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import TINY, peerage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import peerage as pg
+from peerage import HWA, DecAvg, DecHW, Experiment, FedAvg, FedCurv, FedProx, LocalSGD, Node
+from peerage.curvature import scope_of
+from peerage.errors import InputError, PeerageWarning
+from peerage.hub import HubAlgorithm
+from peerage.losses import CurvaturePenalty
+from peerage.prepare import prepare
+from peerage.requests import Inbox, Message
+from peerage.sim.lockstep import Lockstep, SerialTeam
+from peerage.testing import NODES, blobs, simulate, toy
+from peerage.vectors import Layout
+
+# A hidden layer of two numbers and an output layer of three.
+LAYOUT = Layout.of(
+    [
+        ("hidden.weight", torch.zeros(1, 2)),
+        ("head.weight", torch.zeros(1, 2)),
+        ("head.bias", torch.zeros(1)),
+    ]
+)
+OUTPUT = slice(2, 5)
+
+Vector = list[float]
+vectors = st.lists(st.floats(-3, 3, width=32), min_size=5, max_size=5)
+curvatures = st.lists(st.floats(0, 4, width=32), min_size=3, max_size=3)
+
+
+def hub(**values: Any) -> Node[Any]:
+    settings: dict[str, Any] = {
+        "id": 3,
+        "num_nodes": 4,
+        "num_examples": 0,
+        "label_proportions": torch.ones(1),
+        "architecture": "net",
+        "layout": LAYOUT,
+        "params": torch.zeros(5),
+        "buffers": torch.zeros(0),
+        "seed": 0,
+        "hub": 3,
+    }
+    return Node(**(settings | values))
+
+
+def answers(examples: Sequence[int], **payloads: Sequence[Vector]) -> Inbox:
+    """One message of every client with the named vectors."""
+    messages = [
+        Message(
+            client,
+            examples[client],
+            1,
+            "net",
+            {
+                "b": torch.zeros(0),
+                **{name: torch.tensor(v[client]) for name, v in payloads.items()},
+            },
+        )
+        for client in range(len(examples))
+    ]
+    return Inbox(tuple(messages), owner=3)
+
+
+def merged(algorithm: HubAlgorithm[Any], examples: Sequence[int], **payloads: Any) -> Vector:
+    node = hub()
+    node.state = algorithm.init(node)
+    algorithm.merge(node, answers(examples, **payloads))
+    return node.params.tolist()
+
+
+# What the hub makes of the answers
+
+
+def test_fedavg_weights_clients_by_their_examples():
+    x = [[0.0] * 5, [4.0] * 5, [8.0] * 5]
+    assert merged(FedAvg(), [1, 1, 2], x=x) == [5.0] * 5
+
+
+def test_hwa_weights_the_output_layer_by_curvature_and_the_rest_by_examples():
+    x = [[0.0, 0.0, 0.0, 0.0, 0.0], [4.0, 8.0, 10.0, 20.0, 30.0]]
+    # Norms 5 and 2, so the weights of client 1 are 0 / 1, (1 * 2/2) / (4/5 + 1), all of nothing.
+    h = [[3.0, 4.0, 0.0], [0.0, 2.0, 0.0]]
+    expected = [3.0, 6.0, 0.0, 20 / 1.8, 0.75 * 30]
+    assert merged(HWA(), [1, 3], x=x, h=h) == pytest.approx(expected)
+
+
+def test_scopes_reach_further_into_the_model():
+    assert scope_of(LAYOUT, "output") == scope_of(LAYOUT, "head") == OUTPUT
+    assert scope_of(LAYOUT, "last-hidden") == scope_of(LAYOUT, "all") == slice(0, 5)
+    assert scope_of(LAYOUT, "hidden") == slice(0, 2)
+    three = Layout.of([(f"{name}.weight", torch.zeros(2)) for name in "abc"])
+    assert scope_of(three, "last-hidden") == scope_of(three, "b+c") == slice(2, 6)
+    with pytest.raises(InputError, match=r"scope 'a\+c' leaves out a layer in between; .*a, b, c"):
+        scope_of(three, "a+c")
+    with pytest.raises(InputError, match="scope 'a\\+d' names no layer of the model; "):
+        scope_of(three, "a+d")
+
+
+@settings(deadline=None)
+@given(vectors, st.lists(curvatures, min_size=3, max_size=3))
+def test_identical_clients_are_a_fixed_point_for_any_curvature(x, h):
+    found = merged(HWA(), [1, 5, 2], x=[x] * 3, h=h)
+    assert found == pytest.approx(x, rel=1e-5, abs=1e-5)
+
+
+@settings(deadline=None)
+@given(st.lists(vectors, min_size=3, max_size=3), curvatures)
+def test_equal_curvature_gives_the_uniform_mean_and_not_that_by_examples(x, h):
+    found = merged(HWA(), [1, 5, 2], x=x, h=[h] * 3)
+    by_examples = np.average(x, axis=0, weights=[1, 5, 2])
+    uniform = np.mean(x, axis=0)
+    says_something = np.array(h) > 1e-5 * max(h)
+    expected = np.concatenate(
+        [by_examples[:2], np.where(says_something, uniform[2:], by_examples[2:])]
+    )
+    undecided = (np.array(h) > 0) & ~says_something  # so small that the threshold may count
+    keep = np.concatenate([[True, True], ~undecided])
+    np.testing.assert_allclose(np.array(found)[keep], expected[keep], rtol=1e-4, atol=1e-5)
+
+
+def test_the_literal_equation_is_no_average():
+    same = [[1.0] * 5] * 3
+    h = [[3.0, 4.0, 0.0]] * 3
+    found = merged(HWA(normalise="literal"), [1, 1, 1], x=same, h=h)
+    assert found == pytest.approx([1.0, 1.0, 3 * 0.6, 3 * 0.8, 0.0])
+
+
+def test_who_asks_for_the_literal_equation_is_warned():
+    experiment = toy(HWA(normalise="literal"))
+    with pytest.warns(PeerageWarning, match=r"Eq\. 5 of P2 as printed"):
+        prepare(experiment)
+    assert not list(HWA().caveats())
+
+
+def test_fedcurv_adds_up_what_its_clients_say_about_curvature():
+    node = hub()
+    algorithm = FedCurv()
+    node.state = algorithm.init(node)
+    x, f, fx = ([[value] * 5 for value in pair] for pair in ([1.0, 4.0], [0.5, 2.0], [0.5, 8.0]))
+    inbox = answers([3, 1], x=x, f=f, fx=fx)
+    algorithm.merge(node, inbox)
+    assert node.params.tolist() == [1.75] * 5
+    assert node.state.f.tolist() == [2.5] * 5
+    assert node.state.fx.tolist() == [8.5] * 5
+    assert node.state.who.tolist() == [0, 1]
+
+
+@settings(deadline=None)
+@given(st.lists(vectors, min_size=4, max_size=4), st.lists(vectors, min_size=3, max_size=3))
+def test_the_expansion_of_fedcurv_is_the_direct_penalty(xs, fs):
+    x = torch.tensor(xs[-1], dtype=torch.float64, requires_grad=True)
+    others = [torch.tensor(v, dtype=torch.float64) for v in xs[:-1]]
+    f = [torch.tensor(v, dtype=torch.float64).abs() for v in fs]
+    penalty = sum(
+        0.3 * ((x - x_j).square() * f_j).sum() for x_j, f_j in zip(others, f, strict=True)
+    )
+    [direct] = torch.autograd.grad(penalty, x)
+    a = torch.stack(f).sum(0)
+    b = torch.stack([f_j * x_j for x_j, f_j in zip(others, f, strict=True)]).sum(0)
+    g = torch.full((5,), 2.0, dtype=torch.float64)
+    found = CurvaturePenalty(0.3)(g, x.detach(), x.detach(), a=a, b=b)
+    torch.testing.assert_close(found, direct + 2.0)
+    assert g.tolist() == [2.0] * 5
+
+
+# Whole rounds
+
+ONE_STEP = LocalSGD(epochs=1, batch_size=100, lr=0.1)  # every client's data is one batch
+
+
+def pooled_step(experiment: Experiment, x: Tensor) -> Tensor:
+    """The model after one step of gradient descent on all data."""
+    world = prepare(experiment).world
+    model = world.architecture(0).workbench()
+    model.load(x)
+    model.module.train()
+    everything = torch.cat(list(world.parts))
+    inputs, labels = world.train.take(everything)
+    loss = torch.nn.functional.cross_entropy(model.module(inputs), labels)
+    gradients = torch.autograd.grad(loss, model.tensors)
+    return x - 0.1 * torch.cat([g.reshape(-1) for g in gradients])
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(ONE_STEP), FedProx(ONE_STEP, mu=5.0)])
+def test_one_step_at_every_client_is_one_step_on_all_data(algorithm):
+    """The pull of FedProx is zero where a round begins."""
+    experiment = toy(algorithm, model="logistic", rounds=1)
+    ended = simulate(experiment)
+    expected = pooled_step(experiment, ended.start[-1])
+    torch.testing.assert_close(ended.end[-1], expected)
+
+
+def test_fedprox_stays_closer_to_the_hub():
+    work = LocalSGD(epochs=5, batch_size=4, lr=0.1)
+    free, held = (simulate(toy(FedProx(work, mu=mu), rounds=1)) for mu in (0.0, 2.0))
+    plain = simulate(toy(FedAvg(work), rounds=1))
+    moved = [torch.dist(run.end[-1], run.start[-1]) for run in (free, held)]
+    torch.testing.assert_close(free.end[-1], plain.end[-1])
+    assert moved[1] < 0.8 * moved[0]
+
+
+def test_fedcurv_is_fedavg_in_the_first_round_and_holds_back_later():
+    work = LocalSGD(epochs=3, batch_size=4, lr=0.1)
+    first = [simulate(toy(algorithm(work), rounds=1)).end[-1] for algorithm in (FedAvg, FedCurv)]
+    torch.testing.assert_close(first[0], first[1])
+    weak = simulate(toy(FedCurv(work, strength=0.0), rounds=3)).end[-1]
+    torch.testing.assert_close(weak, simulate(toy(FedAvg(work), rounds=3)).end[-1])
+    strong = simulate(toy(FedCurv(work, strength=1.0), rounds=3)).end[-1]
+    assert torch.dist(strong, weak) > 1e-3
+
+
+def test_a_client_whose_answer_was_lost_is_not_taken_out_of_the_sums():
+    algorithm, node = FedCurv(), hub(id=1)
+    node.state = replace(algorithm.init(node), f=torch.ones(5), fx=torch.ones(5))
+    order = {"f": torch.full((5,), 3.0), "fx": torch.full((5,), 4.0), "who": torch.tensor([0, 1])}
+    assert [v.tolist()[0] for v in algorithm.others(node, order)] == [2.0, 3.0]
+    order["who"] = torch.tensor([0, 2])
+    assert [v.tolist()[0] for v in algorithm.others(node, order)] == [3.0, 4.0]
+
+
+def test_fedcurvs_information_is_a_mean_whatever_its_kind():
+    """One example in a batch: then the three kinds of curvature differ by their sums only."""
+    work = LocalSGD(epochs=1, batch_size=1, lr=0.0)
+    found = {}
+    for kind in ("sample", "batch"):
+        world = prepare(toy(FedCurv(work, curvature=kind), rounds=1)).world
+        with Lockstep(world, SerialTeam(world)) as engine:
+            engine.round(0, evaluate=False)
+            found[kind] = engine.team.shard.members[world.hub].node.state.f
+    torch.testing.assert_close(found["sample"], found["batch"])
+    assert found["sample"].max() > 0
+
+
+# Who takes part
+
+
+def test_everybody_draws_the_same_clients_and_others_each_round():
+    algorithm = FedAvg(clients=2)
+    graph = ((4,), (4,), (4,), (4,), (0, 1, 2, 3))
+    drawn = []
+    for round in range(20):
+        seen = []
+        for id in range(5):
+            node = hub(id=id, num_nodes=5, hub=4)
+            node.enter(round, graph)
+            seen.append(algorithm.chosen(node))
+        assert len(set(seen)) == 1
+        drawn.append(seen[0])
+    assert all(len(set(pair)) == 2 for pair in drawn)
+    assert set(drawn) == set(itertools.combinations(range(4), 2))
+
+
+def test_only_chosen_clients_train_and_talk():
+    world = prepare(toy(FedAvg(ONE_STEP, clients=2))).world
+    size = 4 * world.layout(0).size
+    with Lockstep(world, SerialTeam(world)) as engine:
+        for round in range(3):
+            report = engine.round(round, evaluate=True)
+            assert report.bytes == 2 * 2 * size
+            assert sum(node.train_loss is not None for node in report.nodes) == 2
+            assert [node.node for node in report.nodes if node.score is not None] == [NODES]
+
+
+def test_a_client_that_has_left_is_not_chosen():
+    experiment = toy(FedAvg(ONE_STEP, clients=4), faults={"leave": "0@1, 2@1"}, rounds=1)
+    world = prepare(experiment).world
+    with Lockstep(world, SerialTeam(world)) as engine:
+        report = engine.round(0, evaluate=False)
+    assert [n.node for n in report.nodes if n.train_loss is not None] == [1, 3, 4]
+
+
+def test_a_hub_that_hears_nobody_keeps_its_model():
+    ended = simulate(toy(FedAvg(), faults={"links": 0.0}))
+    assert torch.equal(ended.start[-1], ended.end[-1])
+    assert ended.bytes == [0, 0, 0]
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedCurv(), HWA()])
+def test_lost_messages_are_left_out_of_the_merge(algorithm):
+    ended = simulate(toy(algorithm, faults={"loss": 0.4}, rounds=6))
+    assert torch.isfinite(ended.end[-1]).all()
+    assert not torch.equal(ended.start[-1], ended.end[-1])
+
+
+# What is counted and kept
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "up", "down"),
+    [
+        (FedAvg(), 1, 1),
+        (FedProx(), 1, 1),
+        (HWA(scope="all"), 2, 1),
+    ],
+)
+def test_bytes_of_a_round(algorithm, up, down):
+    ended = simulate(toy(algorithm))
+    size = 4 * len(ended.start[0])
+    assert ended.bytes == [NODES * (up + down) * size] * 3
+
+
+def test_bytes_of_hwa_grow_with_its_scope():
+    world = prepare(toy(HWA())).world
+    m, out = world.layout(0).size, 8 * 3 + 3
+    assert simulate(toy(HWA())).bytes == [NODES * 4 * (2 * m + out)] * 3
+
+
+def test_bytes_of_fedcurv_have_two_sums_each_way_after_the_first_round():
+    ended = simulate(toy(FedCurv()))
+    m, ids = 4 * len(ended.start[0]), 8 * NODES
+    assert ended.bytes == [NODES * 4 * m] + [NODES * (6 * m + ids)] * 2
+
+
+def test_the_hub_has_no_data_and_is_one_node_more(tmp_path):
+    result = pg.run(toy(FedAvg(), rounds=2), tmp_path / "run")
+    record = pg.RunRecord.load(tmp_path / "run")
+    assert result.summary["nodes"] == len(record.setup["examples"]) == NODES
+    assert len(record.setup["allocation"]) == NODES
+    assert len(record.setup["parameters"]) == NODES + 1
+    assert {row["node"] for row in result.rows if row["scope"] == "node"} == {NODES}
+    assert [row["nodes"] for row in result.rows if row["scope"] == "network"] == [NODES] * 3
+    # The hub's model is everybody's.
+    assert len(result.parameters) == NODES + 1
+    assert all(params is result.parameters[-1] for params in result.parameters)
+    assert result.module(0)(blobs().test_x).shape == (30, 3)
+
+
+def test_clients_and_nodes_without_a_hub_get_the_same_data():
+    settings = {"nodes": 10, "seed": 3}
+    parts = [
+        prepare(Experiment(algorithm=algorithm, **settings)).setup["allocation"]
+        for algorithm in (FedAvg(), DecAvg())
+    ]
+    assert parts[0] == parts[1]
+
+
+def test_pooled_data_go_to_one_client():
+    prepared = prepare(Experiment(algorithm=FedAvg(), nodes=4, pooled=True))
+    assert prepared.world.nodes == 2
+    assert prepared.setup["examples"] == [1437]
+
+
+def test_validation_examples_of_clients_do_not_disturb():
+    result = pg.run(toy(FedAvg(), evaluation={"validation": 0.3}, rounds=1))
+    assert result.accuracy > 0
+
+
+@pytest.mark.parametrize("gain", ["graph", "sqrt", "estimated"])
+def test_the_hubs_model_can_have_a_gain(gain):
+    plain, amplified = (
+        prepare(toy(FedAvg(), init={"gain": name}, rounds=1)).world for name in ("none", gain)
+    )
+    models = []
+    for world in (plain, amplified):
+        with Lockstep(world, SerialTeam(world)) as engine:
+            engine.prelude()
+            models.append(engine.parameters(world.hub))
+    assert models[1].norm() > models[0].norm()
+
+
+# Curvature on chosen layers without a hub
+
+
+def test_dechw_on_the_output_layer_averages_the_rest():
+    """From a shared start that does not move, only weights differ: so models are scripted."""
+    algorithms = {
+        "mean": DecAvg(ONE_STEP),
+        "all": DecHW(ONE_STEP),
+        "output": DecHW(ONE_STEP, scope="output"),
+    }
+    ended = {name: simulate(toy(a, rounds=1)) for name, a in algorithms.items()}
+    layout = prepare(toy(DecHW())).world.layout(0)
+    part = scope_of(layout, "output")
+    outside = slice(0, part.start)
+    for node in range(NODES):
+        mean, whole, output = (ended[name].end[node] for name in algorithms)
+        torch.testing.assert_close(output[outside], mean[outside])
+        # The norm that curvature is divided by is that of the scope.
+        assert not torch.allclose(output[part], mean[part])
+        assert not torch.allclose(whole[outside], mean[outside])
+    assert ended["output"].bytes[0] == ended["mean"].bytes[0] + 4 * 2 * NODES * 27
+
+
+def test_the_whole_model_is_dechws_usual_scope():
+    usual, named = (simulate(toy(a)).end for a in (DecHW(), DecHW(scope="hidden1+head")))
+    assert all(torch.equal(a, b) for a, b in zip(usual, named, strict=True))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(["batch", "sample", "full", "online"]))
+def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
+    algorithms = [
+        DecHW(ONE_STEP, curvature=kind, normalise="none", scope=s) for s in ("all", "output")
+    ]
+    states = []
+    for algorithm in algorithms:
+        world = prepare(toy(algorithm, rounds=1)).world
+        with Lockstep(world, SerialTeam(world)) as engine:
+            engine.round(0, evaluate=False)
+            states.append(engine.team.shard.members[2].node.state.h)
+    whole, output = states
+    assert len(output) == 27
+    torch.testing.assert_close(whole[-27:], output)
+
+
+# Input that cannot be
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"algorithm": "fedavg", "topology": "ring"}, "'fedavg' has a hub that all nodes talk to"),
+        ({"algorithm": "hwa:clients=11"}, "cannot choose 11 clients among 10 nodes"),
+        ({"algorithm": "hwa:clients=0"}, "clients must be at least 1, got 0"),
+        ({"algorithm": "fedavg", "model": ["mlp", "logistic"]}, "merges equal models"),
+        ({"algorithm": "hwa:curvature=online"}, "unknown curvature 'online'"),
+        ({"algorithm": "hwa:normalise=no"}, "normalise cannot be 'no'"),
+        ({"algorithm": "fedprox:mu=-1"}, "mu must be at least 0, got -1.0"),
+        ({"algorithm": "fedcurv:strength=-1"}, "strength must be a number from 0 up, got -1.0"),
+        (
+            {"algorithm": "fedprox", "local": {"correct": "proximal:mu=1"}},
+            "fedprox corrects gradients itself; leave local.correct out",
+        ),
+    ],
+)
+def test_complaints(settings, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Experiment(nodes=10, **settings)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "complaint"),
+    [
+        ("hwa:scope=body", "scope 'body' names no layer of the model"),
+        ("dechw:scope=body", "scope 'body' names no layer of the model"),
+        ("hwa:clients=51", "cannot choose 51 clients among 50 nodes"),
+    ],
+)
+def test_the_command_line_complains_before_it_writes_anything(algorithm, complaint, tmp_path):
+    done = peerage(f"run --algorithm {algorithm} --out", tmp_path / "run")
+    assert done.code == 2
+    assert complaint in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_compare_gives_a_hub_its_own_graph(tmp_path):
+    home = tmp_path / "both"
+    done = peerage(f"compare --algorithms decavg,hwa {TINY} --rounds 1 --json --out", home)
+    assert done.code == 0, done.err
+    records = [pg.RunRecord.load(home / name) for name in ("1-decavg", "2-hwa")]
+    assert [record.setup["topology"]["degree_max"] for record in records] == [2, 4]
+    assert "with 4 nodes" in (home / "report.html").read_text()
+
+
+def test_a_warning_is_one_line_on_the_command_line(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # not an error, as it is in tests
+        done = peerage(
+            "run --algorithm hwa:normalise=literal --nodes 3 --rounds 1 --json --out",
+            tmp_path / "run",
+        )
+    assert done.code == 0
+    assert done.err.startswith("warning: hwa:normalise=literal follows Eq. 5")
