@@ -21,6 +21,18 @@ from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
 
 S = TypeVar("S")  # what a node remembers between rounds
+Shape = tuple[int | None, ...]  # None: any length
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What the shapes of messages depend on."""
+
+    layout: Layout
+    buffers: int  # running statistics of a model
+    nodes: int  # all of them, also a hub
+    classes: int
+    example: tuple[int, ...]  # the shape of one
 
 
 @dataclass
@@ -162,6 +174,13 @@ class Algorithm(Generic[S]):
 
     async def round(self, node: Node[S]) -> None:
         raise NotImplementedError
+
+    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+        """All tensors that a message may hold, with their shapes.
+
+        Between real machines, whatever is not declared here is refused.
+        """
+        return {"x": (dimensions.layout.size,), "b": (dimensions.buffers,)}
 
     def caveats(self) -> Iterable[str]:
         """What a user of these hyperparameters should know, one line each; shown as warnings."""

@@ -53,6 +53,10 @@ class EstimatedGain:
             )
         return np.ones(graph.nodes)
 
+    def speaks(self) -> dict[str, tuple[int | None, ...]]:
+        """The tensors of its messages, as those of an algorithm."""
+        return {"minima": (self.numbers,), "walkers": (None,)}
+
     async def estimate(self, node: "Node[Any]") -> float:
         """One node's part of the gossip; it uses no public knowledge but its own neighbours."""
         if not node.neighbours:

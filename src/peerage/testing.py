@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerage.algorithm import Algorithm
+from peerage.algorithm import Algorithm, Dimensions
 from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
 from peerage.errors import InputError, did_you_mean
@@ -191,6 +191,25 @@ def traffic(algorithm: Algorithm[Any]) -> None:
         require(counted == arrived, about)
 
 
+def declared(algorithm: Algorithm[Any]) -> None:
+    """Every tensor that is sent is one that `speaks` declares, with that shape."""
+    experiment = toy(algorithm)
+    data, ended = blobs(), simulate(experiment)
+    world = prepare(experiment).world
+    kind = world.architecture(0)
+    known = algorithm.speaks(
+        Dimensions(kind.layout, kind.buffer_layout.size, world.nodes, CLASSES, data.shape)
+    )
+    for name, sender, tensor, _ in ended.tap.sent:
+        require(name in known, f"node {sender} sends a tensor {name!r}, which it does not declare")
+        fits = len(known[name]) == tensor.dim() and all(
+            wanted in (None, length)
+            for wanted, length in zip(known[name], tensor.shape, strict=True)
+        )
+        about = f"tensor {name!r} has the shape {tuple(tensor.shape)}, declared as {known[name]}"
+        require(fits, about)
+
+
 LAWS: dict[str, Callable[[Algorithm[Any]], None]] = {
     "consensus": consensus,
     "isolated": isolated,
@@ -202,6 +221,7 @@ LAWS: dict[str, Callable[[Algorithm[Any]], None]] = {
     "unchanged": unchanged,
     "value": value,
     "traffic": traffic,
+    "declared": declared,
 }
 
 

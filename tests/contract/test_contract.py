@@ -309,6 +309,28 @@ class Shouting(Algorithm[None]):
         await node.send(node.neighbours, x=node.params)
 
 
+@dataclass(frozen=True)
+class Whispering(Algorithm[None]):
+    """Sends something that it has not declared."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        await node.exchange(secret=node.params)
+
+
+@dataclass(frozen=True)
+class Abridging(Algorithm[None]):
+    """Sends half of what it has declared."""
+
+    local: LocalSGD = LocalSGD()
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        await node.exchange(x=node.params[: len(node.params) // 2])
+
+
 BROKEN = [
     ("consensus", TooMuch(), "left the model that all nodes shared"),
     ("isolated", LostAlone(), "differs from local training"),
@@ -329,6 +351,8 @@ BROKEN = [
     ("value", WithAnything(), "which a file cannot hold"),
     ("value", Doubling(), "a copy with the same values is not equal"),
     ("traffic", Shouting(), "were received"),
+    ("declared", Whispering(), "sends a tensor 'secret', which it does not declare"),
+    ("declared", Abridging(), "tensor 'x' has the shape"),
 ]
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerage.algorithm import Algorithm, Node
+from peerage.algorithm import Algorithm, Dimensions, Node, Shape
 from peerage.errors import InputError
 from peerage.losses import (
     Lesson,
@@ -80,6 +80,11 @@ class DESA(Algorithm[ByClass]):
             )
         return self.local.loss
 
+    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+        numbers = range(dimensions.classes)
+        images: dict[str, Shape] = {f"image{c}": (self.ipc, *dimensions.example) for c in numbers}
+        return {**images, **{f"class{c}": (self.ipc, dimensions.classes) for c in numbers}}
+
     def init(self, node: Node[ByClass]) -> ByClass:
         return {}
 
@@ -98,10 +103,11 @@ class DESA(Algorithm[ByClass]):
         """Element by element, the mean over the nodes that hold a class."""
         made = await Synthesise(self.synthesis())
         everybody = [other for other in range(node.num_nodes) if other != node.id]
-        payload = {f"class{c}": images for c, images in made.items()}
-        inbox = await node.exchange(to=everybody, **payload)
-        known = sorted({name for m in inbox.messages for name in m.payload}, key=number)
-        return {name: torch.stack(said(inbox, name)).mean(0) for name in known}
+        inbox = await node.exchange(to=everybody, **{f"image{c}": x for c, x in made.items()})
+        known = sorted(
+            {int(name.removeprefix("image")) for m in inbox.messages for name in m.payload}
+        )
+        return {f"class{c}": torch.stack(said(inbox, f"image{c}")).mean(0) for c in known}
 
     async def logits(self, node: Node[ByClass]) -> ByClass:
         """What the own model says about the anchors."""

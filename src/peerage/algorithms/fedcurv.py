@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Node
+from peerage.algorithm import Dimensions, Node, Shape
 from peerage.curvature import check_kind
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
@@ -44,6 +44,10 @@ class FedCurv(HubAlgorithm[Consolidated]):
         CurvaturePenalty(self.strength)  # complains about what cannot be
         if self.local.correct is not None:
             raise InputError("fedcurv corrects gradients itself; leave local.correct out")
+
+    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+        sums: dict[str, Shape] = {"f": (None,), "fx": (None,)}  # empty in the first round
+        return {**super().speaks(dimensions), **sums, "who": (None,)}
 
     def init(self, node: Node[Consolidated]) -> Consolidated:
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Node
+from peerage.algorithm import Dimensions, Node, Shape
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
 from peerage.newton import (
@@ -96,6 +96,18 @@ class FedNL(HubAlgorithm[Learned]):
                 f"rank {self.rank} is more than the {size} rows of a Hessian of this model; "
                 f"use {size} or less"
             )
+
+    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+        classes, size = problems(dimensions.layout)
+        return {
+            **super().speaks(dimensions),
+            "rounds": (dimensions.nodes - 1,),
+            "g": (classes, size),
+            "l": (classes,),
+            "triangle": (classes, size * (size + 1) // 2),
+            "values": (classes, self.rank),
+            "vectors": (classes, self.rank, size),
+        }
 
     def init(self, node: Node[Learned]) -> Learned:
         classes, size = problems(node.layout)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
-from peerage.algorithm import Node
+from peerage.algorithm import Dimensions, Node, Shape
 from peerage.curvature import check_kind, scope_of
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
@@ -40,6 +40,10 @@ class HWA(HubAlgorithm[None]):
 
     def fits(self, layout: Layout) -> None:
         scope_of(layout, self.scope)  # complains about layers that are not there
+
+    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+        part = scope_of(dimensions.layout, self.scope)
+        return {**super().speaks(dimensions), "h": (part.stop - part.start,)}
 
     def caveats(self) -> Iterator[str]:
         if self.normalise == "literal":
