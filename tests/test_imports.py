@@ -30,9 +30,10 @@ ORDER = [
     ["planning"],
     ["reproduce"],
     ["graph_commands"],
+    ["net"],
     ["cli"],
 ]
-PACKAGES = {"data", "models", "algorithms", "sim", "report", "reproduce"}
+PACKAGES = {"data", "models", "algorithms", "sim", "report", "reproduce", "net"}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 
 # What the mathematics of an algorithm needs; no engine, file, graph or clock.

@@ -21,7 +21,21 @@ from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
 
 S = TypeVar("S")  # what a node remembers between rounds
-Shape = tuple[int | None, ...]  # None: any length
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a tensor in a message looks like."""
+
+    shape: tuple[int | None, ...]  # None: any length
+    dtype: torch.dtype = torch.float32
+
+    def fits(self, tensor: Tensor) -> bool:
+        return (
+            tensor.dtype == self.dtype
+            and tensor.dim() == len(self.shape)
+            and all(known in (None, n) for known, n in zip(self.shape, tensor.shape, strict=True))
+        )
 
 
 @dataclass(frozen=True)
@@ -175,12 +189,12 @@ class Algorithm(Generic[S]):
     async def round(self, node: Node[S]) -> None:
         raise NotImplementedError
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
-        """All tensors that a message may hold, with their shapes.
+    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+        """All tensors that a message may hold, and what they look like.
 
         Between real machines, whatever is not declared here is refused.
         """
-        return {"x": (dimensions.layout.size,), "b": (dimensions.buffers,)}
+        return {"x": Form((dimensions.layout.size,)), "b": Form((dimensions.buffers,))}
 
     def caveats(self) -> Iterable[str]:
         """What a user of these hyperparameters should know, one line each; shown as warnings."""

@@ -12,13 +12,19 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from peerage.errors import CheckpointError
 from peerage.records import disk_errors, write_bytes
-from peerage.sim.lockstep import Lockstep
 
 KEPT = 2
+
+
+class Saves(Protocol):
+    """An engine, or one node's: whatever has nodes to save."""
+
+    def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """Write files; the JSON part of every node, and which file holds it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Checkpoint:
     parts: dict[str, str]
 
 
-def save(engine: Lockstep, run: Path, round: int) -> None:
+def save(engine: Saves, run: Path, round: int) -> None:
     """Write the state after `round` rounds; whatever happens, older checkpoints stay readable."""
     home = run / "checkpoint"
     final = home / f"round-{round:06d}"
@@ -85,7 +91,7 @@ def load(run: Path) -> Checkpoint | None:
         raise CheckpointError(f"checkpoint {folder} cannot be read ({error}); {remedy}") from None
 
 
-def _save_parts(engine: Lockstep, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _save_parts(engine: Saves, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """`engine.save`, with one kind of error for a full disk."""
     try:
         return engine.save(folder)

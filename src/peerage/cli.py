@@ -18,6 +18,7 @@ from rich.text import Text
 from peerage import graph_commands
 from peerage.errors import InputError, Interrupted, PeerageError, did_you_mean
 from peerage.graph_commands import Json
+from peerage.net import cert_commands, node_commands
 
 if TYPE_CHECKING:
     from peerage.experiment import Experiment
@@ -288,6 +289,50 @@ def compare(
         print(json.dumps({"runs": runs, "report": str(home / "report.html")}))
 
 
+@app.command(epilog=EPILOG)
+@with_settings
+def up(
+    chosen: tuple[str | None, dict[str, Any]],
+    algorithm: Annotated[
+        str | None, typer.Option(help="e.g. dechw:theta=30, or my_file.py:MyAlgorithm.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the run.")] = None,
+    kill: Annotated[
+        str | None, typer.Option(help="NODE@ROUND, ...: peers that are killed then.")
+    ] = None,
+    restart: Annotated[
+        str | None, typer.Option(help="NODE@ROUND, ...: killed peers that come back then.")
+    ] = None,
+    step_patience: Annotated[
+        float | None, typer.Option(help="Seconds that a peer waits for a message; 60.")
+    ] = None,
+    start_patience: Annotated[
+        float | None, typer.Option(help="Seconds that peers wait for all to be there; 60.")
+    ] = None,
+    wire: Annotated[str, typer.Option(help="fp32, or bf16: half the bytes, rounded.")] = "fp32",
+    pack: Annotated[bool, typer.Option(help="Compress messages where that pays.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment between real processes on this machine, over authenticated connections."""
+    from peerage.records import RunRecord
+
+    file, changes = chosen
+    experiment = read_experiment(file, {**changes, **_given({"algorithm": algorithm})})
+    settings = {
+        "kill": kill,
+        "restart": restart,
+        "start": start_patience,
+        "step": step_patience,
+        "wire": wire,
+        "pack": pack,
+    }
+    with run_folder(out, experiment, "up") as folder:
+        summary = node_commands.run_up(experiment, folder, as_json, settings)
+    _present([RunRecord.load(folder)], folder / "report.html", as_json)
+    if as_json:
+        print(json.dumps(summary))
+
+
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
@@ -434,6 +479,8 @@ def list_family(
 
 for command in (graph_commands.topology, graph_commands.diffuse, graph_commands.plan):
     app.command()(command)
+app.command()(node_commands.node)
+app.add_typer(cert_commands.certs_app, name="certs")
 
 
 @data_app.command("get")

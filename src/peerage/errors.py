@@ -7,6 +7,8 @@ PeerageError            1   something failed while running
 ├── Diverged            2   a loss or a parameter is no longer a finite number
 ├── DiskError           2   the disk refused what had to be written
 ├── WorkerDied          1   a worker process ended before its work did
+├── Unreachable         1   a peer that a message could not be delivered to (in net)
+├── Rejected            1   a message that a peer does not accept (in net)
 └── Interrupted       130   the user pressed Ctrl-C
 
 What is only worth knowing is a PeerageWarning, and stops nothing.

@@ -53,8 +53,9 @@ class EstimatedGain:
             )
         return np.ones(graph.nodes)
 
-    def speaks(self) -> dict[str, tuple[int | None, ...]]:
-        """The tensors of its messages, as those of an algorithm."""
+    @property
+    def shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Of the tensors in its messages; None is any length."""
         return {"minima": (self.numbers,), "walkers": (None,)}
 
     async def estimate(self, node: "Node[Any]") -> float:

@@ -29,6 +29,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def example(self) -> tuple[int, ...]:
+        """The shape of one, as a model gets it."""
+        return tuple(self.in_order(1).__next__()[0].shape[1:])
+
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         x = self.x.index_select(0, indices)
         return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, indices)

@@ -202,12 +202,8 @@ def declared(algorithm: Algorithm[Any]) -> None:
     )
     for name, sender, tensor, _ in ended.tap.sent:
         require(name in known, f"node {sender} sends a tensor {name!r}, which it does not declare")
-        fits = len(known[name]) == tensor.dim() and all(
-            wanted in (None, length)
-            for wanted, length in zip(known[name], tensor.shape, strict=True)
-        )
-        about = f"tensor {name!r} has the shape {tuple(tensor.shape)}, declared as {known[name]}"
-        require(fits, about)
+        about = f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {known[name]}"
+        require(known[name].fits(tensor), about)
 
 
 LAWS: dict[str, Callable[[Algorithm[Any]], None]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
-from peerage.algorithm import Algorithm, Dimensions, Node, Shape
+from peerage.algorithm import Algorithm, Dimensions, Form, Node
 from peerage.curvature import check_kind, scope_of
 from peerage.errors import InputError
 from peerage.requests import Inbox
@@ -81,9 +81,9 @@ class DecHW(Algorithm[Memory]):
         part = scope_of(node.layout, self.scope)
         return Memory(torch.zeros(part.stop - part.start), {})
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().speaks(dimensions), "h": (part.stop - part.start,)}
+        return {**super().speaks(dimensions), "h": Form((part.stop - part.start,))}
 
     async def round(self, node: Node[Memory]) -> None:
         if not self.curved(node):

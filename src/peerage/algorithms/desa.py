@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerage.algorithm import Algorithm, Dimensions, Node, Shape
+from peerage.algorithm import Algorithm, Dimensions, Form, Node
 from peerage.errors import InputError
 from peerage.losses import (
     Lesson,
@@ -80,10 +80,10 @@ class DESA(Algorithm[ByClass]):
             )
         return self.local.loss
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
         numbers = range(dimensions.classes)
-        images: dict[str, Shape] = {f"image{c}": (self.ipc, *dimensions.example) for c in numbers}
-        return {**images, **{f"class{c}": (self.ipc, dimensions.classes) for c in numbers}}
+        images = {f"image{c}": Form((self.ipc, *dimensions.example)) for c in numbers}
+        return images | {f"class{c}": Form((self.ipc, dimensions.classes)) for c in numbers}
 
     def init(self, node: Node[ByClass]) -> ByClass:
         return {}

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Dimensions, Node, Shape
+from peerage.algorithm import Dimensions, Form, Node
 from peerage.curvature import check_kind
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
@@ -45,9 +45,9 @@ class FedCurv(HubAlgorithm[Consolidated]):
         if self.local.correct is not None:
             raise InputError("fedcurv corrects gradients itself; leave local.correct out")
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
-        sums: dict[str, Shape] = {"f": (None,), "fx": (None,)}  # empty in the first round
-        return {**super().speaks(dimensions), **sums, "who": (None,)}
+    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+        sums = {"f": Form((None,)), "fx": Form((None,))}  # empty in the first round
+        return {**super().speaks(dimensions), **sums, "who": Form((None,), torch.int64)}
 
     def init(self, node: Node[Consolidated]) -> Consolidated:
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Dimensions, Node, Shape
+from peerage.algorithm import Dimensions, Form, Node
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
 from peerage.newton import (
@@ -97,16 +97,16 @@ class FedNL(HubAlgorithm[Learned]):
                 f"use {size} or less"
             )
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
         classes, size = problems(dimensions.layout)
         return {
             **super().speaks(dimensions),
-            "rounds": (dimensions.nodes - 1,),
-            "g": (classes, size),
-            "l": (classes,),
-            "triangle": (classes, size * (size + 1) // 2),
-            "values": (classes, self.rank),
-            "vectors": (classes, self.rank, size),
+            "rounds": Form((dimensions.nodes - 1,), torch.int64),
+            "g": Form((classes, size)),
+            "l": Form((classes,)),
+            "triangle": Form((classes, size * (size + 1) // 2)),
+            "values": Form((classes, self.rank)),
+            "vectors": Form((classes, self.rank, size)),
         }
 
     def init(self, node: Node[Learned]) -> Learned:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
-from peerage.algorithm import Dimensions, Node, Shape
+from peerage.algorithm import Dimensions, Form, Node
 from peerage.curvature import check_kind, scope_of
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
@@ -41,9 +41,9 @@ class HWA(HubAlgorithm[None]):
     def fits(self, layout: Layout) -> None:
         scope_of(layout, self.scope)  # complains about layers that are not there
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Shape]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().speaks(dimensions), "h": (part.stop - part.start,)}
+        return {**super().speaks(dimensions), "h": Form((part.stop - part.start,))}
 
     def caveats(self) -> Iterator[str]:
         if self.normalise == "literal":

@@ -1,0 +1,1 @@
+"""The network engine: one real process per node, which trusts nobody's messages."""

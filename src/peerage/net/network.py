@@ -1,0 +1,191 @@
+"""The network file: who takes part, where they listen, and how long they wait for each other."""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from peerage import specs
+from peerage.errors import InputError, did_you_mean
+from peerage.experiment import Experiment, toml
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
+LARGEST = 1 << 26  # bytes of a message, for models that are small
+NO_END = "until needs the mean over all nodes, which no peer knows; leave it out"
+ROOM = 8  # times the bytes of a model: the largest message of any algorithm but FedNL is three
+
+
+@dataclass(frozen=True)
+class Member:
+    """One peer: its identity, and where others reach it."""
+
+    name: str
+    address: str
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise InputError(
+                f"peer name {self.name!r} must be of small letters, digits and hyphens, such as "
+                "node-3"
+            )
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InputError(
+                f"address {self.address!r} of {self.name} is not HOST:PORT, such as 10.0.0.3:7400"
+            )
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a peer waits, in seconds."""
+
+    start: float = 60.0  # for everybody to be there before the first round
+    step: float = 60.0  # for the messages of others that can be reached
+    gone: float = 5.0  # without a sign of life, until a peer counts as gone
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if not 0 < getattr(self, one.name) < float("inf"):
+                raise InputError(
+                    f"{one.name} must be a number of seconds above 0, got {getattr(self, one.name)}"
+                )
+
+
+@dataclass(frozen=True)
+class Network:
+    """What all peers of a run agree on; the number of a node is its place in the list."""
+
+    run: str
+    experiment: Experiment
+    members: tuple[Member, ...]
+    patience: Patience = Patience()
+    wire: Literal["fp32", "bf16"] = "fp32"  # how numbers travel; bf16 halves the bytes, and rounds
+    pack: bool = False  # zstd, where it makes messages smaller
+    ahead: int = field(default=2)  # rounds that others may be ahead
+
+    def __post_init__(self) -> None:
+        if not RUN.fullmatch(self.run):
+            raise InputError(
+                f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
+            )
+        wanted = self.experiment.nodes + self.experiment.algorithm.with_hub
+        if len(self.members) != wanted:
+            extra = ", the last of them the hub" if self.experiment.algorithm.with_hub else ""
+            raise InputError(
+                f"the network file lists {len(self.members)} peers and the experiment has {wanted} "
+                f"nodes{extra}; make them equal"
+            )
+        for what in ("name", "address"):
+            values = [getattr(member, what) for member in self.members]
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise InputError(f"two peers have the {what} {twice!r}; each needs its own")
+        if self.experiment.pooled:
+            raise InputError("pooled means one node with all data, which is no network")
+
+    def number(self, name: str) -> int:
+        """The node that goes by this name."""
+        names = [member.name for member in self.members]
+        if name not in names:
+            raise InputError(f"the network has no peer {name!r}; {did_you_mean(name, names)}")
+        return names.index(name)
+
+    @property
+    def essence(self) -> dict[str, str]:
+        """Everything that must be the same on all peers, as flat text."""
+        table = {key: value for key, value in self.experiment.table().items() if key != "engine"}
+        return {"wire": self.wire, **flat(table)}
+
+    @property
+    def seal(self) -> str:
+        """A short name for the essence."""
+        return hashlib.sha256(json.dumps(self.essence, sort_keys=True).encode()).hexdigest()[:32]
+
+    def to_toml(self, experiment: str) -> str:
+        """The network file; `experiment` is the path of the experiment's own, seen from it."""
+        settings = {
+            "run": self.run,
+            "experiment": experiment,
+            "wire": self.wire,
+            "pack": self.pack,
+            "ahead": self.ahead,
+            "patience": specs.plain(self.patience),
+            "peer": [specs.plain(member) for member in self.members],
+        }
+        return toml(settings)
+
+    @classmethod
+    def load(cls, path: Path) -> "Network":
+        table = _read(path)
+        known = {"run", "experiment", "wire", "pack", "ahead", "patience", "peer"}
+        for key in table:
+            if key not in known:
+                raise InputError(f"{path} has no key {key!r}; {did_you_mean(key, known)}")
+        for key in ("run", "experiment", "peer"):
+            if key not in table:
+                raise InputError(f"{path} has no {key}; a network file needs run, experiment, peer")
+        source = path.parent / str(table["experiment"])
+        try:
+            text = source.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"cannot read the experiment {source} that {path} names: {error}"
+            ) from None
+        members = tuple(
+            specs.construct(Member, entry, f"{path}: peer {number}")
+            for number, entry in enumerate(_tables(table["peer"], path))
+        )
+        patience = specs.construct(Patience, table.get("patience", {}), f"{path}: patience")
+        wire = table.get("wire", "fp32")
+        if wire not in ("fp32", "bf16"):
+            raise InputError(f"{path}: wire must be fp32 or bf16, got {wire!r}")
+        ahead = specs.convert(table.get("ahead", 2), int, f"{path}: ahead")
+        return cls(
+            str(table["run"]),
+            Experiment.from_toml(text, str(source)),
+            members,
+            patience,
+            wire,
+            bool(table.get("pack", False)),
+            ahead,
+        )
+
+
+def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The keys in which two experiments differ, with both values."""
+    keys = [key for key in {**own, **other} if own.get(key) != other.get(key)]
+    return [
+        f"{key} is {own.get(key, 'not set')} here and {other.get(key, 'not set')} there"
+        for key in keys
+    ]
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """`{"local": {"lr": 0.1}}` as `{"local.lr": "0.1"}`."""
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = json.dumps(value)
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the network file {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+
+
+def _tables(value: Any, path: Path) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise InputError(f"{path}: peer must be tables, [[peer]] with a name and an address each")
+    return value

@@ -1,0 +1,99 @@
+"""The commands about real peers: node runs one, up runs a whole network on this machine."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from peerage.errors import InputError
+from peerage.graph_commands import Json
+
+if TYPE_CHECKING:
+    from peerage.experiment import Experiment
+    from peerage.net.up import Seen, Show
+
+NEEDED = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
+
+
+def check_installed() -> None:
+    for name in NEEDED:
+        if find_spec(name) is None:
+            raise InputError(f'real peers need {name}; pip install "peerage[net]"')
+
+
+def node(
+    network: Annotated[Path, typer.Option(help="The network file, the same for all peers.")],
+    identity: Annotated[str, typer.Option(help="Which of its peers this is, e.g. node-3.")],
+    certs: Annotated[Path, typer.Option(help="Folder with its key and certificates.")] = Path(
+        "certs"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of checkpoints and metrics; by default its name.")
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="HOST:PORT to listen on, if not its address for others.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve numbers for Prometheus on this port.")
+    ] = None,
+    log: Annotated[str, typer.Option(help="human, or json: one object per line.")] = "human",
+    as_json: Json = False,
+) -> None:
+    """Run one peer of a real network, from its last checkpoint if it has one."""
+    check_installed()
+    from peerage.net.node import Place, run_node, set_up_log
+
+    set_up_log(log, identity)
+    folder = Path(identity) if out is None else out
+    summary = run_node(Place(network, identity, certs, folder, bind, metrics_port))
+    if as_json:
+        print(json.dumps(summary))
+
+
+def run_up(
+    experiment: "Experiment", home: Path, quiet: bool, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """`peerage up`, whose flags are those of run and stand in cli.py."""
+    check_installed()
+    from peerage.net.network import Patience
+    from peerage.net.up import Up, disturbances
+
+    given = {key: settings[key] for key in ("start", "step") if settings[key] is not None}
+    patience = Patience(**given)
+    with live_table(quiet) as show:
+        return Up(
+            experiment,
+            home,
+            patience,
+            settings["wire"],
+            settings["pack"],
+            disturbances("kill", settings["kill"]),
+            disturbances("restart", settings["restart"]),
+            show,
+        ).run()
+
+
+@contextmanager
+def live_table(quiet: bool) -> "Iterator[Show | None]":
+    """One table of all peers, on standard error while they run."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with Live(console=console, refresh_per_second=5, transient=True) as live:
+        yield lambda seen: live.update(table_of(seen))
+
+
+def table_of(seen: "Sequence[Seen]") -> Table:
+    table = Table("peer", "state", "round", "accuracy", "heard")
+    for one in seen:
+        accuracy = "-" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
+        table.add_row(one.name, one.state, str(one.round), accuracy, one.heard)
+    return table

@@ -1,0 +1,147 @@
+"""Networks of peers in one process, for tests: over memory, or over real connections."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peerage import Experiment
+from peerage.net.certs import Authority
+from peerage.net.grpc import GrpcTransport
+from peerage.net.network import Member, Network, Patience
+from peerage.net.peer import Peer
+from peerage.net.transport import MemoryTransport, Post, Transport
+from peerage.net.up import free_ports
+from peerage.prepare import prepare
+
+QUICK = Patience(start=5.0, step=3.0, gone=1.0)
+
+
+def network_of(experiment: Experiment, **changes: Any) -> Network:
+    count = experiment.nodes + experiment.algorithm.with_hub
+    members = tuple(
+        Member(f"node-{number}", f"127.0.0.1:{port}")
+        for number, port in enumerate(free_ports(count))
+    )
+    settings: dict[str, Any] = {"patience": QUICK}
+    return Network("test", experiment, members, **(settings | changes))
+
+
+class InMemory:
+    """Makes the ends of a network in memory."""
+
+    def __init__(self) -> None:
+        self.post = Post()
+
+    def __call__(self, network: Network, me: int) -> Transport:
+        return MemoryTransport(self.post, me)
+
+
+class OverSockets:
+    """Makes the ends of a network over loopback, with an authority of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority.create(folder / "certs", "tests")
+
+    def __call__(self, network: Network, me: int) -> Transport:
+        name = network.members[me].name
+        identity = self.authority.issue(name)
+        names = {member.name: number for number, member in enumerate(network.members)}
+        addresses = {number: member.address for number, member in enumerate(network.members)}
+        return GrpcTransport(identity, names, addresses)
+
+
+def play(
+    experiment: Experiment,
+    home: Path | None = None,
+    ends: Callable[[Network, int], Transport] | None = None,
+    **changes: Any,
+) -> list[Peer]:
+    """All peers to the end, in one event loop; one thread computes for all."""
+    make = ends or InMemory()
+
+    async def together() -> list[Peer]:
+        network = network_of(experiment, **changes)
+        with ThreadPoolExecutor(1) as executor:
+            peers = [
+                Peer(
+                    network,
+                    me,
+                    prepare(experiment),
+                    make(network, me),
+                    home / str(me) if home else None,
+                    executor=executor,
+                )
+                for me in range(len(network.members))
+            ]
+            await asyncio.gather(*(peer.run() for peer in peers))
+        return peers
+
+    with one_thread():
+        return asyncio.run(together())
+
+
+@contextmanager
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Stage:
+    """Peers that can be killed and started again, in one event loop."""
+
+    def __init__(self, experiment: Experiment, home: Path, **changes: Any) -> None:
+        self.experiment, self.home = experiment, home
+        self.network = network_of(experiment, **changes)
+        self.post, self.executor = Post(), ThreadPoolExecutor(1)
+        self.peers: dict[int, Peer] = {}
+        self.tasks: dict[int, asyncio.Task[Tensor]] = {}
+
+    def start(self, me: int, watch: Any = None) -> None:
+        transport = MemoryTransport(self.post, me)
+        folder = self.home / str(me)
+        prepared = prepare(self.experiment)
+        peer = Peer(
+            self.network, me, prepared, transport, folder, executor=self.executor, watch=watch
+        )
+        self.peers[me], self.tasks[me] = peer, asyncio.create_task(peer.run())
+
+    async def kill(self, me: int) -> None:
+        """As kill -9: nothing is said to anybody."""
+        self.post.receivers.pop(me, None)
+        self.tasks[me].cancel()
+        await asyncio.gather(self.tasks[me], return_exceptions=True)
+
+    async def until(self, me: int, round: int) -> None:
+        async with asyncio.timeout(30):
+            while self.peers[me].round < round:
+                await asyncio.sleep(0.005)
+
+    async def finish(self) -> list[Peer]:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*self.tasks.values())
+        self.executor.shutdown()
+        return [self.peers[me] for me in sorted(self.peers)]
+
+
+def on_stage(
+    experiment: Experiment, home: Path, act: Callable[[Stage], Awaitable[None]], **changes: Any
+) -> list[Peer]:
+    async def together() -> list[Peer]:
+        stage = Stage(experiment, home, **changes)
+        for me in range(len(stage.network.members)):
+            stage.start(me)
+        await act(stage)
+        return await stage.finish()
+
+    with one_thread():
+        return asyncio.run(together())

@@ -1,0 +1,173 @@
+"""Peers in one process, over a network in memory: the same mathematics as the simulator."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from networking import OverSockets, Stage, network_of, on_stage, play
+from torch import Tensor
+
+import peerage as pg
+from peerage import ALGORITHMS, DESA, DecAvg, DecHW, Experiment, FedAvg, LocalSGD
+from peerage.errors import InputError
+from peerage.net.network import Patience
+from peerage.net.peer import Peer
+from peerage.net.transport import MemoryTransport, Post
+from peerage.prepare import prepare
+from peerage.testing import simulate, toy
+
+
+def models(peers: list[Peer]) -> list[Tensor]:
+    kept = [peer.shard.members[peer.me].node.params for peer in peers]
+    return [params for params in kept if params.numel()]
+
+
+def simulated(experiment: Experiment) -> list[Tensor]:
+    world = prepare(experiment).world
+    ended = simulate(experiment)
+    return [ended.end[node] for node in dict.fromkeys(map(world.keeper, range(world.nodes)))]
+
+
+EVERY = {name: cls() for name, cls in ALGORITHMS.items()} | {
+    "desa": DESA(ipc=2, iterations=3),
+    "fedavg chosen": FedAvg(clients=2),
+    "dechw star": DecHW(theta=2),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_network_ends_with_the_bits_of_the_simulator(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
+    experiment = toy(EVERY[name])
+    peers = play(experiment)
+    for found, wanted in zip(models(peers), simulated(experiment), strict=True):
+        assert torch.equal(found, wanted)
+    assert [dict(peer.counters) for peer in peers] == [{}] * len(peers)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
+    experiment = toy(EVERY[name], nodes=8, partition="iid", rounds=2)
+    peers = play(experiment, ends=OverSockets(tmp_path))
+    for found, wanted in zip(models(peers), simulated(experiment), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"faults": {"loss": 0.3}},
+        {"faults": {"links": 0.5}},
+        {"faults": {"nodes": 0.6}},
+        {"faults": {"leave": "2@2"}},
+        {"faults": {"join": "2@3"}},
+        {"topology": "star"},
+        {"topology": "dynamic-regular:k=2"},
+        {"init": {"gain": "estimated"}},
+        {"noise": {"sigma": 0.1, "clip": 1.0}},
+    ],
+    ids=str,
+)
+def test_faults_graphs_gains_and_noise_are_those_of_the_simulator(changes):
+    experiment = toy(DecAvg(), **changes)
+    result = pg.run(experiment)
+    for peer, wanted in zip(play(experiment), result.parameters, strict=True):
+        found = peer.shard.members[peer.me].node.params
+        assert torch.equal(found, wanted)
+
+
+def test_bytes_and_accuracies_are_those_of_the_simulator():
+    experiment = toy(DecHW())
+    result = pg.run(experiment)
+    peers = play(experiment)
+    for row in result.rows:
+        if row["scope"] == "network":
+            mine = [peer.rows[row["round"]] for peer in peers]
+            assert sum(one["bytes"] for one in mine) == row["bytes"]
+            accuracy = sum(one["accuracy"] for one in mine) / len(mine)
+            assert accuracy == pytest.approx(row["accuracy"])
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("algorithm", [DecAvg(), DecHW(), FedAvg()])
+def test_a_peer_that_was_killed_comes_back(algorithm, tmp_path):
+    async def act(stage: Stage) -> None:
+        await stage.until(1, 6)
+        await stage.kill(1)
+        await stage.until(0, 12)  # the others go on
+        stage.start(1)
+
+    peers = on_stage(toy(algorithm, rounds=40), tmp_path, act)
+    assert [peer.rows[-1]["round"] for peer in peers] == [40] * len(peers)
+    mine = [row["round"] for row in peers[1].rows]
+    assert mine[0] >= 12  # it did not play the rounds that it had missed
+    assert mine == list(range(mine[0], 41))
+    assert peers[1].rows[-1]["heard"][0] > 0
+
+
+def test_a_killed_hub_comes_back_with_its_model(tmp_path):
+    async def act(stage: Stage) -> None:
+        await stage.until(5, 6)
+        await stage.kill(5)
+        await asyncio.sleep(0.1)
+        stage.start(5)
+
+    peers = on_stage(toy(FedAvg(), rounds=30), tmp_path, act)
+    assert peers[5].rows[-1]["round"] == 30
+    assert peers[5].rows[-1]["accuracy"] > 0.8
+
+
+def test_a_peer_that_never_comes_is_not_waited_for(tmp_path):
+    async def act(stage: Stage) -> None:
+        await stage.kill(3)
+        del stage.tasks[3], stage.peers[3]
+
+    quick = Patience(start=0.3, step=5.0, gone=1.0)
+    peers = on_stage(toy(DecAvg(), rounds=5), tmp_path, act, patience=quick)
+    assert [peer.rows[-1]["round"] for peer in peers] == [5] * 4
+
+
+def test_two_halves_go_on_and_meet_again(tmp_path):
+    halves = ({0, 1}, {2, 3, 4})
+
+    async def act(stage: Stage) -> None:
+        await stage.until(0, 5)
+        stage.post.cut = {
+            (a, b) for a in range(5) for b in range(5) if (a in {0, 1}) != (b in {0, 1})
+        }
+        await stage.until(0, 10)
+        await stage.until(3, 10)
+        stage.post.cut = set()
+
+    peers = on_stage(toy(DecAvg(), rounds=60, topology="complete"), tmp_path, act)
+    assert [peer.rows[-1]["round"] for peer in peers] == [60] * 5
+    heard = [[row["heard"][0] for row in peer.rows] for peer in peers]
+    for half in halves:
+        for me in half:
+            assert len(half) - 1 in heard[me]  # only its own half
+            assert heard[me][-1] == 4  # and everybody in the end
+
+
+def test_another_experiment_is_refused_with_what_differs(tmp_path):
+    async def together() -> None:
+        post = Post()
+        with ThreadPoolExecutor(1) as executor:
+            runs = []
+            for me, rate in enumerate((0.1, 0.2)):
+                experiment = toy(DecAvg(LocalSGD(lr=rate)), nodes=2, partition="iid")
+                transport = MemoryTransport(post, me)
+                network = network_of(experiment)
+                peer = Peer(network, me, prepare(experiment), transport, executor=executor)
+                runs.append(peer.run())
+            found = await asyncio.gather(*runs, return_exceptions=True)
+        texts = [str(error) for error in found if isinstance(error, InputError)]
+        assert texts
+        assert "runs another experiment: local.lr is 0.1 here and 0.2 there" in texts[0] or (
+            "runs another experiment: local.lr is 0.2 here and 0.1 there" in texts[0]
+        )
+
+    asyncio.run(together())
