@@ -17,7 +17,7 @@ from peerage.net.network import Member, Network, Patience
 from peerage.net.peer import Peer
 from peerage.net.transport import MemoryTransport, Post, Transport
 from peerage.net.up import free_ports
-from peerage.prepare import prepare
+from peerage.prepare import Prepared, prepare
 
 QUICK = Patience(start=5.0, step=3.0, gone=1.0)
 
@@ -60,10 +60,12 @@ def play(
     experiment: Experiment,
     home: Path | None = None,
     ends: Callable[[Network, int], Transport] | None = None,
+    prepared: Callable[[int], Prepared] | None = None,
     **changes: Any,
 ) -> list[Peer]:
     """All peers to the end, in one event loop; one thread computes for all."""
     make = ends or InMemory()
+    ready = prepared or (lambda me: prepare(experiment))
 
     async def together() -> list[Peer]:
         network = network_of(experiment, **changes)
@@ -72,7 +74,7 @@ def play(
                 Peer(
                     network,
                     me,
-                    prepare(experiment),
+                    ready(me),
                     make(network, me),
                     home / str(me) if home else None,
                     executor=executor,

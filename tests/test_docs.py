@@ -22,6 +22,7 @@ RUN = (
     "docs/guide.md",
     "docs/networks.md",
     "docs/hubs.md",
+    "docs/real-peers.md",
     "docs/add-an-algorithm.md",
     "docs/reproduce.md",
 )

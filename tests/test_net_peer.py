@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor
 
 import peerage as pg
 from peerage import ALGORITHMS, DESA, DecAvg, DecHW, Experiment, FedAvg, LocalSGD
+from peerage.data import Dataset
 from peerage.errors import InputError
 from peerage.net.network import Patience
+from peerage.net.own import prepare_own
 from peerage.net.peer import Peer
 from peerage.net.transport import MemoryTransport, Post
-from peerage.prepare import prepare
-from peerage.testing import simulate, toy
+from peerage.prepare import Prepared, prepare
+from peerage.testing import blobs, dealt, simulate, toy
 
 
 def models(peers: list[Peer]) -> list[Tensor]:
@@ -88,6 +91,44 @@ def test_bytes_and_accuracies_are_those_of_the_simulator():
             assert sum(one["bytes"] for one in mine) == row["bytes"]
             accuracy = sum(one["accuracy"] for one in mine) / len(mine)
             assert accuracy == pytest.approx(row["accuracy"])
+
+
+# Data of one's own
+
+
+def part_of(me: int) -> Dataset:
+    """What one node of the toy has, and nobody else."""
+    whole = blobs()
+    mine = list(dealt()[me])
+    return replace(whole, train_x=whole.train_x[mine], train_y=whole.train_y[mine])
+
+
+@pytest.mark.parametrize("algorithm", [DecHW(), FedAvg()])
+def test_peers_with_data_of_their_own_end_with_the_bits_of_a_simulation(algorithm):
+    experiment = toy(algorithm)
+    hub = len(dealt())
+
+    def ready(me: int) -> Prepared:
+        data = part_of(0 if me == hub else me)
+        if me == hub:  # it has none, and only the test set counts
+            return prepare(experiment)
+        return prepare_own(experiment, me, data)
+
+    peers = play(experiment, prepared=ready)
+    for found, wanted in zip(models(peers), simulated(experiment), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_peer_whose_data_lacks_a_class_needs_to_know_how_many_there_are():
+    whole = blobs()
+    few = pg.in_memory(whole.train_x[:20], whole.train_y[:20] % 2, whole.test_x, whole.test_y % 2)
+    experiment = toy(DecHW())
+    assert prepare_own(experiment, 1, few).world.label_counts.shape == (5, 2)
+    prepared = prepare_own(experiment, 1, few, classes=3)
+    assert prepared.world.label_counts.shape == (5, 3)
+    assert prepared.setup["examples"] == [0, 20, 0, 0, 0]
+    with pytest.raises(InputError, match="has labels of 2 classes, and --classes says 1"):
+        prepare_own(experiment, 1, few, classes=1)
 
 
 # Crashes

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from peerage.errors import InputError
 from peerage.net.peer import Peer
+from peerage.net.wire import REASONS
 
 
 class Collector:
@@ -35,9 +36,15 @@ class Collector:
         rejected = CounterMetricFamily(
             "peerage_messages_rejected", "Messages that were refused or late.", labels=["reason"]
         )
-        for reason, count in (peer.counters + self.transport.refused).items():
+        for reason, count in troubles(peer, self.transport).items():
             rejected.add_metric([reason], count)
         yield rejected
+
+
+def troubles(peer: Peer, transport: Any) -> dict[str, int]:
+    """What went wrong, by reason; the transport knows of those who never got as far as a peer."""
+    strangers = {key: n for key, n in transport.refused.items() if key not in REASONS}
+    return {**peer.counters, **strangers}
 
 
 @contextmanager

@@ -101,11 +101,6 @@ class Network:
         table = {key: value for key, value in self.experiment.table().items() if key != "engine"}
         return {"wire": self.wire, **flat(table)}
 
-    @property
-    def seal(self) -> str:
-        """A short name for the essence."""
-        return hashlib.sha256(json.dumps(self.essence, sort_keys=True).encode()).hexdigest()[:32]
-
     def to_toml(self, experiment: str) -> str:
         """The network file; `experiment` is the path of the experiment's own, seen from it."""
         settings = {
@@ -154,6 +149,11 @@ class Network:
             bool(table.get("pack", False)),
             ahead,
         )
+
+
+def sealed(essence: Mapping[str, str]) -> str:
+    """A short name for what must be the same."""
+    return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 
+from peerage import specs
+from peerage.data import DATASETS, cache_folder
 from peerage.errors import InputError, Interrupted
 from peerage.net.grpc import GrpcTransport, Limits
 from peerage.net.identity import Identity
-from peerage.net.metrics import serve_metrics
+from peerage.net.metrics import serve_metrics, troubles
 from peerage.net.network import NO_END, Network
+from peerage.net.own import prepare_own
 from peerage.net.peer import Peer
-from peerage.prepare import prepare
+from peerage.prepare import Prepared, prepare
 from peerage.records import write_json
 from peerage.running import digest, locked
 
@@ -36,6 +39,8 @@ class Place:
     folder: Path  # checkpoints, metrics and summary
     bind: str | None = None  # host:port to listen on, if not its address in the network file
     metrics_port: int | None = None
+    data: str | None = None  # a data set of its own, in place of a part of the experiment's
+    classes: int | None = None  # in the whole network, of which the own data may lack some
 
 
 def run_node(place: Place) -> dict[str, Any]:
@@ -45,7 +50,7 @@ def run_node(place: Place) -> dict[str, Any]:
     if network.experiment.until is not None:
         raise InputError(NO_END)
     identity = Identity.load(place.certificates, place.identity)
-    prepared = prepare(network.experiment)
+    prepared = prepare_for(network, me, place)
     place.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # so that the order of sums is that of the simulator
     with locked(place.folder):
@@ -72,10 +77,19 @@ def run_node(place: Place) -> dict[str, Any]:
             "wire_bytes": transport.counters["bytes_sent"],
             "digest": digest(kept, [node.layout] * len(kept)),
             "released": peer.shard.released().get(me, 0),
-            "counters": dict(peer.counters + transport.refused),
+            "counters": troubles(peer, transport),
         }
         write_json(place.folder / "summary.json", summary)
         return summary
+
+
+def prepare_for(network: Network, me: int, place: Place) -> Prepared:
+    if place.data is None:
+        if place.classes is not None:
+            raise InputError("--classes is about data of one's own; give --data as well")
+        return prepare(network.experiment)
+    spec = specs.parse(place.data, "dataset", DATASETS)
+    return prepare_own(network.experiment, me, spec.load(cache_folder()), place.classes)
 
 
 async def _play(peer: Peer) -> None:

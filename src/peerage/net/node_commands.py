@@ -1,6 +1,7 @@
 """The commands about real peers: node runs one, up runs a whole network on this machine."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -37,6 +38,12 @@ def node(
     out: Annotated[
         Path | None, typer.Option(help="Folder of checkpoints and metrics; by default its name.")
     ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data of its own, e.g. npz:path=FILE, folder:path=FOLDER.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Of the whole network, if its own data lacks some.")
+    ] = None,
     bind: Annotated[
         str | None, typer.Option(help="HOST:PORT to listen on, if not its address for others.")
     ] = None,
@@ -48,11 +55,13 @@ def node(
 ) -> None:
     """Run one peer of a real network, from its last checkpoint if it has one."""
     check_installed()
+    # What gRPC has to say about strangers is in our own counters, and its lines are not for people.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from peerage.net.node import Place, run_node, set_up_log
 
     set_up_log(log, identity)
     folder = Path(identity) if out is None else out
-    summary = run_node(Place(network, identity, certs, folder, bind, metrics_port))
+    summary = run_node(Place(network, identity, certs, folder, bind, metrics_port, data, classes))
     if as_json:
         print(json.dumps(summary))
 

@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from peerage import checkpoint
@@ -26,7 +28,7 @@ from peerage.algorithm import Dimensions
 from peerage.errors import DiskError, Diverged, InputError
 from peerage.faults import Way
 from peerage.net.mailbox import Mailbox
-from peerage.net.network import LARGEST, ROOM, Network, differing
+from peerage.net.network import LARGEST, ROOM, Network, differing, sealed
 from peerage.net.transport import Receiver, Transport, Unreachable
 from peerage.net.wire import (
     DONE,
@@ -80,12 +82,19 @@ def expected_of(network: Network, me: int, world: World) -> Expected:
     return Expected(network.run, me, members, tensors, max(LARGEST, largest))
 
 
-@dataclass
 class Incoming:
-    """A payload of which some bytes are here."""
+    """A payload of which some bytes are here; it is hashed while it comes in."""
 
-    header: Header
-    data: bytearray
+    def __init__(self, header: Header) -> None:
+        self.header, self.here = header, 0
+        buffer: Any = torch.empty(header.size, dtype=torch.uint8).numpy()  # of exactly this size
+        self.data = memoryview(buffer)
+        self.hash = sha256()
+
+    def add(self, data: bytes) -> None:
+        self.data[self.here : self.here + len(data)] = data
+        self.hash.update(data)
+        self.here += len(data)
 
 
 class Outbox:
@@ -150,6 +159,12 @@ class Peer(Receiver):
         self.executor, self.watch = executor, watch
         self.shard = Shard(self.world, [me], References())
         self.expected = expected_of(network, me, self.world)
+        self.essence = {
+            **network.essence,
+            "classes": str(self.world.label_counts.shape[1]),
+            "example": str(self.world.test.example),
+        }
+        self.seal = sealed(self.essence)
         self.mailbox = Mailbox(network.ahead, 4 * self.expected.max_bytes)
         self.judged = prepared.experiment.evaluation.judged(self.world.rounds)
         self.counters: Counter[str] = Counter()  # what went wrong, by reason
@@ -239,7 +254,7 @@ class Peer(Receiver):
             life, awaited = str(answer["life"]), bool(answer["awaited"])
         except (Unreachable, Rejected, ValueError, KeyError, TypeError):
             return None
-        if seal != self.network.seal:
+        if seal != self.seal:
             await self._complain(peer)
         self._hear_of(peer, round)
         return {"round": round, "state": state, "life": life, "awaited": awaited}
@@ -249,7 +264,7 @@ class Peer(Receiver):
         question = json.dumps({"ask": "essence"}).encode()
         try:
             theirs = json.loads(await self.transport.ask(peer, question, ASKING))
-            keys = differing(self.network.essence, {str(k): str(v) for k, v in theirs.items()})
+            keys = differing(self.essence, {str(k): str(v) for k, v in theirs.items()})
         except (Unreachable, Rejected, ValueError, AttributeError):
             keys = []
         what = "; ".join(keys[:5]) or "something"
@@ -325,7 +340,7 @@ class Peer(Receiver):
             member.memory.update(before[3])
             return
         self._record(round + 1, report, sent, perf_counter() - start)
-        self._save(round + 1)
+        await self._compute(self._save, round + 1)  # a disk may be slow, and others ask
 
     async def _converse(self, round: int, begin: Callable[[], Step]) -> int:
         """Carry messages until the node has finished; how many bytes it sent."""
@@ -464,23 +479,27 @@ class Peer(Receiver):
         known = self._incoming.get(key)
         if known is None or known.header != header:
             self._make_room(header.size)
-            known = self._incoming[key] = Incoming(header, bytearray())
-        return header, len(known.data)
+            known = self._incoming[key] = Incoming(header)
+        return header, known.here
 
     def _make_room(self, size: int) -> None:
         """Broken transfers that nobody went on with must not fill the memory."""
-        while self._incoming and size + sum(len(i.data) for i in self._incoming.values()) > PARTIAL:
-            del self._incoming[next(iter(self._incoming))]
+        while (
+            self._incoming and size + sum(i.header.size for i in self._incoming.values()) > PARTIAL
+        ):
+            del self._incoming[next(iter(self._incoming))]  # its sender will be told to try again
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
         known = self._incoming.get((header.sender, header.round, header.place))
-        if known is None or known.header != header or offset != len(known.data):
+        if known is None or known.header != header:
+            raise self._refuse("full", "what was here of the message had to make room for others")
+        if offset != known.here:
             raise self._refuse("truncated", f"bytes from {offset} on do not continue what is here")
         if offset + len(data) > header.size:
             raise self._refuse(
-                "oversized", f"more than the {header.size} bytes that were announced"
+                "oversized", f"more bytes than the {header.size} that were announced"
             )
-        known.data += data
+        known.add(data)
 
     async def complete(self, header: Header) -> None:
         known = self._incoming.pop((header.sender, header.round, header.place), None)
@@ -489,8 +508,11 @@ class Peer(Receiver):
                 self.mailbox.put(header, None)
                 return
             if known is None:
-                raise Rejected("truncated", "no byte of the payload is here")
-            parcel = await self._aside(lambda: decode(header, known.data, self.expected))
+                raise Rejected("full", "what was here of the message had to make room for others")
+            if known.here < header.size:
+                raise Rejected("truncated", f"{known.here} bytes came instead of {header.size}")
+            seal = known.hash.hexdigest()
+            parcel = await self._aside(lambda: decode(header, known.data, self.expected, seal))
             self.mailbox.put(header, parcel)
         except Rejected as refusal:
             self.counters[refusal.reason] += 1
@@ -506,13 +528,13 @@ class Peer(Receiver):
             awaited = not begun or self.met.get(identity) == asked.get("life")
             return json.dumps({**self.status(), "awaited": awaited}).encode()
         if asked.get("ask") == "essence":
-            return json.dumps(self.network.essence).encode()
+            return json.dumps(self.essence).encode()
         raise self._refuse("malformed", "the question is not one that a peer answers")
 
     def status(self) -> dict[str, Any]:
         """What a peer says about itself to others."""
         return {
-            "seal": self.network.seal,
+            "seal": self.seal,
             "life": self.life,
             "round": self.round,
             "state": self.state,

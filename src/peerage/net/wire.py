@@ -334,10 +334,13 @@ class Entry:
     end: int
 
 
-def decode(header: Header, payload: Buffer, expected: Expected) -> Parcel:
+def decode(
+    header: Header, payload: Buffer, expected: Expected, hashed: str | None = None
+) -> Parcel:
     """The parcel in a payload, whose tensors lie in the payload itself if it can be written to.
 
-    So it must be the message's own, and stay as it is. A bytes object is copied once.
+    So it must be the message's own, and stay as it is. A bytes object is copied once. `hashed` is
+    its SHA-256, if it was computed while the payload came in.
     """
     _check_content(header, expected)
     if header.kind == DONE:
@@ -346,7 +349,7 @@ def decode(header: Header, payload: Buffer, expected: Expected) -> Parcel:
     if len(received) != header.size:
         reason = "truncated" if len(received) < header.size else "oversized"
         raise Rejected(reason, f"{len(received)} bytes came instead of {header.size}")
-    if sha256(received).hexdigest() != header.sha256:
+    if (hashed or sha256(received).hexdigest()) != header.sha256:
         raise Rejected("hash", f"the payload is not the one with SHA-256 {header.sha256}")
     if header.packed:
         received = _unpacked(received, expected.max_bytes)
