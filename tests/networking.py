@@ -108,12 +108,12 @@ class Stage:
         self.peers: dict[int, Peer] = {}
         self.tasks: dict[int, asyncio.Task[Tensor]] = {}
 
-    def start(self, me: int, watch: Any = None) -> None:
+    def start(self, me: int, **options: Any) -> None:
         transport = MemoryTransport(self.post, me)
         folder = self.home / str(me)
         prepared = prepare(self.experiment)
         peer = Peer(
-            self.network, me, prepared, transport, folder, executor=self.executor, watch=watch
+            self.network, me, prepared, transport, folder, executor=self.executor, **options
         )
         self.peers[me], self.tasks[me] = peer, asyncio.create_task(peer.run())
 

@@ -1,6 +1,8 @@
 """Peers in one process, over a network in memory: the same mathematics as the simulator."""
 
 import asyncio
+import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,6 +19,7 @@ from peerage.net.network import Patience
 from peerage.net.own import prepare_own
 from peerage.net.peer import Peer
 from peerage.net.transport import MemoryTransport, Post
+from peerage.net.wire import Rejected
 from peerage.prepare import Prepared, prepare
 from peerage.testing import blobs, dealt, simulate, toy
 
@@ -148,6 +151,49 @@ def test_a_peer_that_was_killed_comes_back(algorithm, tmp_path):
     assert mine[0] >= 12  # it did not play the rounds that it had missed
     assert mine == list(range(mine[0], 41))
     assert peers[1].rows[-1]["heard"][0] > 0
+
+
+@pytest.mark.parametrize("rejoin", ["own", "neighbour"])
+def test_a_peer_that_lost_its_disk_can_take_a_neighbours_model(rejoin, tmp_path):
+    found = {}
+
+    async def act(stage: Stage) -> None:
+        await stage.until(1, 6)
+        await stage.kill(1)
+        shutil.rmtree(tmp_path / "1")
+        await stage.until(0, 15)
+        stage.start(1, rejoin=rejoin)
+        found["start"] = stage.peers[1].shard.members[1].node.params
+        await stage.until(1, 15)
+        found["model"] = stage.peers[1].shard.members[1].node.params
+
+    peers = on_stage(toy(DecAvg(), rounds=60, local=LocalSGD(lr=0.0)), tmp_path, act)
+    # Nobody learns: what it has once it is back is its own start, or what others have agreed on.
+    other = peers[0].shard.members[0].node.params
+    far = torch.dist(found["start"], other)
+    near = torch.dist(found["model"], other)
+    assert (near < 0.3 * far) == (rejoin == "neighbour")
+    assert peers[1].rows[-1]["round"] == 60
+
+
+def test_pieces_of_a_model_are_asked_for_in_the_right_way():
+    experiment = toy(DecAvg(), rounds=1)
+    [peer, *_] = play(experiment)
+
+    async def ask(**question: object) -> bytes:
+        return await peer.answer(json.dumps(question).encode(), 1)
+
+    header = json.loads(asyncio.run(ask(ask="model")))
+    assert header["sender"] == 0
+    assert header["recipient"] == 1
+    seal = header["sha256"]
+    whole = asyncio.run(ask(ask="piece", of=seal, offset=0))
+    assert len(whole) == header["size"]
+    assert asyncio.run(ask(ask="piece", of=seal, offset=10)) == whole[10:]
+    odd = [{"of": "0" * 64, "offset": 0}, {"of": seal, "offset": -1}, {"of": seal, "offset": True}]
+    for question in (*odd, {"of": seal}, {"offset": 0}):
+        with pytest.raises(Rejected):
+            asyncio.run(ask(ask="piece", **question))
 
 
 def test_a_killed_hub_comes_back_with_its_model(tmp_path):

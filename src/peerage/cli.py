@@ -303,6 +303,9 @@ def up(
     restart: Annotated[
         str | None, typer.Option(help="NODE@ROUND, ...: killed peers that come back then.")
     ] = None,
+    rejoin: Annotated[
+        str, typer.Option(help="own, or neighbour: whose model those who come back go on with.")
+    ] = "own",
     step_patience: Annotated[
         float | None, typer.Option(help="Seconds that a peer waits for a message; 60.")
     ] = None,
@@ -321,6 +324,7 @@ def up(
     settings = {
         "kill": kill,
         "restart": restart,
+        "rejoin": rejoin,
         "start": start_patience,
         "step": step_patience,
         "wire": wire,

@@ -41,6 +41,7 @@ class Place:
     metrics_port: int | None = None
     data: str | None = None  # a data set of its own, in place of a part of the experiment's
     classes: int | None = None  # in the whole network, of which the own data may lack some
+    rejoin: str = "own"  # with which model it goes on after it missed rounds
 
 
 def run_node(place: Place) -> dict[str, Any]:
@@ -62,7 +63,15 @@ def run_node(place: Place) -> dict[str, Any]:
             limits=Limits(patience=network.patience.gone),
         )
         with ThreadPoolExecutor(1) as executor:
-            peer = Peer(network, me, prepared, transport, place.folder, executor=executor)
+            peer = Peer(
+                network,
+                me,
+                prepared,
+                transport,
+                place.folder,
+                executor=executor,
+                rejoin=place.rejoin,  # type: ignore[arg-type]  # checked there
+            )
             peer.watch = lambda row: _tell(peer, row)
             with serve_metrics(peer, transport, place.metrics_port):
                 asyncio.run(_play(peer))

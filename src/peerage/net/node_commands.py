@@ -44,6 +44,9 @@ def node(
     classes: Annotated[
         int | None, typer.Option(help="Of the whole network, if its own data lacks some.")
     ] = None,
+    rejoin: Annotated[
+        str, typer.Option(help="own, or neighbour: whose model to go on with after missed rounds.")
+    ] = "own",
     bind: Annotated[
         str | None, typer.Option(help="HOST:PORT to listen on, if not its address for others.")
     ] = None,
@@ -61,7 +64,9 @@ def node(
 
     set_up_log(log, identity)
     folder = Path(identity) if out is None else out
-    summary = run_node(Place(network, identity, certs, folder, bind, metrics_port, data, classes))
+    summary = run_node(
+        Place(network, identity, certs, folder, bind, metrics_port, data, classes, rejoin)
+    )
     if as_json:
         print(json.dumps(summary))
 
@@ -85,6 +90,7 @@ def run_up(
             settings["pack"],
             disturbances("kill", settings["kill"]),
             disturbances("restart", settings["restart"]),
+            settings["rejoin"],
             show,
         ).run()
 

@@ -18,7 +18,7 @@ from hashlib import sha256
 from math import prod
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from peerage.errors import DiskError, Diverged, InputError
 from peerage.faults import Way
 from peerage.net.mailbox import Mailbox
 from peerage.net.network import LARGEST, ROOM, Network, differing, sealed
-from peerage.net.transport import Receiver, Transport, Unreachable
+from peerage.net.transport import ANSWER_LIMIT, Receiver, Transport, Unreachable
 from peerage.net.wire import (
     DONE,
     Expected,
@@ -39,6 +39,7 @@ from peerage.net.wire import (
     decode,
     done,
     encode,
+    header_bytes,
     parse_header,
 )
 from peerage.prepare import Prepared
@@ -153,7 +154,11 @@ class Peer(Receiver):
         *,
         executor: Executor | None = None,
         watch: Watch | None = None,
+        rejoin: Literal["own", "neighbour"] = "own",
     ) -> None:
+        if rejoin not in ("own", "neighbour"):
+            raise InputError(f"rejoin must be own or neighbour, got {rejoin!r}")
+        self.rejoin = rejoin  # with which model a peer that missed rounds goes on
         self.network, self.me, self.transport, self.folder = network, me, transport, folder
         self.world = prepared.world
         self.executor, self.watch = executor, watch
@@ -182,6 +187,8 @@ class Peer(Receiver):
         self._outboxes: dict[int, Outbox] = {}
         self._writer: MetricWriter | None = None
         self._poisoned = 0
+        self._kept: tuple[Parcel, int] | None = None
+        self._offered: tuple[Header, memoryview] | None = None
 
     # The life of a peer
 
@@ -277,7 +284,40 @@ class Peer(Receiver):
         if self.awaited or self.newest <= first:
             return first
         log.info("the others are in round %d, we were in %d", self.newest + 1, first + 1)
+        keeps = self.world.keeper(self.me) == self.me != self.world.hub
+        if self.rejoin == "neighbour" and keeps and self.newest > first + self.network.ahead:
+            await self._adopt()
         return self.newest
+
+    async def _adopt(self) -> None:
+        """Take over the model of the first neighbour that offers one of the same kind."""
+        node = self.shard.members[self.me].node
+        for peer in self.world.neighbours(self.newest)[self.me]:
+            try:
+                offer = await self._fetch(peer)
+            except (Unreachable, Rejected) as error:
+                log.info("no model from %s: %s", self._name(peer), error)
+                continue
+            if offer.architecture == node.architecture:
+                node.params, node.buffers = offer.payload["x"], offer.payload["b"]
+                log.info("going on with the model of %s", self._name(peer))
+                return
+
+    async def _fetch(self, peer: int) -> Parcel:
+        """The model that a peer had after its last round, piece by piece."""
+        raw = await self.transport.ask(peer, json.dumps({"ask": "model"}).encode(), ASKING)
+        header = parse_header(raw, self.expected, peer)
+        incoming = Incoming(header)
+        while incoming.here < header.size:
+            question = {"ask": "piece", "of": header.sha256, "offset": incoming.here}
+            piece = await self.transport.ask(peer, json.dumps(question).encode(), ASKING)
+            if not 0 < len(piece) <= header.size - incoming.here:
+                raise Rejected("truncated", f"a piece of {len(piece)} bytes")
+            incoming.add(piece)
+        parcel = decode(header, incoming.data, self.expected, incoming.hash.hexdigest())
+        if not {"x", "b"} <= parcel.payload.keys():
+            raise Rejected("name", "the model has no parameters")
+        return parcel
 
     async def _begin(self) -> None:
         """What comes before the first round."""
@@ -340,6 +380,7 @@ class Peer(Receiver):
             member.memory.update(before[3])
             return
         self._record(round + 1, report, sent, perf_counter() - start)
+        self._keep(round)
         await self._compute(self._save, round + 1)  # a disk may be slow, and others ask
 
     async def _converse(self, round: int, begin: Callable[[], Step]) -> int:
@@ -454,6 +495,23 @@ class Peer(Receiver):
         if self.watch is not None:
             self.watch(row)
 
+    def _offer(self) -> tuple[Header, memoryview] | None:
+        """The model after the last round, for those who missed rounds and ask for one."""
+        if self._kept is not None and self._offered is None:
+            parcel, round = self._kept
+            self._offered = encode(parcel, run=self.network.run, round=round, recipient=0, place=0)
+        return self._offered
+
+    def _keep(self, round: int) -> None:
+        """Remember the model as it is; it is written down only if somebody asks."""
+        node = self.shard.members[self.me].node
+        if self.world.keeper(self.me) != self.me:
+            return
+        payload = {"x": node.params, "b": node.buffers}
+        degree = len(node.neighbours)
+        parcel = Parcel(self.me, (), node.num_examples, degree, node.architecture, payload, 0)
+        self._kept, self._offered = (parcel, round), None
+
     def _save(self, round: int) -> None:
         if self.folder is not None:
             checkpoint.save(self, self.folder, round)
@@ -529,6 +587,15 @@ class Peer(Receiver):
             return json.dumps({**self.status(), "awaited": awaited}).encode()
         if asked.get("ask") == "essence":
             return json.dumps(self.essence).encode()
+        if asked.get("ask") == "model":
+            offer = self._offer()
+            if offer is not None:
+                return header_bytes(replace(offer[0], recipient=identity))
+        if asked.get("ask") == "piece" and self._offered is not None:
+            header, payload = self._offered
+            offset = asked.get("offset")
+            if asked.get("of") == header.sha256 and type(offset) is int and offset >= 0:
+                return bytes(payload[offset : offset + ANSWER_LIMIT])
         raise self._refuse("malformed", "the question is not one that a peer answers")
 
     def status(self) -> dict[str, Any]:

@@ -93,11 +93,14 @@ class Up:
     pack: bool = False
     kill: Mapping[int, int] = field(default_factory=dict)
     restart: Mapping[int, int] = field(default_factory=dict)
+    rejoin: str = "own"
     show: Show | None = None
 
     def __post_init__(self) -> None:
         if self.experiment.until is not None:
             raise InputError(NO_END)
+        if self.rejoin not in ("own", "neighbour"):
+            raise InputError(f"rejoin must be own or neighbour, got {self.rejoin!r}")
         if self.wire not in ("fp32", "bf16"):
             raise InputError(f"wire must be fp32 or bf16, got {self.wire!r}")
         count = self.experiment.nodes + self.experiment.algorithm.with_hub
@@ -150,7 +153,7 @@ class Up:
         peer.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-c", MAIN, "node", "--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
-        command += ["--out", str(peer.folder)]
+        command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
         with open(peer.folder / "log.txt", "ab") as file:
             peer.process = subprocess.Popen(
                 command,
