@@ -337,6 +337,35 @@ def up(
         print(json.dumps(summary))
 
 
+@app.command("export", epilog=EPILOG)
+@with_settings
+def export_network(
+    chosen: tuple[str | None, dict[str, Any]],
+    algorithm: Annotated[
+        str | None, typer.Option(help="e.g. dechw:theta=30; one of the package.")
+    ] = None,
+    hosts: Annotated[
+        Path, typer.Option(help="File with one HOST or HOST:PORT per line; peers are dealt out.")
+    ] = Path("hosts.txt"),
+    out: Annotated[Path, typer.Option(help="New folder for the folders of all peers.")] = Path(
+        "deploy"
+    ),
+    port: Annotated[int, typer.Option(help="First port on hosts that name none.")] = 7400,
+    certs: Annotated[
+        Path | None, typer.Option(help="Folder of an authority to use, instead of a new one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a folder for each peer of a network on several machines: files, key, systemd unit."""
+    node_commands.check_installed()
+    from peerage.net.export import export as write_folders
+
+    file, changes = chosen
+    experiment = read_experiment(file, {**changes, **_given({"algorithm": algorithm})})
+    exported = write_folders(experiment, hosts, out, port=port, certs=certs)
+    print(json.dumps(exported.facts) if as_json else exported)
+
+
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],

@@ -10,30 +10,24 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import replace
-from hashlib import sha256
-from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from peerage import checkpoint
-from peerage.algorithm import Dimensions
 from peerage.errors import DiskError, Diverged, InputError
 from peerage.faults import Way
 from peerage.net.mailbox import Mailbox
-from peerage.net.network import LARGEST, ROOM, Network, differing, sealed
+from peerage.net.network import Network, differing, sealed
+from peerage.net.traffic import ASKING, Incoming, Outbox, expected_of
 from peerage.net.transport import ANSWER_LIMIT, Receiver, Transport, Unreachable
 from peerage.net.wire import (
     DONE,
-    Expected,
-    Form,
     Header,
     Rejected,
     decode,
@@ -46,99 +40,15 @@ from peerage.prepare import Prepared
 from peerage.records import MetricWriter, Row, truncate_after
 from peerage.sim.post import Parcel, Step
 from peerage.sim.shard import BEFORE, NodeReport, References, Shard, ShardReport
-from peerage.sim.world import World
 
-ASKING = 2.0  # seconds that the answer to a short question may take
 LOOK = 0.2  # seconds between two looks at the others
 POISONED = 3  # rounds in a row that may fail before the peer gives up
-BACKLOG = 8  # messages that may wait for one recipient
 PARTIAL = 1 << 28  # bytes of messages that are on their way in
 FILE = "part-0.safetensors"
 MEETING = "waiting for others"
 
 log = logging.getLogger("peerage.peer")
 Watch = Callable[[Row], None]
-
-
-def expected_of(network: Network, me: int, world: World) -> Expected:
-    """What this peer accepts: the tensors that the algorithm declares, for every architecture."""
-    tensors: dict[str, dict[str, Form]] = {}
-    largest = 0
-    for name, kind in world.architectures.items():
-        dimensions = Dimensions(
-            kind.layout,
-            kind.buffer_layout.size,
-            world.nodes,
-            world.label_counts.shape[1],
-            world.test.example,
-        )
-        declared = world.algorithm.speaks(dimensions)
-        tensors[name] = {key: Form((form.shape,), form.dtype) for key, form in declared.items()}
-        sizes = [prod(n or 1 for n in form.shape) for form in declared.values()]
-        largest = max(largest, 8 * sum(sizes), ROOM * 4 * kind.layout.size)
-        if world.prelude is not None:
-            shapes = getattr(world.prelude, "shapes", {})
-            tensors[name] |= {key: Form((shape,)) for key, shape in shapes.items()}
-    members = frozenset(range(world.nodes))
-    return Expected(network.run, me, members, tensors, max(LARGEST, largest))
-
-
-class Incoming:
-    """A payload of which some bytes are here; it is hashed while it comes in."""
-
-    def __init__(self, header: Header) -> None:
-        self.header, self.here = header, 0
-        buffer: Any = torch.empty(header.size, dtype=torch.uint8).numpy()  # of exactly this size
-        self.data = memoryview(buffer)
-        self.hash = sha256()
-
-    def add(self, data: bytes) -> None:
-        self.data[self.here : self.here + len(data)] = data
-        self.hash.update(data)
-        self.here += len(data)
-
-
-class Outbox:
-    """Sends messages to one recipient, one after the other."""
-
-    def __init__(self, transport: Transport, patience: float, counters: Counter[str]) -> None:
-        self.transport, self.patience, self.counters = transport, patience, counters
-        self.waiting: asyncio.Queue[tuple[Header, bytes | memoryview]] = asyncio.Queue()
-        self.task = asyncio.create_task(self._work())
-
-    def put(self, header: Header, payload: bytes | memoryview = b"") -> None:
-        while self.waiting.qsize() >= BACKLOG:  # the recipient is slow, or gone: oldest first
-            self.waiting.get_nowait()
-            self.waiting.task_done()
-            self.counters["undelivered"] += 1
-        self.waiting.put_nowait((header, payload))
-
-    async def _work(self) -> None:
-        while True:
-            header, payload = await self.waiting.get()
-            word = header.kind == DONE  # to somebody who may have left already: no harm if lost
-            try:
-                if not word or self.transport.reachable(header.recipient):
-                    patience = ASKING if word else self.patience
-                    await self.transport.send(header, payload, patience)
-            except Unreachable:
-                if not word:
-                    self.counters["undelivered"] += 1
-            except Rejected as refusal:
-                self.counters[f"refused {refusal.reason}"] += 1
-                log.debug("node %d refused a message: %s", header.recipient, refusal)
-            finally:
-                self.waiting.task_done()
-
-    async def flush(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.waiting.join()
-
-    async def close(self) -> None:
-        self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.task
 
 
 class Peer(Receiver):
@@ -238,19 +148,27 @@ class Peer(Receiver):
         self.state = MEETING
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        missing = set(range(self.world.nodes)) - {self.me}
+        missing = set(self.others)
         while missing and self.awaited and loop.time() < deadline:
-            for peer in sorted(missing):
-                answer = await self._status(peer)
-                if answer is not None:
-                    missing.discard(peer)
-                    self.met[peer] = answer["life"]
-                    # Those who began without us do not wait, and neither do we.
-                    self.awaited = self.awaited and answer["awaited"]
+            for peer, answer in (await self._ask_all(missing)).items():
+                missing.discard(peer)
+                self.met[peer] = answer["life"]
+                # Those who began without us do not wait, and neither do we.
+                self.awaited = self.awaited and answer["awaited"]
             if missing and self.awaited:
                 await asyncio.sleep(LOOK)
         if missing and self.awaited:
             log.warning("beginning without %s", ", ".join(self._name(peer) for peer in missing))
+
+    async def _ask_all(self, peers: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """What those say about themselves that answer, all asked at once."""
+        asked = sorted(peers)
+        answers = await asyncio.gather(*(self._status(peer) for peer in asked))
+        return {p: answer for p, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    @property
+    def others(self) -> list[int]:
+        return [peer for peer in range(self.world.nodes) if peer != self.me]
 
     async def _status(self, peer: int) -> dict[str, Any] | None:
         """What another peer says about itself; None if it cannot be asked."""
@@ -348,9 +266,7 @@ class Peer(Receiver):
         self.mailbox.enter(round)
         self.round = round
         while self.newest <= round:
-            others = [p for p in range(self.world.nodes) if p != self.me]
-            known = [await self._status(peer) for peer in others]
-            if not any(known):
+            if not await self._ask_all(self.others):
                 return
             await asyncio.sleep(LOOK)
 
@@ -468,15 +384,14 @@ class Peer(Receiver):
         """Say why, and go on answering others for as long as they are there."""
         self.state = f"stopped: {error}"
         log.error("%s; this peer trains no more, and still answers", error)
-        while any([await self._status(p) for p in range(self.world.nodes) if p != self.me]):
+        while await self._ask_all(self.others):
             await asyncio.sleep(LOOK)
 
     # What it writes down
 
     def _record(self, round: int, report: ShardReport, sent: int, seconds: float) -> None:
         [mine] = report.nodes or [NodeReport(self.me, None)]
-        others = (peer for peer in range(self.world.nodes) if peer != self.me)
-        self.alive = sum(map(self.transport.reachable, others))
+        self.alive = sum(map(self.transport.reachable, self.others))
         self.bytes_total += sent
         row: Row = {"scope": "node", "round": round, "node": self.me}
         if mine.score is not None:
