@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peerage import training
+from peerage import curvature, training
 from peerage.backward import by_autograd, by_hand, linear_layers
 from peerage.losses import CrossEntropy, Proximal, VirtualTeacher
 from peerage.models import MODELS
@@ -57,6 +57,30 @@ def test_loss_and_gradients_have_the_same_bits(name, clamp):
     assert above > 0 if clamp == 2.2 else above == 0
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_gradients_of_the_last_layers_only(first):
+    module = build("hwa-mlp")
+    x, y = batches()[0]
+    _, whole = by_hand(module, CrossEntropy())(x, y)
+    _, some = by_hand(module, CrossEntropy(), first=first)(x, y)
+    assert len(some) == 6 - 2 * first
+    assert all(torch.equal(a, b) for a, b in zip(some, whole[2 * first :], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["batch", "full"])
+@pytest.mark.parametrize("scope", ["output", "last-hidden", "all", "hidden1", "hidden1+hidden2"])
+def test_curvature_has_the_same_bits(kind, scope, monkeypatch):
+    found = []
+    for quick in (True, False):
+        if not quick:
+            monkeypatch.setattr(curvature, "by_hand", lambda *_, **__: None)
+        model = FlatModel(build("hwa-mlp"))
+        part = curvature.scope_of(model.layout, scope)
+        found.append(curvature.KINDS[kind](model, iter(batches()), part))
+    assert torch.equal(*found)
+    assert found[0].count_nonzero() > 0
+
+
 ORDERS = {
     "sgd": LocalSGD(epochs=1, lr=0.1),
     "momentum": LocalSGD(epochs=1, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -84,7 +108,7 @@ def test_images_with_their_channels_last():
     module = build("mlp", (3, 6, 6))
     x = torch.randn(5, 6, 6, 3).permute(0, 3, 1, 2)
     y = torch.arange(5)
-    (_, g1) = by_hand(module, CrossEntropy(), None)(x, y)
+    _, g1 = by_hand(module, CrossEntropy())(x, y)
     g2 = torch.autograd.grad(CrossEntropy()(module(x), y), list(module.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(g1, g2, strict=True))
 

@@ -30,8 +30,13 @@ def by_autograd(
     return differentiate
 
 
-def by_hand(module: nn.Module, loss: object, clamp: float | None) -> Differentiate | None:
-    """The same for the cross-entropy of a perceptron; None for everything else."""
+def by_hand(
+    module: nn.Module, loss: object, clamp: float | None = None, first: int = 0
+) -> Differentiate | None:
+    """The same for the cross-entropy of a perceptron; None for everything else.
+
+    With `first`, only the gradients of that linear layer and those behind it.
+    """
     layers = linear_layers(module)
     if type(loss) is not CrossEntropy or not layers:
         return None
@@ -50,9 +55,9 @@ def by_hand(module: nn.Module, loss: object, clamp: float | None) -> Differentia
         e = torch.zeros_like(log_p).scatter_(1, y.unsqueeze(1), -pull)
         e = torch._log_softmax_backward_data(e, log_p, 1, log_p.dtype)
         gradients: list[Tensor] = []
-        for number in range(len(weights) - 1, -1, -1):
+        for number in range(len(weights) - 1, first - 1, -1):
             gradients += [e.sum(0), e.t().mm(inputs[number])]
-            if number:
+            if number > first:
                 e = torch.ops.aten.threshold_backward(e.mm(weights[number]), inputs[number], 0)
         return loss, tuple(reversed(gradients))
 

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from peerage.backward import Differentiate, by_autograd, by_hand
 from peerage.errors import InputError, did_you_mean
 from peerage.local import Batches, Local
 from peerage.losses import CrossEntropy
@@ -33,9 +34,9 @@ Part = slice | None  # of a flat vector; None is all of it
 def batch_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     h = torch.zeros_like(model.params)
     tensors, parts = _within(model, h, part)
+    differentiate = _gradients(model, tensors)
     for x, y in batches:
-        loss = CrossEntropy()(model.module(x), y)
-        g = torch.autograd.grad(loss, tensors)
+        _, g = differentiate(x, y)
         torch._foreach_addcmul_(parts, g, g)
     return h
 
@@ -53,9 +54,9 @@ def full_gradient(model: FlatModel, batches: Batches, part: Part = None) -> Tens
     """[d] gradient of the mean loss over all batches."""
     total, count = torch.zeros_like(model.params), 0
     tensors, parts = _within(model, total, part)
+    differentiate = _gradients(model, tensors)
     for x, y in batches:
-        loss = CrossEntropy()(model.module(x), y)
-        torch._foreach_add_(parts, torch.autograd.grad(loss, tensors), alpha=len(y))
+        torch._foreach_add_(parts, differentiate(x, y)[1], alpha=len(y))
         count += len(y)
     return total / max(count, 1)
 
@@ -71,6 +72,16 @@ def _within(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor],
     pairs = zip(model.tensors, model.like_tensors(vector), strict=True)
     chosen = [pair for pair, keep in zip(pairs, inside, strict=True) if keep]
     return [tensor for tensor, _ in chosen], [view for _, view in chosen]
+
+
+def _gradients(model: FlatModel, tensors: list[Tensor]) -> Differentiate:
+    """Of the mean loss of a batch, by these parameters."""
+    loss, left = CrossEntropy(), len(model.tensors) - len(tensors)
+    to_the_end = [id(t) for t in tensors] == [id(t) for t in model.tensors[left:]]
+    hand = None
+    if to_the_end and left % 2 == 0:  # whole layers, as each has a weight and a bias
+        hand = by_hand(model.module, loss, first=left // 2)
+    return hand or by_autograd(lambda x, y: loss(model.module(x), y), tensors, None)
 
 
 KINDS: dict[str, Callable[[FlatModel, Batches, Part], Tensor]] = {
