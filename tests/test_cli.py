@@ -393,17 +393,24 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 def test_all_commands_are_there() -> None:
     assert sorted(COMMANDS) == [
+        "certs add",
+        "certs init",
+        "certs list",
+        "certs revoke",
         "compare",
         "data get",
         "data list",
         "diffuse",
+        "export",
         "list",
+        "node",
         "plan",
         "report",
         "reproduce",
         "resume",
         "run",
         "topology",
+        "up",
         "verify",
     ]
 
