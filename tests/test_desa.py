@@ -299,9 +299,9 @@ def test_synthetic_examples_go_to_all_nodes_once_and_logits_to_neighbours():
     synthetic, logits = first[:3], first[3:]
     assert [set(send.to) for send in synthetic] == [{1, 2}, {0, 2}, {0, 1}]
     assert [set(send.payload) for send in synthetic] == [
-        {"class0", "class1"},
-        {"class0"},
-        {"class0", "class1"},
+        {"image0", "image1"},
+        {"image0"},
+        {"image0", "image1"},
     ]
     for sends in (logits, second):
         assert [send.to for send in sends] == list(PATH)
