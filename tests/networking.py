@@ -129,9 +129,13 @@ class Stage:
                 await asyncio.sleep(0.005)
 
     async def finish(self) -> list[Peer]:
-        async with asyncio.timeout(60):
-            await asyncio.gather(*self.tasks.values())
-        self.executor.shutdown()
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.wait(self.tasks.values())
+            for task in self.tasks.values():
+                task.result()  # or what it failed with
+        finally:
+            self.executor.shutdown()
         return [self.peers[me] for me in sorted(self.peers)]
 
 

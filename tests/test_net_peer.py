@@ -5,6 +5,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,15 +13,16 @@ from networking import OverSockets, Stage, network_of, on_stage, play
 from torch import Tensor
 
 import peerage as pg
-from peerage import ALGORITHMS, DESA, DecAvg, DecHW, Experiment, FedAvg, LocalSGD
+from peerage import ALGORITHMS, DESA, DecAvg, DecHW, Experiment, FedAvg, LocalSGD, checkpoint
 from peerage.data import Dataset
-from peerage.errors import InputError
+from peerage.errors import DiskError, InputError
 from peerage.net.network import Patience
 from peerage.net.own import prepare_own
 from peerage.net.peer import Peer
 from peerage.net.transport import MemoryTransport, Post
 from peerage.net.wire import Rejected
 from peerage.prepare import Prepared, prepare
+from peerage.records import read_metrics
 from peerage.testing import blobs, dealt, simulate, toy
 
 
@@ -204,8 +206,11 @@ def test_a_killed_hub_comes_back_with_its_model(tmp_path):
         stage.start(5)
 
     peers = on_stage(toy(FedAvg(), rounds=30), tmp_path, act)
-    assert peers[5].rows[-1]["round"] == 30
-    assert peers[5].rows[-1]["accuracy"] > 0.8
+    rounds = [row["round"] for row in peers[5].rows]
+    assert rounds[-1] == 30
+    assert rounds[0] <= 8  # its clients waited, and did not play without it
+    heard = [row["heard"] for row in peers[5].rows]
+    assert heard.count([5, 5]) >= len(heard) - 2
 
 
 def test_a_peer_that_never_comes_is_not_waited_for(tmp_path):
@@ -258,3 +263,26 @@ def test_another_experiment_is_refused_with_what_differs(tmp_path):
         )
 
     asyncio.run(together())
+
+
+def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
+    """The others go on, and hear why; the peer ends with the reason once they have left."""
+    real = checkpoint.save
+    states = []
+
+    def save(engine: Peer, folder: Path, round: int) -> None:
+        if folder.name == "1" and round == 4:
+            raise DiskError("disk is full while writing a checkpoint")
+        real(engine, folder, round)
+
+    async def act(stage: Stage) -> None:
+        await stage.until(0, 10)
+        asked = json.dumps({"ask": "status", "life": ""}).encode()
+        states.append(json.loads(await stage.peers[1].answer(asked, 0))["state"])
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with pytest.raises(DiskError, match="disk is full"):
+        on_stage(toy(DecAvg(), rounds=15), tmp_path, act)
+    assert states == ["stopped: disk is full while writing a checkpoint"]
+    ends = [read_metrics(tmp_path / str(me) / "metrics.jsonl")[-1]["round"] for me in range(5)]
+    assert ends == [15, 4, 15, 15, 15]

@@ -331,7 +331,7 @@ def up(
         "pack": pack,
     }
     with run_folder(out, experiment, "up") as folder:
-        summary = node_commands.run_up(experiment, folder, as_json, settings)
+        summary = node_commands.run_up(experiment, folder, settings)
     _present([RunRecord.load(folder)], folder / "report.html", as_json)
     if as_json:
         print(json.dumps(summary))

@@ -2,16 +2,20 @@
 
 import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from peerage.errors import InputError
 from peerage.graph_commands import Json
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from peerage.experiment import Experiment
     from peerage.net.up import Seen, Show
 
+PAUSE = 5.0  # seconds between two lines
+COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
 NEEDED = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
 
 
@@ -71,9 +77,7 @@ def node(
         print(json.dumps(summary))
 
 
-def run_up(
-    experiment: "Experiment", home: Path, quiet: bool, settings: dict[str, Any]
-) -> dict[str, Any]:
+def run_up(experiment: "Experiment", home: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """`peerage up`, whose flags are those of run and stand in cli.py."""
     check_installed()
     from peerage.net.network import Patience
@@ -81,7 +85,7 @@ def run_up(
 
     given = {key: settings[key] for key in ("start", "step") if settings[key] is not None}
     patience = Patience(**given)
-    with live_table(quiet) as show:
+    with live_table() as show:
         return Up(
             experiment,
             home,
@@ -96,19 +100,38 @@ def run_up(
 
 
 @contextmanager
-def live_table(quiet: bool) -> "Iterator[Show | None]":
-    """One table of all peers, on standard error while they run."""
+def live_table() -> "Iterator[Show]":
+    """One table of all peers on standard error while they run, or lines where it is no terminal."""
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
+    if not console.is_terminal:
+        yield Lines()
         return
     with Live(console=console, refresh_per_second=5, transient=True) as live:
         yield lambda seen: live.update(table_of(seen))
 
 
+class Lines:
+    """A line about all peers now and then, once something has changed."""
+
+    def __init__(self) -> None:
+        self.next, self.last = 0.0, ""
+
+    def __call__(self, seen: "Sequence[Seen]") -> None:
+        rounds = [one.round for one in seen]
+        states = Counter(one.state for one in seen)
+        known = ", ".join(f"{count} {state}" for state, count in states.items())
+        line = f"rounds {min(rounds)} to {max(rounds)}; peers: {known}"
+        if line != self.last and monotonic() >= self.next:
+            print(line, file=sys.stderr, flush=True)
+            self.next, self.last = monotonic() + PAUSE, line
+
+
 def table_of(seen: "Sequence[Seen]") -> Table:
-    table = Table("peer", "state", "round", "accuracy", "heard")
+    table = Table("peer", "state")
+    for title in ("round", "accuracy", "heard"):
+        table.add_column(title, justify="right")
     for one in seen:
         accuracy = "-" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
-        table.add_row(one.name, one.state, str(one.round), accuracy, one.heard)
+        state = Text(one.state, COLOURS.get(one.state, ""))
+        table.add_row(one.name, state, str(one.round), accuracy, one.heard)
     return table

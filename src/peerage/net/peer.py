@@ -378,7 +378,8 @@ class Peer(Receiver):
         return [found[sender] for sender in sorted(found)]
 
     def _gone(self, peer: int) -> bool:
-        return not self.transport.reachable(peer)
+        """Whether there is no point in waiting; without a hub, its clients have nothing to do."""
+        return peer != self.world.hub and not self.transport.reachable(peer)
 
     async def _stuck(self, error: DiskError) -> None:
         """Say why, and go on answering others for as long as they are there."""
