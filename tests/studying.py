@@ -2,13 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from command_line import peerage
 
 from peerage.errors import Interrupted
 from peerage.reproduce import runner
 from peerage.reproduce.calibrate import Speeds
-from peerage.reproduce.study import Job
+from peerage.reproduce.study import Job, Plan
+
+SMOKE, PAPER = Plan("smoke"), Plan("paper")
+
+
+def jobs_of(id: str, plan: Plan = PAPER) -> list[Any]:
+    return runner.STUDIES[id].jobs(plan)
 
 
 class Silent:

@@ -90,6 +90,14 @@ def test_up_complains_before_it_starts_anything(flags, message, tmp_path):
     assert not (tmp_path / "up").exists()
 
 
+def test_up_leaves_the_folder_of_another_run_alone(tmp_path):
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / "experiment.toml").write_text("of another run")
+    done = peerage(f"up {SETTINGS} --out", tmp_path / "up")
+    assert "already holds a run" in complaint(done)
+    assert (tmp_path / "up" / "experiment.toml").read_text() == "of another run"
+
+
 @pytest.fixture
 def ready(tmp_path: Path) -> Path:
     """A network file of two peers, with an experiment and certificates."""

@@ -12,7 +12,7 @@ from command_line import complaint, peerage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import f_oneway
-from studying import carry_out, smoke_files
+from studying import PAPER, SMOKE, carry_out, jobs_of, smoke_files
 
 from peerage.data.partition import Dirichlet
 from peerage.prepare import prepare
@@ -31,11 +31,6 @@ from peerage.training import LocalSGD, Train
 
 pytestmark = pytest.mark.usefixtures("speeds")
 IDS = [id for id in runner.STUDIES if id.startswith("p2-")]
-SMOKE, PAPER = Plan("smoke"), Plan("paper")
-
-
-def jobs_of(id: str, plan: Plan = PAPER) -> list[Any]:
-    return runner.STUDIES[id].jobs(plan)
 
 
 # Every study

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from command_line import complaint, peerage
-from studying import Silent, carry_out, smoke_files
+from studying import SMOKE, Silent, carry_out, jobs_of, smoke_files
 
 from peerage.diffusion import diffuse
 from peerage.errors import InputError, Interrupted, WorkerDied
@@ -32,11 +32,6 @@ from peerage.topology import ErdosRenyi
 
 pytestmark = pytest.mark.usefixtures("speeds")
 IDS = [id for id in runner.STUDIES if id.startswith("p4-")]
-SMOKE, PAPER = Plan("smoke"), Plan("paper")
-
-
-def jobs_of(id: str, plan: Plan = PAPER) -> list[Any]:
-    return runner.STUDIES[id].jobs(plan)
 
 
 # Every study

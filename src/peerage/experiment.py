@@ -411,6 +411,11 @@ class Experiment(Section):
         return self.evaluation.validation > 0
 
     @property
+    def nodes_and_hub(self) -> int:
+        """How many nodes there are, also one without data."""
+        return self.nodes + bool(self.algorithm.with_hub)
+
+    @property
     def work(self) -> LocalSGD:
         """The work order of local training."""
         assert isinstance(self.local, LocalSGD)  # filled by _check

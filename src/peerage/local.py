@@ -32,7 +32,8 @@ class Examples:
     @property
     def example(self) -> tuple[int, ...]:
         """The shape of one, as a model gets it."""
-        return tuple(self.in_order(1).__next__()[0].shape[1:])
+        lies = tuple(self.x.shape[1:])
+        return (lies[-1], *lies[:-1]) if self.images else lies
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         x = self.x.index_select(0, indices)

@@ -46,6 +46,8 @@ from peerage.records import (
 )
 from peerage.sim.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.sim.pool import PoolTeam
+from peerage.sim.shard import NodeReport
+from peerage.sim.world import World
 from peerage.vectors import Layout
 
 Watch = Callable[[Row], None]  # called with the network row of every finished round
@@ -383,33 +385,59 @@ class _Run:
         message: str = "",
         privacy: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        network = [row for row in self.rows if row["scope"] == "network"]
-        judged = [row for row in network if row.get("accuracy") is not None]
-        best = max(judged, key=lambda row: float(row["accuracy"]), default=None)
-        final: Row = judged[-1] if judged else {}
-        summary = {
-            "run": self.folder.name if self.folder else None,
-            "status": status,
-            "algorithm": display_name(self.experiment.algorithm, ALGORITHMS),
-            "label": label(self.experiment),
-            "dataset": display_name(self.experiment.dataset, DATASETS),
-            "nodes": self.world.peers,
-            "rounds": max((row["round"] for row in network), default=0),
-            "rounds_planned": self.experiment.rounds,
-            "accuracy": final.get("accuracy"),
-            "accuracy_std": final.get("accuracy_std"),
-            "loss": final.get("loss"),
-            "bytes_sent": self.bytes_total,
-            "seconds": self.seconds_before + perf_counter() - self.started,
-            "digest": digest,
-            "best_accuracy": best["accuracy"] if best else None,
-            "best_round": best["round"] if best else None,
-            "message": message,
-            **({} if privacy is None else {"privacy": privacy}),
-        }
+        summary = summary_of(
+            self.experiment,
+            self.world,
+            self.rows,
+            run=self.folder.name if self.folder else None,
+            status=status,
+            seconds=self.seconds_before + perf_counter() - self.started,
+            digest=digest,
+            message=message,
+            privacy=privacy,
+        )
         if self.folder is not None:
             write_json(self.folder / "summary.json", summary)
         return summary
+
+
+def summary_of(
+    experiment: Experiment,
+    world: World,
+    rows: Sequence[Row],
+    *,
+    run: str | None,
+    status: str,
+    seconds: float,
+    digest: str | None,
+    message: str = "",
+    privacy: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a run came to so far, from its rows."""
+    network = [row for row in rows if row["scope"] == "network"]
+    judged = [row for row in network if row.get("accuracy") is not None]
+    best = max(judged, key=lambda row: float(row["accuracy"]), default=None)
+    final: Row = judged[-1] if judged else {}
+    return {
+        "run": run,
+        "status": status,
+        "algorithm": display_name(experiment.algorithm, ALGORITHMS),
+        "label": label(experiment),
+        "dataset": display_name(experiment.dataset, DATASETS),
+        "nodes": world.peers,
+        "rounds": max((row["round"] for row in network), default=0),
+        "rounds_planned": experiment.rounds,
+        "accuracy": final.get("accuracy"),
+        "accuracy_std": final.get("accuracy_std"),
+        "loss": final.get("loss"),
+        "bytes_sent": network[-1]["bytes_total"] if network else 0,
+        "seconds": seconds,
+        "digest": digest,
+        "best_accuracy": best["accuracy"] if best else None,
+        "best_round": best["round"] if best else None,
+        "message": message,
+        **({} if privacy is None else {"privacy": privacy}),
+    }
 
 
 def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -> Row:
@@ -442,20 +470,23 @@ def _moments(name: str, values: list[float]) -> Row:
 
 
 def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
-    for n in report.nodes:
-        if n.score is None:
-            continue
-        row: Row = {"scope": "node", "round": round, "node": n.node}
+    """Those that were judged."""
+    return (node_row(round, n) for n in report.nodes if n.score is not None)
+
+
+def node_row(round: int, n: NodeReport) -> Row:
+    row: Row = {"scope": "node", "round": round, "node": n.node}
+    if n.score is not None:
         row |= {"accuracy": n.score.accuracy, "loss": n.score.loss}
-        if n.train_loss is not None:
-            row["train_loss"] = n.train_loss
-        if n.validation is not None:
-            row["validation_accuracy"] = n.validation.accuracy
-            row["validation_loss"] = n.validation.loss
-        if n.notes:
-            # As a file holds them: what is not finite is null there.
-            row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
-        yield row
+    if n.train_loss is not None:
+        row["train_loss"] = n.train_loss
+    if n.validation is not None:
+        row["validation_accuracy"] = n.validation.accuracy
+        row["validation_loss"] = n.validation.loss
+    if n.notes:
+        # As a file holds them: what is not finite is null there.
+        row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
+    return row
 
 
 def digest(parameters: Sequence[Tensor], layouts: Sequence[Layout]) -> str:

@@ -84,7 +84,7 @@ class FedCurv(HubAlgorithm[Consolidated]):
     def merge(self, node: Node[Consolidated], inbox: Inbox) -> None:
         tau = inbox.data_weights()
         node.params, node.buffers = inbox.mean("x", tau), inbox.mean("b", tau)
-        f, fx = (torch.stack(inbox[name]).sum(0) for name in ("f", "fx"))
+        f, fx = (inbox.stack(name).sum(0) for name in ("f", "fx"))
         node.state = Consolidated(f, fx, torch.tensor(inbox.senders))
 
     def rest(self, node: Node[Consolidated]) -> None:

@@ -328,12 +328,18 @@ def _usage(authority: bool) -> x509.KeyUsage:
     )
 
 
+def is_host_name(name: str) -> bool:
+    """Whether this can be the name of a machine; an address is none."""
+    labels = name.split(".")
+    well_formed = all(map(LABEL.fullmatch, labels))
+    return len(name) <= 253 and well_formed and not labels[-1].isdigit()
+
+
 def _general_name(host: str) -> x509.GeneralName:
     with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
     name = host.lower()
-    labels = name.split(".")
-    if len(name) > 253 or labels[-1].isdigit() or not all(map(LABEL.fullmatch, labels)):
+    if not is_host_name(name):
         raise InputError(
             "a host is a name such as peer.example.org or an address such as 192.0.2.7, "
             f"without a port; got {host!r}"

@@ -26,7 +26,7 @@ from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PUBLISHED
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment import Experiment, display_name
-from peerage.net.certs import LABEL, Authority
+from peerage.net.certs import Authority, is_host_name
 from peerage.net.keyfiles import AGAIN, private_folder, read_certificate
 from peerage.net.network import NO_END, Member, Network, Patience
 from peerage.prepare import build_graph
@@ -272,7 +272,7 @@ def parse_host(text: str, port: int = PORT) -> Host:
 
 def deal(hosts: Sequence[Host], experiment: Experiment) -> list[Host]:
     """A host for every peer, in turn; each gets the next port that is free there."""
-    count = experiment.nodes + experiment.algorithm.with_hub
+    count = experiment.nodes_and_hub
     crew = f"{count} peers" + (
         ", the last of them the hub" if experiment.algorithm.with_hub else ""
     )
@@ -302,8 +302,7 @@ def _host_name(text: str) -> str:
             raise InputError(f"nobody can be reached at {text}; give the address of a machine")
         return str(address)
     name = text.lower()
-    labels = name.split(".")
-    if len(name) > 253 or labels[-1].isdigit() or not all(map(LABEL.fullmatch, labels)):
+    if not is_host_name(name):
         raise InputError(
             f"{text!r} is not a host; give a name such as peer.example.org, or an address such as "
             "192.0.2.7"
@@ -340,7 +339,7 @@ def _check_experiment(experiment: Experiment) -> None:
             "package, where other machines do not have it; try it with `peerage up`"
         )
     Experiment.from_toml(experiment.to_toml())
-    build_graph(experiment, experiment.nodes + experiment.algorithm.with_hub)
+    build_graph(experiment, experiment.nodes_and_hub)
 
 
 def _check_names(authority: Authority, network: Network) -> None:

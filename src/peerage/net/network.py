@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from peerage import specs
 from peerage.errors import InputError, did_you_mean
@@ -64,7 +64,7 @@ class Network:
     experiment: Experiment
     members: tuple[Member, ...]
     patience: Patience = Patience()
-    wire: Literal["fp32", "bf16"] = "fp32"  # how numbers travel; bf16 halves the bytes, and rounds
+    wire: str = "fp32"  # how numbers travel; bf16 halves the bytes, and rounds
     pack: bool = False  # zstd, where it makes messages smaller
     ahead: int = field(default=2)  # rounds that others may be ahead
 
@@ -73,7 +73,11 @@ class Network:
             raise InputError(
                 f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
             )
-        wanted = self.experiment.nodes + self.experiment.algorithm.with_hub
+        if self.wire not in ("fp32", "bf16"):
+            raise InputError(f"wire must be fp32 or bf16, got {self.wire!r}")
+        if self.experiment.until is not None:
+            raise InputError(NO_END)
+        wanted = self.experiment.nodes_and_hub
         if len(self.members) != wanted:
             extra = ", the last of them the hub" if self.experiment.algorithm.with_hub else ""
             raise InputError(
@@ -136,19 +140,22 @@ class Network:
             for number, entry in enumerate(_tables(table["peer"], path))
         )
         patience = specs.construct(Patience, table.get("patience", {}), f"{path}: patience")
-        wire = table.get("wire", "fp32")
-        if wire not in ("fp32", "bf16"):
-            raise InputError(f"{path}: wire must be fp32 or bf16, got {wire!r}")
         ahead = specs.convert(table.get("ahead", 2), int, f"{path}: ahead")
         return cls(
             str(table["run"]),
             Experiment.from_toml(text, str(source)),
             members,
             patience,
-            wire,
+            str(table.get("wire", "fp32")),
             bool(table.get("pack", False)),
             ahead,
         )
+
+
+def check_rejoin(rejoin: str) -> None:
+    """With whose model a peer that missed rounds goes on."""
+    if rejoin not in ("own", "neighbour"):
+        raise InputError(f"rejoin must be own or neighbour, got {rejoin!r}")
 
 
 def sealed(essence: Mapping[str, str]) -> str:

@@ -80,8 +80,9 @@ def node(
 def run_up(experiment: "Experiment", home: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """`peerage up`, whose flags are those of run and stand in cli.py."""
     check_installed()
+    from peerage.faults import moments
     from peerage.net.network import Patience
-    from peerage.net.up import Up, disturbances
+    from peerage.net.up import Up
 
     given = {key: settings[key] for key in ("start", "step") if settings[key] is not None}
     patience = Patience(**given)
@@ -92,8 +93,8 @@ def run_up(experiment: "Experiment", home: Path, settings: dict[str, Any]) -> di
             patience,
             settings["wire"],
             settings["pack"],
-            disturbances("kill", settings["kill"]),
-            disturbances("restart", settings["restart"]),
+            moments("kill", settings["kill"] or ""),
+            moments("restart", settings["restart"] or ""),
             settings["rejoin"],
             show,
         ).run()

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from peerage import checkpoint
 from peerage.errors import DiskError, Diverged, InputError
 from peerage.faults import Way
 from peerage.net.mailbox import Mailbox
-from peerage.net.network import Network, differing, sealed
+from peerage.net.network import Network, check_rejoin, differing, sealed
 from peerage.net.traffic import ASKING, Incoming, Outbox, expected_of
 from peerage.net.transport import ANSWER_LIMIT, Receiver, Transport, Unreachable
 from peerage.net.wire import (
@@ -38,6 +38,7 @@ from peerage.net.wire import (
 )
 from peerage.prepare import Prepared
 from peerage.records import MetricWriter, Row, truncate_after
+from peerage.running import node_row
 from peerage.sim.post import Parcel, Step
 from peerage.sim.shard import BEFORE, NodeReport, References, Shard, ShardReport
 
@@ -64,10 +65,9 @@ class Peer(Receiver):
         *,
         executor: Executor | None = None,
         watch: Watch | None = None,
-        rejoin: Literal["own", "neighbour"] = "own",
+        rejoin: str = "own",
     ) -> None:
-        if rejoin not in ("own", "neighbour"):
-            raise InputError(f"rejoin must be own or neighbour, got {rejoin!r}")
+        check_rejoin(rejoin)
         self.rejoin = rejoin  # with which model a peer that missed rounds goes on
         self.network, self.me, self.transport, self.folder = network, me, transport, folder
         self.world = prepared.world
@@ -394,16 +394,7 @@ class Peer(Receiver):
         [mine] = report.nodes or [NodeReport(self.me, None)]
         self.alive = sum(map(self.transport.reachable, self.others))
         self.bytes_total += sent
-        row: Row = {"scope": "node", "round": round, "node": self.me}
-        if mine.score is not None:
-            row |= {"accuracy": mine.score.accuracy, "loss": mine.score.loss}
-        if mine.validation is not None:
-            row["validation_accuracy"] = mine.validation.accuracy
-            row["validation_loss"] = mine.validation.loss
-        if mine.train_loss is not None:
-            row["train_loss"] = mine.train_loss
-        if mine.notes:
-            row["notes"] = dict(mine.notes)
+        row = node_row(round, mine)
         row |= {"bytes": sent, "heard": list(self.heard), "seconds": {"total": seconds}}
         self.rows.append(row)
         if self._writer is not None:

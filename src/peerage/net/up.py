@@ -15,23 +15,24 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-import numpy as np
 from safetensors import safe_open
 from torch import Tensor
 
 from peerage import checkpoint
-from peerage.algorithms import ALGORITHMS
-from peerage.data.datasets import DATASETS
 from peerage.environment import environment
 from peerage.errors import InputError, Interrupted, PeerageError
-from peerage.experiment import Experiment, display_name
-from peerage.faults import moments
+from peerage.evaluation import Score
+from peerage.experiment import Experiment
 from peerage.net.certs import Authority
-from peerage.net.network import NO_END, Member, Network, Patience
+from peerage.net.network import Member, Network, Patience, check_rejoin
 from peerage.prepare import Prepared, prepare
 from peerage.privacy import account
 from peerage.records import MetricWriter, Row, read_metrics, write_bytes, write_json
-from peerage.running import digest, label
+from peerage.running import check_free, digest, network_row, node_rows, summary_of, taken
+from peerage.sim.lockstep import RoundReport
+from peerage.sim.shard import NodeReport
+from peerage.sim.world import World
+from peerage.vectors import Layout
 
 LOOK = 0.2  # seconds between two looks at the peers
 MAIN = "from peerage.cli import main; main()"
@@ -57,26 +58,38 @@ class Watched:
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    read: int = 0  # bytes of its metrics that were looked at
+    file: int = 0  # the number of that file: a peer that comes back writes another
 
     @property
     def rows(self) -> list[Row]:
-        path = self.folder / "metrics.jsonl"
-        return read_metrics(path) if path.exists() else []
+        return read_metrics(self.folder / "metrics.jsonl") if self.read else []
 
     def look(self) -> None:
-        rows = self.rows
-        if rows:
-            self.seen.round = rows[-1]["round"]
-            self.seen.heard = "{} of {}".format(*rows[-1]["heard"])
-            judged = [row["accuracy"] for row in rows if "accuracy" in row]
-            self.seen.accuracy = judged[-1] if judged else None
+        for row in self._new_rows():
+            self.seen.round = row["round"]
+            self.seen.heard = "{} of {}".format(*row["heard"])
+            self.seen.accuracy = row.get("accuracy", self.seen.accuracy)
         if self.process is None:
             return
         code = self.process.poll()
         if code is None:
-            self.seen.state = "playing" if rows else "starting"
+            self.seen.state = "playing" if self.read else "starting"
         else:
             self.seen.state = "finished" if code == 0 else "killed" if code < 0 else "failed"
+
+    def _new_rows(self) -> Iterator[Row]:
+        """What the peer has written since the last look; a line that is not whole can wait."""
+        with suppress(FileNotFoundError), open(self.folder / "metrics.jsonl", "rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number != self.file:
+                self.file, self.read = number, 0
+            file.seek(self.read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.read += len(line)
+                yield json.loads(line)
 
 
 Show = Callable[[Sequence[Seen]], None]
@@ -97,13 +110,8 @@ class Up:
     show: Show | None = None
 
     def __post_init__(self) -> None:
-        if self.experiment.until is not None:
-            raise InputError(NO_END)
-        if self.rejoin not in ("own", "neighbour"):
-            raise InputError(f"rejoin must be own or neighbour, got {self.rejoin!r}")
-        if self.wire not in ("fp32", "bf16"):
-            raise InputError(f"wire must be fp32 or bf16, got {self.wire!r}")
-        count = self.experiment.nodes + self.experiment.algorithm.with_hub
+        check_rejoin(self.rejoin)
+        count = self.experiment.nodes_and_hub
         for what, plan in (("kill", self.kill), ("restart", self.restart)):
             for node in plan:
                 if node >= count:
@@ -115,9 +123,11 @@ class Up:
     def run(self) -> dict[str, Any]:
         """To the end of all peers; the summary of the run."""
         started = perf_counter()
+        check_free(self.home)
         prepared = prepare(self.experiment)  # complains before anything is started
         self.experiment = prepared.experiment
-        with tempfile.TemporaryDirectory(prefix="peerage-") as secret:
+        self.network = self._network()
+        with taken(self.home), tempfile.TemporaryDirectory(prefix="peerage-") as secret:
             self._write(Path(secret))
             self.watched = [
                 Watched(number, Seen(member.name), self.home / "peers" / member.name)
@@ -125,28 +135,20 @@ class Up:
             ]
             with self._processes(Path(secret)):
                 self._watch(Path(secret))
-        return gathered(self.home, prepared, self.watched, perf_counter() - started)
+            return gathered(self.home, prepared, self.watched, perf_counter() - started)
+
+    def _network(self) -> Network:
+        ports = free_ports(self.experiment.nodes_and_hub)
+        members = tuple(Member(f"node-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports))
+        run = secrets.token_hex(8)
+        return Network(run, self.experiment, members, self.patience, self.wire, self.pack)
 
     def _write(self, secret: Path) -> None:
-        count = self.experiment.nodes + self.experiment.algorithm.with_hub
-        members = tuple(
-            Member(f"node-{number}", f"127.0.0.1:{port}")
-            for number, port in enumerate(free_ports(count))
-        )
-        self.network = Network(
-            secrets.token_hex(8),
-            self.experiment,
-            members,
-            self.patience,
-            self.wire,  # type: ignore[arg-type]
-            self.pack,
-        )
-        self.home.mkdir(parents=True, exist_ok=True)
         text = self.experiment.to_toml()
         write_bytes(self.home / "experiment.toml", text.encode(), "run the experiment again")
         write_bytes(self.home / "network.toml", self.network.to_toml("experiment.toml").encode())
         authority = Authority.create(secret / "certs", "peerage-up")
-        for member in members:
+        for member in self.network.members:
             authority.issue(member.name, days=30)
 
     def _start(self, peer: Watched, secret: Path) -> None:
@@ -253,76 +255,65 @@ def gathered(
     home: Path, prepared: Prepared, watched: Sequence[Watched], seconds: float
 ) -> dict[str, Any]:
     """Write metrics, setup and summary of the network from those of its peers."""
-    world, experiment = prepared.world, prepared.experiment
+    world, noise = prepared.world, prepared.experiment.noise
     write_json(home / "setup.json", prepared.setup)
     write_json(home / "environment.json", environment())
-    rows = [row for peer in watched for row in peer.rows]
     by_round: dict[int, list[Row]] = {}
-    for row in rows:
+    for row in (row for peer in watched for row in peer.rows):
         by_round.setdefault(row["round"], []).append(row)
-    total = 0
-    network: list[Row] = []
+    total, network = 0, []
     with MetricWriter(home / "metrics.jsonl") as writer:
         for round in sorted(by_round):
-            mine = sorted(by_round[round], key=lambda row: int(row["node"]))
-            for row in mine:
-                if "accuracy" in row:
-                    writer.append(node_row(row))
-            total += sum(int(row["bytes"]) for row in mine)
-            network.append(network_row(round, mine, total, world.peers))
-            writer.append(network[-1])
+            report = report_of(by_round[round])
+            total += report.bytes
+            network.append(network_row(round, report, total, min(len(report.nodes), world.peers)))
+            for row in (*node_rows(round, report), network[-1]):
+                writer.append(row)
     kept, layouts = final_models(watched, world)
-    last = next((row for row in reversed(network) if "accuracy" in row), {})
-    best = max((r for r in network if "accuracy" in r), key=lambda r: r["accuracy"], default={})
-    summaries = [_summary(peer.folder) for peer in watched]
-    released = [int(summary.get("released", 0)) for summary in summaries][: world.peers]
-    noise = experiment.noise
-    summary = {
-        "run": home.name,
-        "status": "finished",
-        "algorithm": display_name(experiment.algorithm, ALGORITHMS),
-        "label": label(experiment),
-        "dataset": display_name(experiment.dataset, DATASETS),
-        "nodes": world.peers,
-        "rounds": max(by_round, default=0),
-        "rounds_planned": experiment.rounds,
-        "accuracy": last.get("accuracy"),
-        "accuracy_std": last.get("accuracy_std"),
-        "loss": last.get("loss"),
-        "bytes_sent": total,
-        "wire_bytes": sum(int(summary.get("wire_bytes", 0)) for summary in summaries),
-        "seconds": seconds,
-        "digest": digest(kept, layouts) if kept else None,
-        "best_accuracy": best.get("accuracy"),
-        "best_round": best.get("round"),
-        "message": "",
-        "peers": [{"name": p.seen.name, "starts": p.starts} for p in watched],
-        **({"privacy": account(noise, released)} if noise.active else {}),
+    ends = [_summary(peer.folder) for peer in watched]
+    released = [int(end.get("released", 0)) for end in ends][: world.peers]
+    summary = summary_of(
+        prepared.experiment,
+        world,
+        network,
+        run=home.name,
+        status="finished",
+        seconds=seconds,
+        digest=digest(kept, layouts) if kept else None,
+        privacy=account(noise, released) if noise.active else None,
+    )
+    summary |= {
+        "wire_bytes": sum(int(end.get("wire_bytes", 0)) for end in ends),
+        "peers": [{"name": peer.seen.name, "starts": peer.starts} for peer in watched],
     }
     write_json(home / "summary.json", summary)
     return summary
 
 
-def node_row(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in ("bytes", "heard", "seconds")}
+def report_of(rows: Sequence[Row]) -> RoundReport:
+    """One round of all peers, from their rows, as an engine would report it."""
+    nodes = [
+        NodeReport(
+            row["node"],
+            row.get("train_loss"),
+            _score(row, ""),
+            _score(row, "validation_"),
+            row.get("notes") or {},
+        )
+        for row in sorted(rows, key=lambda row: int(row["node"]))
+    ]
+    sent = sum(int(row["bytes"]) for row in rows)
+    longest = max(float(row["seconds"]["total"]) for row in rows)
+    return RoundReport(nodes, sent, None, {"total": longest})
 
 
-def network_row(round: int, rows: Sequence[Row], total: int, peers: int) -> Row:
-    found: Row = {"scope": "network", "round": round, "nodes": min(len(rows), peers)}
-    trained = [row["train_loss"] for row in rows if "train_loss" in row]
-    if trained:
-        found["train_loss"] = float(np.mean(trained))
-    found |= {"bytes": sum(int(row["bytes"]) for row in rows), "bytes_total": total}
-    for key in ("accuracy", "loss"):
-        x = np.array([row[key] for row in rows if key in row])
-        if len(x):
-            found |= {key: x.mean(), f"{key}_std": x.std()}
-            found |= {f"{key}_min": x.min(), f"{key}_max": x.max()}
-    found["seconds"] = {"total": max(float(row["seconds"]["total"]) for row in rows)}
-    return {k: float(v) if isinstance(v, np.floating) else v for k, v in found.items()}
+def _score(row: Row, which: str) -> Score | None:
+    if f"{which}accuracy" not in row:
+        return None
+    return Score(row[f"{which}accuracy"], row[f"{which}loss"])
 
 
-def final_models(watched: Sequence[Watched], world: Any) -> tuple[list[Tensor], list[Any]]:
+def final_models(watched: Sequence[Watched], world: World) -> tuple[list[Tensor], list[Layout]]:
     """Of every node that keeps one, from its last checkpoint."""
     kept, layouts = [], []
     for peer in watched:
@@ -343,7 +334,3 @@ def _summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return dict(found)
-
-
-def disturbances(what: str, text: str | None) -> dict[int, int]:
-    return moments(what, text or "")

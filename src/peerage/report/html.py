@@ -221,17 +221,18 @@ def _has_hub(record: RunRecord) -> bool:
 
 
 def _privacy_facts(record: RunRecord) -> dict[str, str]:
-    """What a run with noise on its messages says about privacy."""
-    said = record.summary.get("privacy")
-    if not said:
+    """The epsilons of a run that has some; what they mean stands among the notes."""
+    said = record.summary.get("privacy", {})
+    if "epsilons" not in said:
         return {}
-    facts = {"privacy": said["guarantee"]}
-    if "epsilons" in said:
-        facts["epsilon of one message, of every node"] = ", ".join(
-            "unbounded" if value is None else f"{value:.4g}"
-            for value in (said["epsilon_message"], *said["epsilons"])
-        )
-    return facts
+
+    def shown(value: float | None) -> str:
+        return "unbounded" if value is None else f"{value:.4g}"
+
+    return {
+        "epsilon of one message": shown(said["epsilon_message"]),
+        "epsilon of every node": ", ".join(map(shown, said["epsilons"])),
+    }
 
 
 def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
