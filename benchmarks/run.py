@@ -21,6 +21,7 @@ import fednl
 import graphs
 import jobs
 import memory
+import network
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -161,6 +162,18 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         fednl.share,
         fednl.SHARE_BOUND,
         True,
+    ),
+    "transfer": (
+        "100 MB between two peers, encrypted and with all checks: rate / bare gRPC stream",
+        network.transfer,
+        network.RATE_BOUND,
+        True,
+    ),
+    "transfer-memory": (
+        "the same: chunks of 1 MiB that the receiver holds beyond the payload",
+        network.chunks,
+        network.CHUNKS_BOUND,
+        False,
     ),
 }
 

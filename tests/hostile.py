@@ -1,8 +1,8 @@
 """Messages that somebody changed: by accident, or by somebody who knows the format.
 
 All mutations begin with a valid message whose payload is not packed. Where it says "sealed", the
-header was written anew with the size and hash of the payload, so that the change is only found by
-those who look inside.
+header was written anew with the size and checksum of the payload, so that the change is only found
+by those who look inside.
 """
 
 import json
@@ -10,8 +10,8 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from functools import cache
-from hashlib import sha256
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import zstandard
 
@@ -48,7 +48,7 @@ def dumps(stated: Any) -> bytes:
 
 
 def sealed(header: bytes, payload: bytes, **changes: Any) -> Bytes:
-    seal = {"size": len(payload), "sha256": sha256(payload).hexdigest()}
+    seal = {"size": len(payload), "checksum": crc32(payload)}
     return dumps({**json.loads(header), **changes, **seal}), payload
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import random
 import socket
 import time
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import grpc
 import psutil
@@ -189,7 +189,7 @@ def message(size: int, place: int = 0, sender: int = 0) -> tuple[Header, bytes]:
         wire="fp32",
         packed=False,
         size=size,
-        sha256=hashlib.sha256(payload).hexdigest(),
+        checksum=crc32(payload),
     )
     return header, payload
 

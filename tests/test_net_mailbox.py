@@ -31,7 +31,7 @@ def header(sender: int, place: int, round: int = 0, size: int = 0) -> Header:
         wire="fp32",
         packed=False,
         size=size,
-        sha256="0" * 64,
+        checksum=0,
     )
 
 

@@ -188,11 +188,11 @@ def test_pieces_of_a_model_are_asked_for_in_the_right_way():
     header = json.loads(asyncio.run(ask(ask="model")))
     assert header["sender"] == 0
     assert header["recipient"] == 1
-    seal = header["sha256"]
+    seal = header["checksum"]
     whole = asyncio.run(ask(ask="piece", of=seal, offset=0))
     assert len(whole) == header["size"]
     assert asyncio.run(ask(ask="piece", of=seal, offset=10)) == whole[10:]
-    odd = [{"of": "0" * 64, "offset": 0}, {"of": seal, "offset": -1}, {"of": seal, "offset": True}]
+    odd = [{"of": seal ^ 1, "offset": 0}, {"of": seal, "offset": -1}, {"of": seal, "offset": True}]
     for question in (*odd, {"of": seal}, {"offset": 0}):
         with pytest.raises(Rejected):
             asyncio.run(ask(ask="piece", **question))

@@ -227,12 +227,12 @@ class Peer(Receiver):
         header = parse_header(raw, self.expected, peer)
         incoming = Incoming(header)
         while incoming.here < header.size:
-            question = {"ask": "piece", "of": header.sha256, "offset": incoming.here}
+            question = {"ask": "piece", "of": header.checksum, "offset": incoming.here}
             piece = await self.transport.ask(peer, json.dumps(question).encode(), ASKING)
             if not 0 < len(piece) <= header.size - incoming.here:
                 raise Rejected("truncated", f"a piece of {len(piece)} bytes")
             incoming.add(piece)
-        parcel = decode(header, incoming.data, self.expected, incoming.hash.hexdigest())
+        parcel = decode(header, incoming.data, self.expected, incoming.checksum)
         if not {"x", "b"} <= parcel.payload.keys():
             raise Rejected("name", "the model has no parameters")
         return parcel
@@ -476,8 +476,9 @@ class Peer(Receiver):
                 raise Rejected("full", "what was here of the message had to make room for others")
             if known.here < header.size:
                 raise Rejected("truncated", f"{known.here} bytes came instead of {header.size}")
-            seal = known.hash.hexdigest()
-            parcel = await self._aside(lambda: decode(header, known.data, self.expected, seal))
+            parcel = await self._aside(
+                lambda: decode(header, known.data, self.expected, known.checksum)
+            )
             self.mailbox.put(header, parcel)
         except Rejected as refusal:
             self.counters[refusal.reason] += 1
@@ -501,7 +502,7 @@ class Peer(Receiver):
         if asked.get("ask") == "piece" and self._offered is not None:
             header, payload = self._offered
             offset = asked.get("offset")
-            if asked.get("of") == header.sha256 and type(offset) is int and offset >= 0:
+            if asked.get("of") == header.checksum and type(offset) is int and offset >= 0:
                 return bytes(payload[offset : offset + ANSWER_LIMIT])
         raise self._refuse("malformed", "the question is not one that a peer answers")
 
