@@ -54,6 +54,7 @@ class Mailbox:
         self.bytes = 0  # of what is kept
         self.counters: Counter[str] = Counter()  # reason -> messages refused or dropped
         self._links: dict[int, dict[int, Link]] = {}  # round -> sender -> link
+        self._latest: dict[int, int] = {}  # sender -> the last round that it sent something of
         self._awaited: frozenset[int] = frozenset()
         self._news = asyncio.Event()
 
@@ -70,6 +71,8 @@ class Mailbox:
 
     def check(self, header: Header) -> None:
         """Raise `Rejected` if the message is of no use; "full" means to try again later."""
+        self._latest[header.sender] = header.round
+        self._news.set()
         if self._idle_word(header):
             return
         h, link = header, self._link(header)
@@ -141,8 +144,7 @@ class Mailbox:
 
     def _passed(self, sender: int) -> bool:
         """Whether the sender is in a later round: on a link, messages arrive in order."""
-        later = (links for round, links in self._links.items() if round > self.round)
-        return any(sender in links for links in later)
+        return self._latest.get(sender, BEFORE) > self.round
 
     def _taken(self, wanted: dict[int, Link]) -> dict[int, Parcel]:
         parcels = {}

@@ -255,10 +255,30 @@ class Peer(Receiver):
             else:
                 await self._play(round)
             round += 1
-            alone = self.heard[0] == 0 < self.heard[1]
-            if alone and self.newest > round + self.network.ahead:  # nobody waits for us any more
-                log.warning("skipping from round %d to %d", round + 1, self.newest + 1)
-                round = self.newest
+            if self.heard[0] < self.heard[1]:
+                round = await self._fall_in(round)
+
+    async def _fall_in(self, round: int) -> int:
+        """The round to go on with after messages did not come: perhaps we are out of step.
+
+        Halves of a network that was cut go on at their own speeds. Who is behind then leaves rounds
+        out. Who is alone in front waits, as nobody follows a single one: he might lie.
+        """
+        ahead = self.network.ahead
+        if self.newest > round + ahead:  # nobody waits for us any more
+            log.warning("skipping from round %d to %d", round + 1, self.newest + 1)
+            return self.newest
+        loop, seen = asyncio.get_running_loop(), BEFORE
+        patient = loop.time()
+        while BEFORE < self.newest < round - ahead:
+            if self.newest > seen:
+                seen, patient = self.newest, loop.time() + self.network.patience.step
+            if loop.time() > patient:
+                break
+            self.state = "waiting for the others to come up"
+            await asyncio.sleep(LOOK)
+            await self._ask_all(filter(self.transport.reachable, self.others))
+        return round
 
     async def _until(self, round: int) -> None:
         """Sit a round out, but do not run ahead of the others."""
@@ -523,13 +543,21 @@ class Peer(Receiver):
 
     def _hear_of(self, peer: int, round: int) -> None:
         last = self.world.rounds - 1
-        self.rounds[peer] = min(max(round, self.rounds.get(peer, BEFORE)), last)
+        self.rounds[peer] = min(round, last)  # which may be less than before, after a restart
 
     @property
     def newest(self) -> int:
-        """The round that most others have reached: what a single one says does not count."""
-        known = sorted(self.rounds.values())
-        return known[len(known) // 2] if known else BEFORE
+        """The round that two of the others have reached who are there; one alone is not believed.
+
+        Where there are no three others, or where there is a hub, one must do.
+        """
+        hub = self.world.hub
+        if hub is not None and hub != self.me:
+            return self.rounds.get(hub, BEFORE)
+        known = sorted(
+            round for peer, round in self.rounds.items() if self.transport.reachable(peer)
+        )
+        return known[-2] if len(known) > 2 else max(known, default=BEFORE)
 
     @property
     def finished(self) -> int:
