@@ -16,17 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from peerage.net.wire import (
-    LAYOUT_LIMIT,
-    REASONS,
-    Expected,
-    Form,
-    Rejected,
-    decode,
-    encode,
-    header_bytes,
-    parse_header,
-)
+from peerage.net.payload import LAYOUT_LIMIT, decode, encode
+from peerage.net.wire import REASONS, Expected, Form, Rejected, header_bytes, parse_header
 from peerage.sim.post import Parcel
 
 BUDGET = int(os.environ.get("PEERAGE_FUZZ", "6000"))

@@ -13,9 +13,10 @@ from networking import QUICK, InMemory, network_of, one_thread
 
 from peerage import DecHW
 from peerage.net.network import Patience
+from peerage.net.payload import encode
 from peerage.net.peer import Peer
 from peerage.net.transport import CHUNK, Receiver
-from peerage.net.wire import REASONS, Rejected, encode, header_bytes
+from peerage.net.wire import REASONS, Rejected, header_bytes
 from peerage.prepare import prepare
 from peerage.sim.post import Parcel
 from peerage.testing import toy

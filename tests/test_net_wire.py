@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from peerage.errors import PeerageError
+from peerage.net.payload import decode, encode
 from peerage.net.wire import (
     HEADER_LIMIT,
     REASONS,
@@ -21,9 +22,7 @@ from peerage.net.wire import (
     Form,
     Header,
     Rejected,
-    decode,
     done,
-    encode,
     header_bytes,
     parse_header,
 )

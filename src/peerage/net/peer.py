@@ -24,18 +24,10 @@ from peerage.errors import DiskError, Diverged, InputError
 from peerage.faults import Way
 from peerage.net.mailbox import Mailbox
 from peerage.net.network import Network, check_rejoin, differing, sealed
+from peerage.net.payload import decode, encode
 from peerage.net.traffic import ASKING, Incoming, Outbox, expected_of
 from peerage.net.transport import ANSWER_LIMIT, Receiver, Transport, Unreachable
-from peerage.net.wire import (
-    DONE,
-    Header,
-    Rejected,
-    decode,
-    done,
-    encode,
-    header_bytes,
-    parse_header,
-)
+from peerage.net.wire import DONE, Header, Rejected, done, header_bytes, parse_header
 from peerage.prepare import Prepared
 from peerage.records import MetricWriter, Row, truncate_after
 from peerage.running import node_row

@@ -1,33 +1,25 @@
-"""Messages as bytes: written in one way, and read as if everybody lied.
+"""The header of a message: written in one way, and read as if everybody lied.
 
-A message is a header, canonical JSON of a few hundred bytes, and a payload in the safetensors
-format. All that a header can tell is checked before a byte of the payload is taken; the payload is
-then checked by hand before torch sees it, and never unpickled. Whatever bytes arrive, reading them
-ends in a value or in `Rejected`, and needs no more memory than `Expected.max_bytes` a few times.
+A message is a header, canonical JSON of a few hundred bytes, and a payload (see `payload`). All
+that a header can tell is checked before a byte of the payload is taken.
 
 The checksum finds transfers that were put together wrongly. It is no seal: that nobody changes
 messages on their way is up to TLS, and a sender who means harm could seal what he likes.
 """
 
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
-from zlib import crc32
 
 import torch
-import zstandard
-from torch import Tensor
 
 from peerage.errors import PeerageError
-from peerage.sim.post import Parcel
 from peerage.sim.shard import BEFORE
 
 SCHEMA = 1
 HEADER_LIMIT = 4096  # bytes
-LAYOUT_LIMIT = 100_000  # bytes of the JSON at the beginning of a payload
 NUMBER_LIMIT = 10**9  # for every number in a header
 DATA, DONE = "data", "done"
 WIRES = ("fp32", "bf16")
@@ -60,10 +52,6 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items() if code != "BF16"}
-
-LEVEL = 1  # of zstd: on models, higher ones take longer and save no more
-PIECES, PIECE = 8, 1 << 15  # of a payload that are packed to see whether it pays
-WORTH = 0.95  # of the size: a payload that does not shrink to it travels as it is
 
 Shape = tuple[int | None, ...]  # None: any length
 Buffer = bytes | bytearray | memoryview
@@ -121,6 +109,7 @@ class Expected:
     members: frozenset[int]
     tensors: Mapping[str, Mapping[str, Shape | Form]]  # architecture -> name -> form
     max_bytes: int  # of a payload, as it travels and unpacked
+    pack: bool = True  # whether payloads may come packed
 
 
 # Headers
@@ -136,7 +125,7 @@ def header_bytes(header: Header) -> bytes:
     if len(raw) > HEADER_LIMIT:
         raise PeerageError(
             f"a header of {len(raw)} bytes is more than {HEADER_LIMIT}; shorten the name of the "
-            f"architecture, {_shown(header.architecture)}"
+            f"architecture, {shown(header.architecture)}"
         )
     return raw
 
@@ -174,9 +163,9 @@ def parse_header(raw: Buffer, expected: Expected, identity: int | None) -> Heade
     raw = bytes(raw[: HEADER_LIMIT + 1])
     if len(raw) > HEADER_LIMIT:
         raise Rejected("oversized", f"a header has at most {HEADER_LIMIT} bytes, this one more")
-    header = _typed(_parsed(raw, "header"))
+    header = _typed(parsed(raw, "header"))
     _check_address(header, expected, identity)
-    _check_content(header, expected)
+    check_content(header, expected)
     if _canonical(header) != raw:
         raise Rejected("malformed", "the header is not written as canonical JSON")
     return header
@@ -185,37 +174,37 @@ def parse_header(raw: Buffer, expected: Expected, identity: int | None) -> Heade
 def _typed(stated: dict[str, Any]) -> Header:
     schema = stated.pop("schema", None)
     if type(schema) is not int or schema != SCHEMA:
-        raise Rejected("schema", f"this peer reads schema {SCHEMA}, not {_shown(schema)}")
+        raise Rejected("schema", f"this peer reads schema {SCHEMA}, not {shown(schema)}")
     if stated.keys() != TYPES.keys():
         odd = min(stated.keys() ^ TYPES.keys())
-        raise Rejected("malformed", f"field {_shown(odd)} of the header is missing or unknown")
+        raise Rejected("malformed", f"field {shown(odd)} of the header is missing or unknown")
     for name, value in stated.items():
         if type(value) is not TYPES[name]:  # a bool is no int here
-            raise Rejected("malformed", f"{name} of the header cannot be {_shown(value)}")
+            raise Rejected("malformed", f"{name} of the header cannot be {shown(value)}")
     return Header(**stated)
 
 
 def _check_address(h: Header, expected: Expected, identity: int | None) -> None:
     if h.run != expected.run:
-        raise Rejected("run", f"run {_shown(h.run)} is not {expected.run!r}")
+        raise Rejected("run", f"run {shown(h.run)} is not {expected.run!r}")
     if identity is not None and h.sender != identity:
-        raise Rejected("sender", f"node {identity} speaks for node {_shown(h.sender)}")
+        raise Rejected("sender", f"node {identity} speaks for node {shown(h.sender)}")
     if h.sender not in expected.members or h.sender == expected.me:
-        raise Rejected("sender", f"sender {_shown(h.sender)} is not another member of the network")
+        raise Rejected("sender", f"sender {shown(h.sender)} is not another member of the network")
     if h.recipient != expected.me:
-        raise Rejected("recipient", f"a message to {_shown(h.recipient)} came to {expected.me}")
+        raise Rejected("recipient", f"a message to {shown(h.recipient)} came to {expected.me}")
     if not BEFORE <= h.round <= NUMBER_LIMIT:
-        raise Rejected("round", f"there is no round {_shown(h.round)}")
+        raise Rejected("round", f"there is no round {shown(h.round)}")
 
 
-def _check_content(h: Header, expected: Expected) -> None:
+def check_content(h: Header, expected: Expected) -> None:
     for name, least in (("place", 0), ("number", -1), ("examples", 0), ("degree", 0), ("size", 0)):
         if getattr(h, name) < least or (name != "size" and getattr(h, name) > NUMBER_LIMIT):
-            raise Rejected("malformed", f"{name} cannot be {_shown(getattr(h, name))}")
+            raise Rejected("malformed", f"{name} cannot be {shown(getattr(h, name))}")
     if h.size > expected.max_bytes:
         raise Rejected(
             "oversized",
-            f"a payload has at most {expected.max_bytes} bytes, this one {_shown(h.size)}",
+            f"a payload has at most {expected.max_bytes} bytes, this one {shown(h.size)}",
         )
     if h.kind == DONE:
         plain = done(run=h.run, round=h.round, sender=h.sender, recipient=h.recipient, sent=h.place)
@@ -223,259 +212,21 @@ def _check_content(h: Header, expected: Expected) -> None:
             raise Rejected("malformed", "a message of kind 'done' says more than how many came")
         return
     if h.kind != DATA:
-        raise Rejected("malformed", f"there is no kind {_shown(h.kind)}")
+        raise Rejected("malformed", f"there is no kind {shown(h.kind)}")
     if h.architecture not in expected.tensors:
-        raise Rejected("architecture", f"nobody has the architecture {_shown(h.architecture)}")
+        raise Rejected("architecture", f"nobody has the architecture {shown(h.architecture)}")
+    if h.packed and not expected.pack:
+        raise Rejected("malformed", "the payload is packed, and nobody in this network packs")
     if h.wire not in WIRES:
-        raise Rejected("malformed", f"wire cannot be {_shown(h.wire)}")
+        raise Rejected("malformed", f"wire cannot be {shown(h.wire)}")
     if not 0 <= h.checksum < 1 << 32:
-        raise Rejected("malformed", f"{_shown(h.checksum)} is no CRC-32")
-
-
-# Writing
-
-
-def encode(
-    parcel: Parcel,
-    *,
-    run: str,
-    round: int,
-    recipient: int,
-    place: int,
-    wire: str = "fp32",
-    pack: bool = False,
-) -> tuple[Header, memoryview]:
-    """The message in which a parcel of tensors goes to one recipient.
-
-    For others, `dataclasses.replace` the recipient and the place: the payload is the same. With
-    `pack`, a sample decides whether zstd is tried, and zstd is used if it saves 5 %.
-    """
-    plain = _written(parcel.payload, wire)
-    payload = _packed(plain) if pack else plain
-    header = Header(
-        run=run,
-        round=round,
-        sender=parcel.sender,
-        recipient=recipient,
-        place=place,
-        kind=DATA,
-        number=parcel.number,
-        examples=parcel.examples,
-        degree=parcel.degree,
-        architecture=parcel.architecture,
-        wire=wire,
-        packed=payload is not plain,
-        size=len(payload),
-        checksum=crc32(payload),
-    )
-    return header, payload
-
-
-def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
-    """The safetensors bytes, into which every tensor is copied once."""
-    if wire not in WIRES:
-        raise PeerageError(f"wire must be {' or '.join(WIRES)}, got {wire!r}")
-    codes = {name: _code(name, tensor, wire) for name, tensor in tensors.items()}
-    # Wide entries first, as safetensors does: so every one is aligned.
-    names = sorted(tensors, key=lambda name: (-DTYPES[codes[name]].itemsize, name))
-    spans, end = {}, 0
-    for name in names:
-        begin, end = end, end + tensors[name].numel() * DTYPES[codes[name]].itemsize
-        spans[name] = begin, end
-    layout = {
-        name: {
-            "dtype": codes[name],
-            "shape": list(tensors[name].shape),
-            "data_offsets": spans[name],
-        }
-        for name in names
-    }
-    text = json.dumps(layout, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)
-    if len(text) > LAYOUT_LIMIT:
-        raise PeerageError(f"a message of {len(names)} tensors has too many names; join some")
-    start = 8 + len(text)
-    buffer = torch.empty(start + end, dtype=torch.uint8)
-    payload = buffer.numpy().data
-    payload[:start] = len(text).to_bytes(8, "little") + text
-    for name, (begin, end) in spans.items():
-        place = buffer[start + begin : start + end].view(DTYPES[codes[name]])
-        place.view(tensors[name].shape).copy_(tensors[name].detach())
-    return payload
-
-
-def _code(name: str, tensor: Tensor, wire: str) -> str:
-    if tensor.dtype not in CODES:
-        raise PeerageError(f"tensor {name!r} of type {tensor.dtype} cannot be sent; use float32")
-    code = CODES[tensor.dtype]
-    return "BF16" if code == "F32" and wire == "bf16" else code
-
-
-def _packed(plain: memoryview) -> memoryview:
-    """The payload with zstd, or itself where that does not pay."""
-    zstd = zstandard.ZstdCompressor(level=LEVEL)
-    step = max(len(plain) // PIECES, PIECE)
-    sample = b"".join(plain[at : at + PIECE] for at in range(0, len(plain), step))
-    if len(zstd.compress(sample)) > WORTH * len(sample):
-        return plain
-    packed = zstd.compress(plain)
-    return memoryview(packed) if len(packed) <= WORTH * len(plain) else plain
-
-
-# Reading
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a payload says about one of its tensors."""
-
-    name: str
-    code: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-def decode(
-    header: Header, payload: Buffer, expected: Expected, checksum: int | None = None
-) -> Parcel:
-    """The parcel in a payload, whose tensors lie in the payload itself if it can be written to.
-
-    So it must be the message's own, and stay as it is. A bytes object is copied once. `checksum`
-    is that of the payload, if it was computed while the payload came in.
-    """
-    _check_content(header, expected)
-    if header.kind == DONE:
-        raise Rejected("malformed", "a message of kind 'done' has no payload")
-    received = memoryview(payload)
-    if len(received) != header.size:
-        reason = "truncated" if len(received) < header.size else "oversized"
-        raise Rejected(reason, f"{len(received)} bytes came instead of {header.size}")
-    if (crc32(received) if checksum is None else checksum) != header.checksum:
-        raise Rejected("checksum", f"the payload does not have the CRC-32 {header.checksum}")
-    if header.packed:
-        received = _unpacked(received, expected.max_bytes)
-    entries, start = _layout(received)
-    forms = expected.tensors[header.architecture]
-    for entry in entries:
-        _check_form(entry, forms, header.wire, expected.max_bytes)
-    _check_offsets(entries, len(received) - start)
-    whole = received if not received.readonly else memoryview(bytearray(received))
-    buffer = torch.frombuffer(whole, dtype=torch.uint8)[start:]
-    tensors = {entry.name: _tensor(buffer, entry) for entry in entries}
-    return Parcel(
-        header.sender,
-        (header.recipient,),
-        header.examples,
-        header.degree,
-        header.architecture,
-        tensors,
-        sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        header.number,
-    )
-
-
-def _unpacked(packed: memoryview, limit: int) -> memoryview:
-    try:
-        # The frame states the size of what is in it, and zstd checks that while it unpacks.
-        size = zstandard.get_frame_parameters(packed).content_size
-        if size == zstandard.CONTENTSIZE_UNKNOWN:
-            raise Rejected("malformed", "the packed payload does not state its size")
-        if size > limit:
-            raise Rejected("oversized", f"a payload unpacks to at most {limit} bytes, not {size}")
-        plain = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise Rejected("malformed", f"the payload cannot be unpacked: {error}") from None
-    return memoryview(plain)
-
-
-def _layout(payload: memoryview) -> tuple[list[Entry], int]:
-    """What the payload says about its tensors, and where their bytes begin."""
-    if len(payload) < 8:
-        raise Rejected("truncated", f"a payload of {len(payload)} bytes has no layout")
-    size = int.from_bytes(payload[:8], "little")
-    if size > LAYOUT_LIMIT:
-        raise Rejected("oversized", f"a layout has at most {LAYOUT_LIMIT} bytes, not {size}")
-    if size % 8:
-        raise Rejected("malformed", f"a layout of {size} bytes leaves tensors unaligned")
-    if 8 + size > len(payload):
-        raise Rejected("truncated", f"the payload ends inside its layout of {size} bytes")
-    stated = _parsed(bytes(payload[8 : 8 + size]), "layout")
-    return [_entry(name, about) for name, about in stated.items()], 8 + size
-
-
-def _entry(name: str, about: Any) -> Entry:
-    match about:
-        case {"dtype": str(code), "shape": list(shape), "data_offsets": [begin, end], **more}:
-            numbers = (*shape, begin, end)
-            if not more and all(type(n) is int and n >= 0 for n in numbers):
-                return Entry(name, code, tuple(shape), begin, end)
-    raise Rejected("malformed", f"the layout says of {_shown(name)}: {_shown(about)}")
-
-
-def _check_form(entry: Entry, forms: Mapping[str, Shape | Form], wire: str, max_bytes: int) -> None:
-    name = entry.name
-    if name not in forms:
-        raise Rejected("name", f"nobody sends a tensor {_shown(name)}")
-    known = forms[name]
-    form = known if isinstance(known, Form) else Form((known,))
-    code = CODES[form.dtype]
-    if code == "F32" and wire == "bf16":
-        code = "BF16"
-    if entry.code != code:
-        raise Rejected("dtype", f"tensor {name!r} is {code}, not {_shown(entry.code)}")
-    if not any(_matches(entry.shape, shape) for shape in form.shapes):
-        raise Rejected("shape", f"tensor {name!r} cannot have the shape {_shown(entry.shape)}")
-    # An empty tensor may still have long sides, and their product is a stride.
-    if math.prod(max(n, 1) for n in entry.shape) > max_bytes:
-        raise Rejected("oversized", f"tensor {name!r} has the shape {_shown(entry.shape)}")
-
-
-def _matches(shape: tuple[int, ...], form: Shape) -> bool:
-    if len(shape) != len(form):
-        return False
-    return all(known is None or known == n for n, known in zip(shape, form, strict=True))
-
-
-def _check_offsets(entries: Iterable[Entry], size: int) -> None:
-    """Tensors must follow each other, each as long as it says, from the first byte to the last."""
-    position = 0
-    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
-        item = DTYPES[entry.code].itemsize
-        length = math.prod(entry.shape) * item
-        if entry.begin != position or entry.end != position + length or entry.begin % item:
-            raise Rejected(
-                "malformed",
-                f"tensor {entry.name!r} of {length} bytes cannot lie at "
-                f"[{_shown(entry.begin)}, {_shown(entry.end)}) after {position}",
-            )
-        position = entry.end
-    if position > size:
-        raise Rejected("truncated", f"the tensors have {position} bytes, and {size} came")
-    if position < size:
-        raise Rejected("malformed", f"{size - position} bytes belong to no tensor")
-
-
-def _tensor(buffer: Tensor, entry: Entry) -> Tensor:
-    piece = buffer[entry.begin : entry.end]
-    if entry.code == "BOOL" and piece.numel() and int(piece.max()) > 1:
-        raise Rejected("malformed", f"tensor {entry.name!r} has truth values above 1")
-    tensor = piece.view(DTYPES[entry.code]).view(entry.shape)
-    if not tensor.is_floating_point():
-        return tensor
-    tensor = tensor.float()
-    if tensor.numel():
-        # One pass that cannot overflow, eight times as fast as torch.isfinite: NaN is both.
-        low, high = tensor.aminmax()
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise Rejected("nonfinite", f"tensor {entry.name!r} has entries that are not finite")
-    return tensor
+        raise Rejected("malformed", f"{shown(h.checksum)} is no CRC-32")
 
 
 # JSON
 
 
-def _parsed(raw: bytes, what: str) -> dict[str, Any]:
+def parsed(raw: bytes, what: str) -> dict[str, Any]:
     """JSON objects of texts, truth values and integers of a reasonable length, no key twice."""
     try:
         value = json.loads(
@@ -488,7 +239,7 @@ def _parsed(raw: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Rejected("malformed", f"the {what} is not JSON as it should be: {error}") from None
     if type(value) is not dict:
-        raise Rejected("malformed", f"the {what} is no JSON object, but {_shown(value)}")
+        raise Rejected("malformed", f"the {what} is no JSON object, but {shown(value)}")
     return value
 
 
@@ -509,7 +260,7 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text[:20]} is no integer")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value of others, safe for a line of a log."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
