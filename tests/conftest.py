@@ -1,5 +1,8 @@
 """What all tests share."""
 
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,17 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Speeds, "rate", lambda self, *about: Rate(1000.0, 5000.0))
     monkeypatch.setattr(Speeds, "averaged", lambda self: 1e9)
     monkeypatch.setattr(Speeds, "products", lambda self: 1e9)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 64 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

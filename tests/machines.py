@@ -45,11 +45,11 @@ class Machines:
         self.folders = [home / member.name for member in members]
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, me: int, within: Sequence[str] = ()) -> None:
+    def start(self, me: int, within: Sequence[str] = (), more: Sequence[str] = ()) -> None:
         """`within` is a command in front of the peer's own, which must become the peer."""
         command = [*within, str(PEERAGE), "node", "--identity", f"node-{me}"]
         command += ["--network", str(self.home / "network.toml")]
-        command += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me])]
+        command += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me]), *more]
         with open(self.log_file(me), "ab") as log:
             self.processes[me] = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}

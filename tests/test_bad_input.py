@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -408,20 +407,6 @@ def test_a_checkpoint_that_the_disk_refuses(
     assert "Traceback" not in outcome.err
     assert [path.name for path in Path("here/checkpoint").iterdir()] == ["round-000001"]
     assert pg.resume("here").digest == digest
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real disk of 64 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("engine", ["serial", "pool --workers 2"])

@@ -1,3 +1,4 @@
+import gzip
 import struct
 from hashlib import sha256
 
@@ -14,6 +15,7 @@ from peerage.data.datasets import (
     Digits,
     FashionMnist,
     Folder,
+    Idx,
     Mnist,
     Npz,
     facts,
@@ -389,7 +391,7 @@ def test_every_family_has_a_spec_that_round_trips():
         *["digits", "mnist", "fashion-mnist", "cifar10", "cifar10:normalise=signed"],
         *["mnist:train=2000", "cifar10:normalise=signed,train=10"],
         *["cifar10:grey=True,side=28", "femnist:writers=3"],
-        *["npz:path=a.npz", "folder:path=pictures,size=64,grey=True"],
+        *["npz:path=a.npz", "idx:path=files", "folder:path=pictures,size=64,grey=True"],
     ]:
         assert text(parse(spec, "data set", DATASETS), "data set", DATASETS) == spec
     with pytest.raises(InputError, match="needs path"):
@@ -479,6 +481,82 @@ def test_npz_errors_name_the_file(tmp_path):
         Npz(str(tmp_path / "one.npy")).load(tmp_path)
     with pytest.raises(InputError, match="layout must be auto, chw or hwc, got 'nhwc'"):
         Npz("x.npz", "nhwc")
+
+
+IMAGES = np.arange(60).reshape(15, 2, 2)
+LABELS = np.arange(15) % 3
+
+
+def idx_folder(folder, **changes):
+    """A training set of 15 images and a test set of 3; `changes` replace files, None drops one."""
+    files = {
+        "train_images": ("train-images-idx3-ubyte", idx(IMAGES)),
+        "train_labels": ("train-labels-idx1-ubyte", idx(LABELS)),
+        "test_images": ("t10k-images-idx3-ubyte", idx(IMAGES[:3])),
+        "test_labels": ("t10k-labels-idx1-ubyte", idx(LABELS[:3])),
+    }
+    folder.mkdir(exist_ok=True)
+    for key, (name, content) in files.items():
+        content = changes.get(key, content)
+        if content is not None:
+            (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dotted", [False, True])
+def test_idx_files_by_any_of_their_names(tmp_path, packed, dotted):
+    for path in list(idx_folder(tmp_path / "own").iterdir()):
+        name = path.name.replace("-idx", ".idx") if dotted else path.name
+        content = path.read_bytes()
+        path.unlink()
+        path.with_name(f"{name}.gz" if packed else name).write_bytes(
+            gzip.compress(content) if packed else content
+        )
+    dataset = Idx(str(tmp_path / "own")).load(tmp_path)
+    assert (dataset.name, dataset.shape, dataset.classes) == ("own", (1, 2, 2), ("0", "1", "2"))
+    assert_close(dataset.train_x * 255, torch.from_numpy(IMAGES[:, None]).float())
+    assert dataset.train_y.tolist() == LABELS.tolist()
+    assert_close(dataset.test_x, dataset.train_x[:3])
+    assert dataset.test_y.tolist() == [0, 1, 2]
+
+
+def test_idx_without_a_test_part_holds_out_a_fifth(tmp_path):
+    dataset = Idx(str(idx_folder(tmp_path, test_images=None, test_labels=None))).load(tmp_path)
+    assert (len(dataset.train_x), len(dataset.test_x)) == (12, 3)
+    assert dataset.test_y.sort().values.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_images": None}, "has no file train-images-idx3-ubyte or .*ubyte.gz; add it"),
+        ({"test_labels": None}, "has no file t10k-labels-idx1-ubyte or "),
+        ({"test_images": b"GIF89a"}, "t10k-images-idx3-ubyte: not an IDX file of unsigned bytes"),
+        ({"train_labels": idx(LABELS)[:-1]}, "train-labels-idx1-ubyte: 14 bytes .* shape .15,"),
+        ({"train_labels": idx(LABELS[:9])}, "training set: 15 examples but 9 labels; give one"),
+        ({"test_images": idx(np.zeros((3, 2, 4)))}, r"shape \(1, 2, 2\) but test .* \(1, 2, 4\)"),
+        ({"train_labels": idx(IMAGES)}, r"one list of whole numbers, got uint8 of shape \(15, 2"),
+    ],
+)
+def test_idx_errors_name_the_file(tmp_path, changes, message):
+    folder = idx_folder(tmp_path / "own", **changes)
+    with pytest.raises(DataError, match=message) as error:
+        Idx(str(folder)).load(tmp_path)
+    one_line(error)
+    assert "own" in str(error.value)
+
+
+def test_idx_files_that_cannot_be_unpacked(tmp_path):
+    whole = gzip.compress(idx(IMAGES))
+    for wrong in (b"plain", whole[:-9], whole[:12] + b"\xff" * 9 + whole[21:]):
+        folder = idx_folder(tmp_path / "own", train_images=None)
+        (folder / "train-images-idx3-ubyte.gz").write_bytes(wrong)
+        with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz cannot be read") as error:
+            Idx(str(folder)).load(tmp_path)
+        one_line(error)
+    with pytest.raises(DataError, match="none is not a folder; give the path of a folder of IDX"):
+        Idx(str(tmp_path / "none")).load(tmp_path)
 
 
 def picture(path, colour, size=(8, 8), mode="RGB"):

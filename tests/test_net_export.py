@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import peerage as pg
+from peerage import specs
 from peerage.errors import DiskError, InputError, PeerageWarning
+from peerage.models import MODELS, default_model
 from peerage.net import export as exporting
 from peerage.net.certs import Authority
 from peerage.net.export import Host, deal, export, parse_host, read_hosts
+from peerage.net.gather import final_models
 from peerage.net.identity import Identity
 from peerage.net.network import Network
-from peerage.net.up import Seen, Watched, final_models, free_ports
+from peerage.net.up import Seen, Watched, free_ports
 from peerage.prepare import prepare
 from peerage.running import digest
 
@@ -171,7 +175,8 @@ def test_the_files_say_what_was_asked_for(place):
         certificate = x509.load_pem_x509_certificate(identity.certificate.read_bytes())
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert str(names.get_values_for_type(x509.IPAddress)[0]) == f"10.0.0.1{i}"
-    assert written.network.experiment == experiment()
+    asked = experiment().model_copy(update={"model": (MODELS["digits-mlp"](),)})
+    assert written.network.experiment == asked
     assert written.network.run != export(experiment(), Path("hosts.txt"), Path("two")).network.run
 
 
@@ -198,6 +203,43 @@ def test_the_readme_says_where_data_come_from(dataset, said, place):
     assert "--data npz:path=data/mine.npz" in text
 
 
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [
+        ("digits", "digits-mlp"),
+        ("mnist", "mnist-cnn"),
+        ("fashion-mnist:train=100", "fashion-cnn"),
+        ("cifar10", "cifar-cnn"),
+        ("cifar10:grey=true,side=28", "cifar-cnn"),
+        ("femnist", "leaf-cnn"),
+        ("so2sat", "gain-cnn"),
+    ],
+)
+def test_the_default_model_is_written_down_without_a_look_at_the_data(
+    dataset, model, place, monkeypatch
+):
+    monkeypatch.setenv("PEERAGE_DATA", str(place / "empty"))
+    one = pg.Experiment(nodes=3, topology="ring", dataset=dataset)
+    written = export(one, Path("hosts.txt"), Path("deploy")).network.experiment
+    assert written.model == (MODELS[model](),)
+    assert tomllib.loads(Path("deploy/node-0/experiment.toml").read_text())["model"] == {
+        **specs.plain(MODELS[model]()),
+        "name": model,
+    }
+    # A data set of one's own has another default, which must not count.
+    assert default_model("mine", (4,)) == "mlp" != model
+
+
+def test_the_model_for_unknown_data_is_chosen_where_they_are(place):
+    one = pg.Experiment(nodes=3, topology="ring", dataset="npz:path=all.npz")
+    assert export(one, Path("hosts.txt"), Path("deploy")).network.experiment.model == ()
+
+
+def test_a_model_that_was_asked_for_stays(place):
+    one = pg.Experiment(nodes=3, topology="ring", model=["logistic", "mlp"])
+    assert export(one, Path("hosts.txt"), Path("deploy")).network.experiment == one
+
+
 def test_a_named_machine_listens_on_all_its_addresses(place):
     Path("hosts.txt").write_text("alpha:7500\nlocalhost\n10.0.0.3\n")
     export(experiment(), Path("hosts.txt"), Path("deploy"))
@@ -217,34 +259,118 @@ def by_hand(folder: Path) -> list[str]:
 # The unit
 
 
-def installed(folder: Path, target: Path) -> Path:
-    """The unit as the command in the README makes it for a folder."""
-    text = (folder / "README.txt").read_text()
-    line = next(line for line in text.splitlines() if line.startswith("    sed "))
-    command, _, rest = line.partition(" | sudo tee ")
-    unit = target / Path(rest).name
-    unit.write_text(subprocess.check_output(command, shell=True, cwd=folder, text=True))
-    return unit
+ODD_NAMES = [
+    "plain",
+    "with space",
+    "R&D",
+    "100%d",
+    "it's",
+    'say "x"',
+    "a|b",
+    "$HOME",
+    "back\\slash",
+    "-n",
+    "new\nline",
+    " ",
+]
 
 
-def test_the_unit_is_one_that_systemd_understands(place):
-    export(experiment(), Path("hosts.txt"), Path("deploy"))
-    folder = place / "deploy" / "node-0"
-    (folder / "venv/bin").mkdir(parents=True)
-    (folder / "venv/bin/peerage").symlink_to("/bin/true")
-    unit = installed(folder, place)
+class Machine:
+    """Where the README's commands for root are tried: with folders that stand for /srv and /etc."""
+
+    def __init__(self, home: Path) -> None:
+        self.srv, self.etc = home / "srv", home / "etc"
+        self.etc.mkdir(parents=True)
+        sudo = home / "bin" / "sudo"
+        sudo.parent.mkdir()
+        sudo.write_text('#!/bin/sh\nexec "$@"\n')
+        sudo.chmod(0o755)
+        self.path = f"{sudo.parent}:{os.environ['PATH']}"
+
+    def install(self, folder: Path) -> Path:
+        """Follow the README in a folder; the unit that is installed then."""
+        text = (folder / "README.txt").read_text()
+        block = text.partition("install the unit:\n\n")[2].splitlines()
+        commands = [
+            line for line in block if line.startswith("    sudo") and "systemctl" not in line
+        ]
+        assert len(commands) == 2
+        script = "\n".join(commands).replace("/srv/", f"{self.srv}/")
+        script = script.replace("/etc/systemd/system/", f"{self.etc}/")
+        environment = {**os.environ, "PATH": self.path, "PWD": str(folder)}
+        subprocess.run(["sh", "-ec", script], cwd=folder, env=environment, check=True)
+        [unit] = self.etc.iterdir()
+        assert unit.read_bytes() == (folder / unit.name).read_bytes()
+        unit.write_text(unit.read_text().replace("/srv/", f"{self.srv}/"))
+        return unit
+
+
+def service_of(unit: Path) -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(unit)
-    service = parser["Service"]
-    assert service["WorkingDirectory"] == service["ReadWritePaths"] == str(folder)
+    return dict(parser["Service"])
+
+
+@pytest.fixture
+def unpacked(place: Path) -> Path:
+    """The folder of node 0, with a program that tells where it is and what it is to do."""
+    export(experiment(), Path("hosts.txt"), Path("deploy"))
+    program = place / "deploy/node-0/venv/bin/peerage"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\npwd -P\nprintf "%s\\n" "$PEERAGE_DATA" "$@"\n')
+    program.chmod(0o755)
+    return place / "deploy/node-0"
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_the_unit_starts_the_peer_whatever_its_folder_is_called(name, unpacked, tmp_path):
+    folder = tmp_path / "homes" / name
+    folder.parent.mkdir()
+    shutil.move(unpacked, folder)
+    machine = Machine(tmp_path / "machine")
+    for _ in range(2):  # it may be done again
+        service = service_of(machine.install(folder))
+    setting, _, value = service["Environment"].partition("=")
+    done = subprocess.run(
+        service["ExecStart"].split(" "),
+        cwd=service["WorkingDirectory"],
+        env={setting: value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    home = f"{machine.srv}/peerage/node-0"
+    assert Path(home).resolve() == folder
+    assert service["ReadWritePaths"] == service["WorkingDirectory"] == home
+    assert done.stdout.startswith(f"{folder}\n{home}/data\nnode\n--network\nnetwork.toml\n")
+
+
+def test_a_folder_that_is_where_the_unit_expects_it_stays_as_it_is(unpacked, tmp_path):
+    machine = Machine(tmp_path / "machine")
+    folder = machine.srv / "peerage" / "node-0"
+    folder.parent.mkdir(parents=True)
+    shutil.move(unpacked, folder)
+    before = files(folder)
+    with pytest.raises(subprocess.CalledProcessError):
+        machine.install(folder)
+    assert (files(folder), folder.is_symlink()) == (before, False)
+
+
+def test_the_unit_is_one_that_systemd_understands(unpacked, tmp_path):
+    unit = Machine(tmp_path / "machine").install(unpacked)
+    service = service_of(unit)
     assert service["Restart"] == "on-failure"
+    assert service["TimeoutStopSec"] == "30"
     assert "User" not in service
     assert "\n# User=peerage\n" in unit.read_text()
-    assert "/srv" not in unit.read_text()
-    started = by_hand(folder)
-    assert service["Environment"] == f"PEERAGE_DATA={folder}/data"
-    assert shlex.split(service["ExecStart"]) == [str(folder / started[1]), *started[2:]]
+    started = by_hand(unpacked)
+    assert service["ExecStart"].split() == [
+        f"{service['WorkingDirectory']}/{started[1]}",
+        *started[2:],
+    ]
+    # Nothing in it has a second meaning for systemd: no specifier, quote, variable or escape.
+    assert not set("%\"'$\\;") & set("".join(service.values()))
     if shutil.which("systemd-analyze"):
         done = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit],

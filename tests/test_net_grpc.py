@@ -5,7 +5,7 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,8 +18,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from peerage.errors import InputError
+from peerage.net import grpc as sending_side
 from peerage.net.certs import Authority
-from peerage.net.grpc import REASON, SERVICE, GrpcTransport, Limits
+from peerage.net.desk import REASON, SERVICE
+from peerage.net.grpc import GrpcTransport, Limits
 from peerage.net.identity import Identity, server_name
 from peerage.net.transport import ANSWER_LIMIT, CHUNK, Unreachable
 from peerage.net.wire import Expected, Header, Rejected, header_bytes, parse_header
@@ -259,9 +261,11 @@ def test_a_mistake_in_a_receiver_stays_there(
             with pytest.raises(Unreachable, match="internal: it failed here"):
                 await client.ask(1, b"break", 0.5)
             assert await client.ask(1, b"on", 5) == b"0 asked on"
+            assert server.refused["failed"] > 1
 
     run(test)
-    assert "a mistake of ours" in caplog.text
+    assert "RuntimeError: a mistake of ours" in caplog.text
+    assert len(caplog.records) == 1  # the first one is described, the others are counted
 
 
 @pytest.mark.parametrize("size", [10, 3 * CHUNK])
@@ -444,6 +448,82 @@ def test_peers_go_and_come_back(authority: Authority) -> None:
     run(test)
 
 
+@contextlib.contextmanager
+def long_pauses() -> Iterator[None]:
+    """Pauses of half a minute and more begin inside; those that begin later are as always."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sending_side, "FIRST_WAIT", 60.0)
+        patch.setattr(sending_side, "LONGEST_WAIT", 60.0)
+        yield
+
+
+async def pausing(client: GrpcTransport, peer: int, seconds: float = 1000) -> asyncio.Task[None]:
+    """A message to somebody who is not there, after the first attempt."""
+    await until(lambda: not client.reachable(peer))
+    before, (header, payload) = client.counters["retries"], message(100)
+    with long_pauses():
+        task = asyncio.create_task(client.send(replace(header, recipient=peer), payload, seconds))
+        await until(lambda: client.counters["retries"] > before)
+    return task
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_nobody_sleeps_on_when_a_peer_is_back(authority: Authority, known: bool) -> None:
+    async def test() -> None:
+        port, store = free_port(), Store()
+        async with dialling(authority, port) as client:
+            if known:
+                async with served(authority, Store(), port=port):
+                    await client.ask(1, b"why", 5)
+            sending = await pausing(client, 1)
+            async with served(authority, store, port=port), asyncio.timeout(15):
+                await sending
+            assert len(store.whole) == 1
+
+    run(test)
+
+
+def test_nobody_sleeps_on_when_a_peer_is_heard(authority: Authority) -> None:
+    async def test() -> None:
+        async with served(authority, Store()) as server, dialling(authority, server.port) as client:
+            server._places[0] = ("127.0.0.1", free_port())  # where it cannot be dialled
+            sending, retries = await pausing(server, 0), server.counters["retries"]
+            await client.ask(1, b"why", 5)
+            await until(lambda: server.counters["retries"] > retries)
+            sending.cancel()
+
+    run(test)
+
+
+def test_whoever_stops_does_not_sleep_on(authority: Authority) -> None:
+    async def test() -> None:
+        async with dialling(authority, free_port()) as client:
+            sending = await pausing(client, 1)
+            await client.stop()
+            with pytest.raises(Unreachable, match="this peer has stopped"):
+                async with asyncio.timeout(15):
+                    await sending
+
+    run(test)
+
+
+def test_a_peer_that_comes_and_goes_all_the_time_is_not_called_all_the_time(
+    authority: Authority,
+) -> None:
+    async def test() -> None:
+        async with dialling(authority, free_port()) as client:
+            sending, start = await pausing(client, 1), time.monotonic()
+            before = client.counters["retries"]
+            while time.monotonic() - start < 1:
+                client._links[1].heard()
+                await asyncio.sleep(0.001)
+            attempts = client.counters["retries"] - before
+            assert 2 < attempts <= (time.monotonic() - start) / sending_side.LEAST_WAIT
+            sending.cancel()
+
+    run(test)
+
+
 def test_a_silent_peer_is_given_up(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server:
@@ -612,6 +692,36 @@ def test_streams_of_the_wrong_form(
     code, refused, _ = hostile(authority, messages)
     assert code in (Code.FAILED_PRECONDITION, Code.INTERNAL)
     assert refused == {reason: 1}
+
+
+def test_unknown_methods_are_counted(authority: Authority) -> None:
+    async def test() -> None:
+        async with (
+            served(authority, Store()) as server,
+            stub(authority, "node-0", server.port, "Shout") as shout,
+            stub(authority, "stranger", server.port, "Shout") as stranger,
+        ):
+            assert await outcome(shout(iter([b"x"]), timeout=5)) == Code.UNIMPLEMENTED
+            assert await outcome(stranger(iter([b"x"]), timeout=5)) == Code.PERMISSION_DENIED
+            assert server.refused == {"unknown method": 1, "membership": 1}
+
+    run(test)
+
+
+def test_wrong_offsets_are_counted(authority: Authority) -> None:
+    async def test() -> None:
+        header, payload = message(100)
+        async with (
+            served(authority, Store()) as server,
+            stub(authority, "node-0", server.port) as deliver,
+        ):
+            for stated in ("1", "-0", "", "x" * 999):
+                metadata = (("peerage-offset", stated),)
+                call = deliver(iter([header_bytes(header), payload]), timeout=5, metadata=metadata)
+                assert await outcome(call) in (Code.OUT_OF_RANGE, Code.INTERNAL)
+            assert server.refused == {"offset": 4}
+
+    run(test)
 
 
 def test_messages_beyond_the_limit_never_reach_us(authority: Authority) -> None:
@@ -784,7 +894,9 @@ def test_a_revocation_counts_at_once_at_both_ends(tmp_path: Path) -> None:
     run(test)
 
 
-def test_an_unreadable_revocation_list_closes_the_door(tmp_path: Path) -> None:
+def test_an_unreadable_revocation_list_closes_the_door(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         authority = Authority.create(tmp_path / "certs", "test")
         mine = authority.issue("node-0", into=tmp_path / "node-0")
@@ -795,15 +907,44 @@ def test_an_unreadable_revocation_list_closes_the_door(tmp_path: Path) -> None:
             client = GrpcTransport(
                 mine, NAMES, {1: f"127.0.0.1:{server.port}"}, bind=NOWHERE, limits=QUICK
             )
-            (authority.folder / "revoked.pem").rename(tmp_path / "away.pem")
-            with pytest.raises(Unreachable, match="revocation list of this peer is unreadable"):
-                await client.send(*message(10), 0.5)
-            (tmp_path / "away.pem").rename(authority.folder / "revoked.pem")
-            await client.send(*message(10), 5)
+            for place in range(2):
+                (authority.folder / "revoked.pem").rename(tmp_path / "away.pem")
+                with pytest.raises(Unreachable, match="revocation list of this peer is unreadable"):
+                    await client.send(*message(10, place), 0.5)
+                assert server.refused["unreadable list"] > 2 * (place + 1)
+                (tmp_path / "away.pem").rename(authority.folder / "revoked.pem")
+                await client.send(*message(10, place), 5)
             await client.stop()
-        assert len(store.whole) == 1
+        assert len(store.whole) == 2
 
     run(test)
+    # Once each time that it was gone, not for every call.
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4
+    assert all(f"there is no {tmp_path}" in text for text in said[::2])
+    assert said[1::2] == ["the revocation list can be read again"] * 2
+
+
+def test_refused_certificates_leave_the_log_alone(
+    authority: Authority, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Strangers and impostors are counted; a log that they can fill is one more thing to attack."""
+
+    async def test() -> None:
+        async with (
+            served(authority, Store()) as server,
+            stub(authority, "stranger", server.port) as stranger,
+            stub(authority, "node-0", server.port) as impostor,
+        ):
+            for _ in range(20):
+                for deliver in (stranger, impostor):
+                    header = header_bytes(message(0, sender=2)[0])
+                    assert await outcome(deliver(iter([header]), timeout=5)) != Code.OK
+            assert server.refused == {"membership": 20, "sender": 20}
+
+    run(test)
+    assert caplog.text == ""
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_server_with_another_identity_is_given_nothing(authority: Authority) -> None:

@@ -2,12 +2,17 @@
 
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from machines import Machines, entering, host, two_rooms
 
 from peerage import Experiment
+from peerage.data import cache_folder
+from peerage.errors import DataError
 from peerage.net.network import Patience
+from peerage.net.up import Up
 
 CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in two halves
 
@@ -31,7 +36,67 @@ def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
         for room in rooms:
             assert {network.heard(me) for me in room} == {(len(room) - 1, 3)}
         cable.mend()
-        network.until(lambda: {network.heard(me) for me in everybody} == {(3, 3)}, 30)
+        # One that was alone may be far in front, and waits for the others.
+        network.until(lambda: {network.heard(me) for me in everybody} == {(3, 3)}, 60 + 3 * CUT)
         rounds = [network.round(me) for me in everybody]
         network.until(lambda: all(network.round(me) > rounds[me] + 10 for me in everybody))
         assert {network.heard(me) for me in everybody} == {(3, 3)}
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full_stops_one_peer_and_nobody_else(small_disk, tmp_path):
+    settings = {"nodes": 3, "topology": "complete", "partition": "iid", "model": "logistic"}
+    experiment = Experiment(**settings, rounds=60, local={"epochs": 1})
+    with Machines(tmp_path, experiment, Patience(start=30, step=30, gone=2)) as network:
+        network.folders[1] = small_disk / "node-1"
+        for me in range(3):
+            network.start(me)
+        network.until(lambda: network.round(1) >= 3)
+        fill(small_disk / "filler")
+        codes = network.wait()
+        assert codes == [0, 2, 0]
+        assert [network.round(me) for me in (0, 2)] == [60, 60]
+        stopped = network.log(1).splitlines()
+        what = f"disk is full while writing {small_disk}/node-1/"
+        assert [line for line in stopped if what in line and "and still answers" in line]
+        assert stopped[-1].startswith(f"error: {what}")
+        assert stopped[-1].endswith("; free space and start the peer again")
+        assert "Traceback" not in network.log(1)
+        (small_disk / "filler").unlink()
+        network.start(1)
+        assert network.wait() == [0, 0, 0]
+        assert network.round(1) == 60
+
+
+def fill(file: Path) -> None:
+    """Write until the disk takes no more."""
+    with open(file, "wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(1024))
+
+
+@pytest.mark.slow
+def test_thirty_two_peers_miss_no_deadline(tmp_path):
+    """The CNN of P0 on MNIST, with the patience that everybody has who says nothing."""
+    try:
+        experiment = Experiment(
+            nodes=32,
+            topology="regular:k=4",
+            rounds=20,
+            dataset="mnist",
+            model="mnist-cnn",
+            partition="dirichlet:alpha=0.2",
+            local={"epochs": 1, "batch_size": 100},
+            evaluation={"every": 20, "samples": 1000},
+        )
+        experiment.dataset.load(cache_folder())
+    except DataError as error:
+        pytest.skip(str(error))
+    up = Up(experiment, tmp_path / "up")
+    summary = up.run()
+    for peer in up.watched:
+        rows = peer.rows
+        assert [row["round"] for row in rows] == list(range(21))
+        assert {tuple(row["heard"]) for row in rows[1:]} == {(4, 4)}
+        assert not any("troubles" in row for row in rows)
+    assert summary["rounds"] == 20

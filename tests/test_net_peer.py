@@ -21,7 +21,7 @@ from peerage.net.own import prepare_own
 from peerage.net.peer import Peer
 from peerage.net.transport import MemoryTransport, Post
 from peerage.net.wire import Rejected
-from peerage.prepare import Prepared, prepare
+from peerage.prepare import Prepared, alone, prepare
 from peerage.records import read_metrics
 from peerage.testing import blobs, dealt, simulate, toy
 
@@ -58,7 +58,11 @@ def test_a_network_ends_with_the_bits_of_the_simulator(name, monkeypatch, tmp_pa
 def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypatch, tmp_path):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
     experiment = toy(EVERY[name], nodes=8, partition="iid", rounds=2)
-    peers = play(experiment, ends=OverSockets(tmp_path))
+
+    def ready(me: int) -> Prepared:
+        return alone(prepare(experiment), me)  # as real peers do, with their own data only
+
+    peers = play(experiment, ends=OverSockets(tmp_path), prepared=ready)
     for found, wanted in zip(models(peers), simulated(experiment), strict=True):
         assert torch.equal(found, wanted)
 
@@ -73,6 +77,7 @@ def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypa
         {"faults": {"join": "2@3"}},
         {"topology": "star"},
         {"topology": "dynamic-regular:k=2"},
+        {"topology": "dynamic-regular:k=2", "faults": {"join": "2@3", "leave": "0@3"}},
         {"init": {"gain": "estimated"}},
         {"noise": {"sigma": 0.1, "clip": 1.0}},
     ],
@@ -270,10 +275,10 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
     real = checkpoint.save
     states = []
 
-    def save(engine: Peer, folder: Path, round: int) -> None:
+    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
         if folder.name == "1" and round == 4:
             raise DiskError("disk is full while writing a checkpoint")
-        real(engine, folder, round)
+        real(engine, folder, round, remedy)
 
     async def act(stage: Stage) -> None:
         await stage.until(0, 10)
@@ -286,3 +291,152 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
     assert states == ["stopped: disk is full while writing a checkpoint"]
     ends = [read_metrics(tmp_path / str(me) / "metrics.jsonl")[-1]["round"] for me in range(5)]
     assert ends == [15, 4, 15, 15, 15]
+
+
+# Out of step
+
+
+def test_nobody_waits_for_one_who_left_before_it_was_met(tmp_path):
+    """Nodes 0 and 1 met everybody and began; 2 had not met 1 yet, which is gone now."""
+
+    async def act(stage: Stage) -> None:
+        stage.post.cut = {(2, 1)}
+        await stage.until(0, 0)
+        await stage.kill(1)
+        del stage.tasks[1], stage.peers[1]
+        async with asyncio.timeout(15):  # far less than one patience
+            await asyncio.wait(stage.tasks.values())
+
+    experiment = toy(DecAvg(), rounds=6, nodes=3, partition="iid", topology="complete")
+    patient = Patience(start=60.0, step=60.0, gone=1.0)
+    peers = on_stage(experiment, tmp_path, act, patience=patient)
+    assert [peer.finished for peer in peers] == [6, 6]
+    assert peers[0].rows[-1]["heard"] == [1, 2]
+
+
+def test_those_who_join_late_wait_for_those_who_play():
+    """Four of five are absent at first; they must not hold each other up, nor run ahead."""
+    experiment = toy(DecAvg(), rounds=7, faults={"join": "1@5, 2@5, 3@5, 4@5"})
+    result = pg.run(experiment)
+    for peer, wanted in zip(play(experiment), result.parameters, strict=True):
+        assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
+
+
+def test_those_who_never_come_do_not_hold_anybody_up():
+    peers = play(toy(DecAvg(), rounds=4, faults={"join": "1@9, 2@9"}))
+    assert [peer.finished for peer in peers] == [4, 0, 0, 4, 4]
+
+
+def test_a_folder_belongs_to_one_peer_of_one_experiment(tmp_path):
+    play(toy(DecAvg(), rounds=2), tmp_path)
+    before = (tmp_path / "0" / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="belongs to a peer of another run or experiment"):
+        play(toy(DecAvg(), rounds=3), tmp_path)
+    assert (tmp_path / "0" / "metrics.jsonl").read_bytes() == before
+    assert [peer.finished for peer in play(toy(DecAvg(), rounds=2), tmp_path)] == [2] * 5
+
+
+def test_one_who_runs_another_experiment_is_left_out(caplog):
+    """Three of four agree and play without it; it is the one that complains."""
+
+    async def together() -> tuple[list[Peer], list[object]]:
+        post, peers = Post(), []
+        with ThreadPoolExecutor(1) as executor:
+            for me in range(4):
+                rate = 0.2 if me == 3 else 0.1
+                local = LocalSGD(lr=rate)
+                experiment = toy(DecAvg(local), nodes=4, partition="iid", topology="complete")
+                network, transport = network_of(experiment), MemoryTransport(post, me)
+                peers.append(Peer(network, me, prepare(experiment), transport, executor=executor))
+            runs = [peer.run() for peer in peers]
+            return peers, await asyncio.gather(*runs, return_exceptions=True)
+
+    peers, found = asyncio.run(together())
+    assert isinstance(found[3], InputError)
+    assert "local.lr is 0.2 here and 0.1 there" in str(found[3])
+    assert [peer.finished for peer in peers] == [peers[0].world.rounds] * 3 + [0]
+    assert "node-3 runs another experiment: local.lr is 0.1 here and 0.2 there" in caplog.text
+
+
+def test_disks_that_are_full_everywhere_end_everybody(tmp_path, monkeypatch):
+    """Peers that have stopped must not keep each other alive."""
+
+    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+        raise DiskError("disk is full while writing a checkpoint")
+
+    async def act(stage: Stage) -> None:
+        pass
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with pytest.raises(DiskError, match="disk is full"):
+        on_stage(toy(DecAvg(), rounds=15), tmp_path, act)
+
+
+def test_nobody_waits_for_a_peer_that_has_stopped(tmp_path, monkeypatch):
+    real = checkpoint.save
+
+    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+        if folder.name == "1" and round == 2:
+            raise DiskError("disk is full while writing a checkpoint")
+        real(engine, folder, round, remedy)
+
+    async def act(stage: Stage) -> None:
+        async with asyncio.timeout(15):  # far less than one patience
+            await asyncio.wait([task for me, task in stage.tasks.items() if me != 1])
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    patient = Patience(start=5.0, step=60.0, gone=1.0)
+    with pytest.raises(DiskError, match="disk is full"):
+        on_stage(toy(DecAvg(), rounds=8), tmp_path, act, patience=patient)
+
+
+# Noise
+
+
+NOISY = {"sigma": 0.1, "clip": 1.0}
+
+
+def test_a_model_under_noise_is_not_handed_out():
+    peers = play(toy(DecAvg(), rounds=1, noise=NOISY))
+    with pytest.raises(Rejected):
+        asyncio.run(peers[0].answer(json.dumps({"ask": "model"}).encode(), 1))
+
+
+def test_noise_from_a_secret_differs_and_is_counted_across_restarts(tmp_path):
+    experiment = toy(DecAvg(), rounds=3, noise=NOISY)
+
+    def secretly(me: int) -> Prepared:
+        return alone(prepare(experiment), me, secret=1000 + me)
+
+    public, secret = play(experiment), play(experiment, tmp_path, prepared=secretly)
+    assert not torch.equal(models(public)[0], models(secret)[0])
+    assert secret[0].shard.released() == public[0].shard.released() == {0: 3}
+    # A message of a fourth round went out, and then the power went.
+    (tmp_path / "0" / "released.json").write_text('{"messages": 4}')
+    again = play(experiment, tmp_path, prepared=secretly)
+    assert again[0].shard.released() == {0: 4}
+
+
+# Messages that pass all checks
+
+
+class Empty(DecAvg):
+    """One node sends messages without tensors, in the first rounds."""
+
+    async def round(self, node):
+        if node.id == 0 and node.round < 6:
+            await node.send(node.listeners)
+            await node.receive()
+        else:
+            await super().round(node)
+
+
+def test_one_whose_messages_break_rounds_is_found_and_left_out():
+    experiment = toy(Empty(), rounds=12, topology="complete", nodes=4, partition="iid")
+    peers = play(experiment)
+    for peer in peers[1:]:
+        assert peer.finished == 12
+        assert peer.reception.shunned.keys() == {0}
+        assert peer.counters["poisoned round"] == 2
+        assert peer.rows[-1]["heard"] == [2, 2]  # the honest ones
+        assert sum(row.get("troubles", {}).get("poisoned round", 0) for row in peer.rows) == 2

@@ -1,21 +1,28 @@
-"""Networks of real processes: the same digest, kill -9, and input that cannot be."""
+"""Networks of real processes: the same digest, kill -9, endings, and input that cannot be."""
 
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from command_line import complaint, peerage
+from command_line import complaint, peerage, start
+from machines import Machines
 
 import peerage as pg
+from peerage.errors import Interrupted
 from peerage.net.certs import Authority
+from peerage.net.lifeline import ended_once
 from peerage.net.network import Member, Network, Patience
 from peerage.net.up import free_ports
-from peerage.records import read_metrics
+from peerage.records import RunRecord, read_metrics
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
 
@@ -43,6 +50,14 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     assert record.rounds == 3
     assert (tmp_path / "up" / "report.html").exists()
     assert not list((tmp_path / "up").rglob("*.key"))  # keys are for the run, and go with it
+    sums = {
+        key: sum(peer[key] for peer in summary["peers"]) for key in ("bytes_sent", "wire_bytes")
+    }
+    assert sums == {key: summary[key] for key in sums}
+    assert [(peer["state"], peer["rounds"]) for peer in summary["peers"]] == [("finished", 3)] * 3
+    verified = peerage("verify", tmp_path / "up")
+    assert verified.code == 0, verified.err
+    assert verified.out.endswith(f"same numbers in every round, same digest {wanted['digest']}\n")
 
 
 @pytest.mark.slow
@@ -61,12 +76,173 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     ]
     assert [row["round"] for row in ends] == [50] * 4
     assert all(row["heard"] == [3, 3] for row in ends)  # it is one of them again
-    calm = pg.run(pg.Experiment(**_settings(), rounds=50)).accuracy
-    assert summary["accuracy"] == pytest.approx(calm, abs=0.02)
+    rows = read_metrics(tmp_path / "up" / "peers" / "node-2" / "metrics.jsonl")
+    assert summary["peers"][2]["bytes_sent"] == sum(row["bytes"] for row in rows)  # of both lives
+    verdict = pg.verify(tmp_path / "up", watch=(calm := []).append)
+    assert not verdict.same
+    missed = min(set(range(51)) - {row["round"] for row in rows})
+    assert verdict.difference == f"node 2 recorded nothing about round {missed}"
+    assert summary["accuracy"] == pytest.approx(calm[-1]["accuracy"], abs=0.02)
 
 
-def _settings() -> dict[str, Any]:
-    return {"nodes": 4, "topology": "complete", "partition": "iid", "local": {"epochs": 25}}
+# Endings
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60  # only a broken program needs them
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+@contextmanager
+def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A network in the middle of its rounds in `home/up`, its peers, and `home/tmp` for secrets."""
+    (home / "tmp").mkdir()
+    line = f"up {SETTINGS} --rounds 9999 --out"
+    process = start(line, home / "up", cwd=home, environment={"TMPDIR": str(home / "tmp")})
+    peers: list[psutil.Process] = []
+    try:
+        files = [home / "up" / "peers" / f"node-{i}" / "metrics.jsonl" for i in range(3)]
+        until(
+            lambda: (
+                all(file.exists() and len(read_metrics(file)) > 2 for file in files)
+                or process.poll() is not None
+            ),
+            "all have played two rounds",
+        )
+        peers = psutil.Process(process.pid).children(recursive=True)
+        assert len(peers) == 3
+        assert list((home / "tmp").rglob("*.key"))
+        yield process, peers
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+        for peer in peers:
+            if peer.is_running():
+                peer.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp_path):
+    with playing(tmp_path) as (process, peers):
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert gone(peers)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if not line.startswith("rounds ")]
+    assert len(lines) == 1
+    found = re.fullmatch(
+        r"error: interrupted in round (\d+); what the peers have is in (.*)", lines[0]
+    )
+    assert found
+    assert found[2] == str(tmp_path / "up")
+    assert not list((tmp_path / "tmp").iterdir())
+    record = RunRecord.load(tmp_path / "up")
+    assert record.status == "interrupted"
+    assert 2 <= record.rounds <= int(found[1]) + 2  # peers go on until they are told
+    assert [row["nodes"] for row in record.network] == [3] * (record.rounds + 1)
+    assert record.summary["digest"] is None
+    assert [peer["state"] for peer in record.summary["peers"]] == ["stopped"] * 3
+    assert "is interrupted, so there is no result" in complaint(peerage("verify", record.folder))
+    assert peerage("report", record.folder).code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_nothing_disturbs_the_cleaning_up(number):
+    """A terminal that closes tells it twice."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with ended_once():
+            with pytest.raises(Interrupted, match=f"ended by signal {number.name}"):
+                signal.raise_signal(number)
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_once():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
+    with playing(tmp_path) as (process, peers):
+        process.kill()
+        process.communicate()
+        until(lambda: gone(peers), "the peers were gone")
+    log = (tmp_path / "up" / "peers" / "node-1" / "log.txt").read_text()
+    assert "Traceback" not in log
+    assert "error: stopped in round" in log.splitlines()[-1]
+    record = RunRecord.load(tmp_path / "up")
+    assert (record.status, record.rounds) == ("running", 0)  # it had no time to say more
+
+
+@pytest.mark.slow
+def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
+    line = f"up {SETTINGS} --rounds 30 --out"
+    process = start(line, tmp_path / "up", cwd=tmp_path)
+    try:
+        file = tmp_path / "up" / "peers" / "node-1" / "metrics.jsonl"
+        until(lambda: file.exists() and bool(read_metrics(file)), "node 1 has begun")
+        peers = psutil.Process(process.pid).children()
+        next(peer for peer in peers if "node-1" in peer.cmdline()).kill()
+        _, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 1
+    assert "error: node-1 was killed by signal 9 (SIGKILL), perhaps for lack of memory; " in err
+    record = RunRecord.load(tmp_path / "up")
+    assert record.status == "failed"
+    assert record.summary["message"].startswith("node-1 was killed by signal 9")
+    assert record.summary["digest"] is None
+    assert [p["state"] for p in record.summary["peers"]] == ["finished", "failed", "finished"]
+    assert record.rounds == 30  # the others went on
+    assert [record.network[r]["nodes"] for r in (0, 30)] == [3, 2]
+
+
+@pytest.mark.slow
+def test_a_network_that_diverges(tmp_path):
+    line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30 --out"
+    done = peerage(line, tmp_path / "up")
+    assert done.code == 2
+    assert "became NaN or infinite in round 1" in done.err.splitlines()[-1]
+    record = RunRecord.load(tmp_path / "up")
+    assert (record.status, record.rounds) == ("diverged", 0)
+    assert "lower --lr" in complaint(peerage("verify", tmp_path / "up"))
+
+
+@pytest.mark.slow
+def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
+    settings = pg.Experiment(nodes=2, topology="ring", partition="iid", model="logistic", rounds=2)
+    with Machines(tmp_path, settings, Patience(step=5.0, gone=1.0)) as machines:
+        machines.start(0)
+        machines.start(1)
+        assert machines.wait() == [0, 0]
+        file = machines.folders[0] / "summary.json"
+        before = json.loads(file.read_text())
+        file.unlink()
+        machines.start(0)
+        assert machines.wait() == [0, 0]
+    assert before["rounds"] == 2
+    assert before["wire_bytes"] > before["bytes_sent"] > 0
+    assert json.loads(file.read_text()) == before
 
 
 # Input that cannot be
@@ -77,7 +253,9 @@ def _settings() -> dict[str, Any]:
     [
         ("--kill 9@2", "kill names node 9; the nodes are 0 to 2"),
         ("--restart 1@2", "node 1 cannot be restarted in round 2 before a kill"),
-        ("--kill 1@5 --restart 1@2", "node 1 cannot be restarted in round 2 before a kill"),
+        ("--kill 1@3 --restart 1@2", "node 1 cannot be restarted in round 2 before a kill"),
+        ("--kill 2@500", "kill names round 500; the rounds are 1 to 3"),
+        ("--kill 1@2 --restart 1@4", "restart names round 4; the rounds are 1 to 3"),
         ("--kill oops", "kill 'oops' is not of the form NODE@ROUND, such as 7@10"),
         ("--step-patience 0", "step must be a number of seconds above 0"),
         ("--until accuracy=0.9", "until needs the mean over all nodes"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,10 @@ groups = st.lists(st.lists(values, min_size=2, max_size=6), min_size=2, max_size
 def test_anova_is_that_of_scipy(found):
     if all(len(set(group)) == 1 for group in found):
         return
-    assert anova(found) == pytest.approx(float(f_oneway(*found).pvalue), rel=1e-6, abs=1e-12)
+    wanted = float(f_oneway(*found).pvalue)
+    if math.isnan(wanted):  # where means agree, scipy's F may come out below zero by rounding
+        wanted = 1.0
+    assert anova(found) == pytest.approx(wanted, rel=1e-6, abs=1e-12)
 
 
 def test_anova_by_hand():

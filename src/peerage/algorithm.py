@@ -156,7 +156,8 @@ class Node(Generic[S]):
     async def _post(self, to: tuple[int, ...], payload: dict[str, Tensor]) -> Message:
         """The own message as it was sent, which is not always what was to be sent."""
         if self.veil is not None and to:
-            stream = torch_stream(self.seed, "noise", self.id, self.round, self.posted)
+            seed = self.seed if self.veil.secret is None else self.veil.secret
+            stream = torch_stream(seed, "noise", self.id, self.round, self.posted)
             payload = self.veil.send(payload, stream)
         own = self.message(payload, self.posted)
         self.posted += 1
@@ -178,6 +179,8 @@ class Algorithm(Generic[S]):
 
     with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
     nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must leave so
+    exact: ClassVar[bool] = False  # whether sender and recipient must hold the same numbers
+    personal: ClassVar[bool] = False  # whether a node's model is its own: no use to a neighbour
 
     def fits(self, layout: Layout) -> None:
         """Raise an InputError if the algorithm cannot work with models of this layout."""

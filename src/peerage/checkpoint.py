@@ -35,12 +35,12 @@ class Checkpoint:
     parts: dict[str, str]
 
 
-def save(engine: Saves, run: Path, round: int) -> None:
+def save(engine: Saves, run: Path, round: int, remedy: str = "") -> None:
     """Write the state after `round` rounds; whatever happens, older checkpoints stay readable."""
     home = run / "checkpoint"
     final = home / f"round-{round:06d}"
     aside = home / f".round-{round:06d}.{os.getpid()}"
-    with disk_errors(final, f"run `peerage resume {run}`"):
+    with disk_errors(final, remedy or f"run `peerage resume {run}`"):
         for left in home.glob(".round-*"):  # by a process that was killed while it wrote
             shutil.rmtree(left, ignore_errors=True)
         try:

@@ -648,6 +648,7 @@ def _present(records: list[Any], report: Path, quiet: bool) -> None:
     """The table, the chart and the HTML report of some runs; quiet leaves standard output alone."""
     from peerage.report.export import export
     from peerage.report.html import headline, privacy, where
+    from peerage.report.peers import peer_table, traffic
     from peerage.report.tables import compare as compare_runs
     from peerage.report.tables import labels, rich_table
     from peerage.report.terminal import Chart
@@ -657,12 +658,16 @@ def _present(records: list[Any], report: Path, quiet: bool) -> None:
         return
     console = Console(highlight=False)
     rows = compare_runs(records)
+    peers = peer_table(records[0]) if len(records) == 1 else None
+    if peers is not None:
+        console.print(peers)
     console.print(rich_table(rows, console.width))
     curves = [record.curve("accuracy") for record in records]
     console.print(Chart(dict(zip(labels(records), curves, strict=True))))
     console.print(f"\n{headline(rows, where(records))}")
-    for name, sentence in privacy(records).items():
-        console.print(f"{name}: {sentence}" if len(records) > 1 else sentence)
+    for said in (traffic(records), privacy(records)):
+        for name, sentence in said.items():
+            console.print(f"{name}: {sentence}" if len(records) > 1 else sentence)
     console.print(f"Report: {report}", soft_wrap=True)
 
 

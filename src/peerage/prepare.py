@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,18 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         "test_examples": len(world.test),
     }
     return Prepared(experiment, world, setup)
+
+
+def alone(prepared: Prepared, node: int, secret: int | None = None) -> Prepared:
+    """The same for one node, which holds no training data but its own, and may have a secret."""
+    world = prepared.world
+    own, held = world.parts[node], world.validation[node]
+    place = torch.arange(len(own) + len(held))
+    parts, validation = ([own[:0]] * world.nodes for _ in range(2))
+    parts[node], validation[node] = place[: len(own)], place[len(own) :]
+    train = world.train.subset(torch.cat([own, held]))
+    mine = replace(world, train=train, parts=parts, validation=validation, secret=secret)
+    return replace(prepared, world=mine)
 
 
 def work_cache() -> Path | None:
@@ -172,10 +184,11 @@ def check_fit(architecture: Architecture, dataset: Dataset) -> None:
     module = architecture.build().eval()
     if not list(module.parameters()):
         raise InputError(f"model {architecture.name!r} has no parameters to learn")
-    wanted = (2, len(dataset.classes))
+    examples = dataset.train_x[:2]
+    wanted = (len(examples), len(dataset.classes))
     try:
         with torch.no_grad():
-            shape = tuple(module(dataset.train_x[:2]).shape)
+            shape = tuple(module(examples).shape)
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(

@@ -17,8 +17,9 @@ protected as a whole (client level), without trust in a hub or neighbours (local
 Not covered: the number of examples, the degree, integer tensors, which tensors a message has, when
 and to whom it is sent (the two data sets agree in all of these), and whatever leaves a node in
 other ways, such as records and saved models. A simulator draws the noise from the seed of the run,
-in floating point, and whoever knows the seed can subtract it: the guarantee is that of a deployment
-whose noise is secret, computed as if it were drawn from the real numbers.
+and whoever knows the seed can subtract it: its guarantee is that of a deployment whose noise is
+secret. Real peers draw from a secret of their own. Both draw in floating point, and epsilon is
+computed as if they drew from the real numbers.
 """
 
 import math
@@ -36,6 +37,7 @@ Payload = Mapping[str, Tensor]
 
 COUNT = "veil.count"
 BLOCK = 1 << 15  # entries that are squared at a time: they fit into the cache as float64
+SECRET = "the noise is secret, which it is not for whoever knows the seed of this run"
 WEAK = 10.0  # an epsilon above it is called what it is
 FAINT = 1e-6  # a noise multiplier below it means an epsilon above 10^11, with digits of rounding
 
@@ -132,6 +134,7 @@ class Veil:
     noise: Noise
     nonnegative: Collection[str] = ()
     memory: dict[str, Tensor] = field(default_factory=dict)
+    secret: int | None = field(default=None, repr=False)  # seed of the noise, if not the run's
 
     @property
     def messages(self) -> int:
@@ -179,9 +182,10 @@ def epsilon(noise: Noise, messages: int) -> float | None:
         return float(_accountant()(multiplier, noise.delta))
 
 
-def account(noise: Noise, messages: Sequence[int]) -> dict[str, Any]:
+def account(noise: Noise, messages: Sequence[int], secret: bool = False) -> dict[str, Any]:
     """What the record of a run says about privacy, given how many messages every node released.
 
+    `secret` says that nobody could know the noise, as between real peers.
     `epsilon_message` is of one message, `epsilon` of the node that released most. One that is
     infinite is None, as JSON has no infinity, and the sentence says so.
     """
@@ -192,7 +196,7 @@ def account(noise: Noise, messages: Sequence[int]) -> dict[str, Any]:
     known = {count: _finite(epsilon(noise, count)) for count in {1, most, *messages}}
     return {
         **record,
-        "guarantee": _guarantee(noise, most, known[most]),
+        "guarantee": _guarantee(noise, most, known[most], secret),
         "messages": list(messages),
         "epsilon_message": known[1],
         "epsilon": known[most],
@@ -272,7 +276,7 @@ def _no_guarantee(noise: Noise) -> str:
     return "No differential privacy: messages are clipped but have no noise; give sigma as well."
 
 
-def _guarantee(noise: Noise, messages: int, value: float | None) -> str:
+def _guarantee(noise: Noise, messages: int, value: float | None, secret: bool) -> str:
     if value is None:
         return (
             "No differential privacy worth the name: the noise is so faint beside clip that "
@@ -280,10 +284,10 @@ def _guarantee(noise: Noise, messages: int, value: float | None) -> str:
         )
     sent = "1 message" if messages == 1 else f"{messages} messages"
     weak = ", which is next to nothing" if value > WEAK else ""
+    known = "" if secret else f", as long as {SECRET}"
     return (
         f"The data set of each node as a whole is protected by differential privacy with epsilon "
         f"{value:.4g} at delta {noise.delta:g} (the worst node: {sent}){weak}, against everybody "
-        "who sees all messages, as long as the noise is secret, which it is not for whoever knows "
-        "the seed of this run; example counts, degrees, integer tensors, who sends which tensors "
-        "when, records and saved models are not covered."
+        f"who sees all messages{known}; example counts, degrees, integer tensors, who sends which "
+        "tensors when, records and saved models are not covered."
     )

@@ -74,16 +74,16 @@ class NodeRow(TypedDict):
 class MetricWriter:
     """Appends rows, each handed to the operating system before `append` returns."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        with disk_errors(self.path):
+    def __init__(self, path: Path, remedy: str = "") -> None:
+        self.path, self._remedy = Path(path), remedy
+        with disk_errors(self.path, remedy):
             if self.path.is_file():
                 _mend_end(self.path)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     def append(self, row: Mapping[str, object]) -> None:
         line = memoryview(_dumps(row).encode() + b"\n")
-        with disk_errors(self.path):
+        with disk_errors(self.path, self._remedy):
             while line:  # an unbuffered write may take only a part
                 line = line[self._file.write(line) :]
 
@@ -112,10 +112,10 @@ def truncate_after(path: Path, round: int) -> None:
     write_bytes(path, b"".join(line for row, line in _rows(path) if row["round"] <= round))
 
 
-def write_json(path: Path, value: Mapping[str, object]) -> None:
+def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> None:
     """One key per line: readable for people, and short when a value is a long list."""
     lines = [f"  {json.dumps(key)}: {_dumps(entry)}" for key, entry in value.items()]
-    write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), remedy)
 
 
 def write_bytes(path: Path, content: bytes, remedy: str = "") -> None:
@@ -173,9 +173,9 @@ class RunRecord:
         return cls(
             folder=folder,
             experiment=_read_toml(folder / "experiment.toml"),
-            setup=_read_json(folder / "setup.json"),
-            summary=_read_json(folder / "summary.json"),
-            environment=_read_json(folder / "environment.json"),
+            setup=read_json(folder / "setup.json"),
+            summary=read_json(folder / "summary.json"),
+            environment=read_json(folder / "environment.json"),
             network=tuple(cast(NetworkRow, row) for row in rows if row["scope"] == "network"),
             nodes=tuple(cast(NodeRow, row) for row in rows if row["scope"] == "node"),
         )
@@ -230,7 +230,7 @@ class RunRecord:
 def read_status(folder: Path) -> str | None:
     """How a run stands by its summary alone; None if it has none, as when it was killed early."""
     path = folder / "summary.json"
-    return str(_read_json(path).get("status", "running")) if path.exists() else None
+    return str(read_json(path).get("status", "running")) if path.exists() else None
 
 
 def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
@@ -281,7 +281,7 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read(path))
     except ValueError as error:

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -52,6 +52,7 @@ from peerage.vectors import Layout
 
 Watch = Callable[[Row], None]  # called with the network row of every finished round
 
+UNSEEN = ("consensus", "layers", "moved")  # what it takes all models at one place to measure
 CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every says how often
 
 
@@ -139,6 +140,11 @@ def resume(
     """
     check_every(checkpoint_every)
     folder = Path(folder)
+    if of_network(folder):
+        raise CheckpointError(
+            f"{folder} is of a network of real peers, which cannot be resumed as a simulation; "
+            f"run it anew with `peerage up {folder / 'experiment.toml'}`"
+        )
     given = experiment is not None
     experiment = experiment or load_experiment(folder)
     if engine:
@@ -171,24 +177,49 @@ class Verdict:
 def verify(
     folder: str | Path, *, experiment: Experiment | None = None, watch: Watch | None = None
 ) -> Verdict:
-    """Run the experiment of a finished run again and compare every number with its records."""
+    """Run the experiment of a finished run again and compare every number with its records.
+
+    What real peers did is simulated: with nothing lost between them, that gives the same bits.
+    """
     folder = Path(folder)
     record = RunRecord.load(folder)
+    real = of_network(folder)
     if record.status != "finished":
         remedy = f"finish it with `peerage resume {folder}`"
+        if real:
+            remedy = f"run it anew with `peerage up {folder / 'experiment.toml'}`"
         if record.status == "diverged":
             remedy = "run the experiment again with a lower --lr"
         raise CheckpointError(
             f"run {folder} is {record.status}, so there is no result to verify; {remedy}"
         )
-    result = run(experiment or load_experiment(folder), watch=watch)
+    experiment = experiment or load_experiment(folder)
+    if real:
+        check_repeatable(record, experiment)
+    result = run(experiment, watch=watch)
     old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
     new = [_without_time(row) for row in result.rows]
     digest = str(record.summary["digest"])
-    difference = first_difference(old, new)
+    difference = network_difference(old, new) if real else first_difference(old, new)
     if not difference and digest != result.digest:
         difference = "the final parameters differ, although all metrics agree"
     return Verdict(not difference, digest, result.digest, difference)
+
+
+def of_network(folder: Path) -> bool:
+    """Whether real peers played in this folder, or are to play."""
+    return (folder / "network.toml").exists()
+
+
+def check_repeatable(record: RunRecord, experiment: Experiment) -> None:
+    """Refuse to verify a network whose messages nobody can make again."""
+    why = ""
+    if experiment.noise.sigma > 0:
+        why = "its peers drew noise from secrets of their own"
+    elif record.summary.get("wire", "fp32") != "fp32":
+        why = f"its messages were rounded to {record.summary['wire']}, which a simulation does not"
+    if why:
+        raise CheckpointError(f"the network of {record.folder} cannot be verified: {why}")
 
 
 def load_experiment(folder: Path) -> Experiment:
@@ -231,8 +262,30 @@ def first_difference(old: list[Row], new: list[Row]) -> str:
     )
 
 
+def network_difference(old: list[Row], new: list[Row]) -> str:
+    """The first number of real peers that a simulation does not give, or that they do not have."""
+    recorded = {_place(row): row for row in old}
+    for row in new:
+        found = recorded.pop(_place(row), None)
+        if found is None:
+            who = f"node {row['node']}" if row["scope"] == "node" else "the network"
+            return f"{who} recorded nothing about round {row['round']}"
+        difference = first_difference([found], [_without(row, UNSEEN)])
+        if difference:
+            return difference
+    return f"{len(recorded)} rows were recorded that there are not now" if recorded else ""
+
+
+def _place(row: Row) -> tuple[str, int, int | None]:
+    return row["scope"], row["round"], row.get("node")
+
+
+def _without(row: Row, keys: Collection[str]) -> Row:
+    return {key: value for key, value in row.items() if key not in keys}
+
+
 def _without_time(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key != "seconds"}
+    return _without(row, ("seconds",))
 
 
 class _Run:
@@ -566,10 +619,10 @@ def check_every(checkpoint_every: int | None) -> None:
 
 def check_free(folder: Path) -> None:
     if (folder / "experiment.toml").exists():
-        raise InputError(
-            f"output folder {str(folder)!r} already holds a run; choose another --out, "
-            f"or continue that one with `peerage resume {folder}`"
-        )
+        remedy = "choose another --out"
+        if not of_network(folder):
+            remedy += f", or continue that one with `peerage resume {folder}`"
+        raise InputError(f"output folder {str(folder)!r} already holds a run; {remedy}")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"output folder {str(folder)!r} is a file; choose another --out")
     if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):

@@ -11,7 +11,7 @@ pair: the same kind of graph, from other random numbers.
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, isfinite, isqrt, log, nan
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, SupportsFloat
@@ -23,7 +23,7 @@ from scipy import sparse
 
 from peerage import specs
 from peerage.errors import InputError
-from peerage.graph import Edges, Graph, StaticGraph, component_labels, is_connected
+from peerage.graph import Edges, Graph, Neighbours, StaticGraph, component_labels, is_connected
 from peerage.random_edges import (
     PAIRWISE_NODES,
     attached_edges,
@@ -419,12 +419,17 @@ class DynamicRegular(Topology):
         graph.links(0)  # what is wrong with k shows now, not in the first round
         return graph
 
+    def of_size(self, nodes: int) -> "DynamicRegular":
+        """The same for fewer nodes: with the largest degree up to k that all of them can have."""
+        k = min(self.k, nodes - 1)
+        return replace(self, k=max(1, k - k * nodes % 2))
+
 
 @dataclass(frozen=True)
 class DynamicGraph(Graph):
     """A graph that is drawn anew in round t, from the stream (seed, "graph", t)."""
 
-    topology: Topology
+    topology: DynamicRegular
     seed: int
     dynamic: ClassVar[bool] = True
     _last: dict[int, sparse.csr_array] = field(
@@ -437,6 +442,17 @@ class DynamicGraph(Graph):
             self._last.clear()
             self._last[round] = drawn
         return self._last[round]
+
+    def among(self, there: tuple[int, ...], round: int) -> Neighbours:
+        """Whom every node hears if only these are there: a graph that is drawn for them alone."""
+        if len(there) == self.nodes:
+            return self.neighbours(round)
+        heard: list[tuple[int, ...]] = [()] * self.nodes
+        if len(there) > 1:
+            drawn = self.topology.of_size(len(there)).sample(len(there), self.seed, round)
+            for node, near in zip(there, drawn.neighbours(round), strict=True):
+                heard[node] = tuple(there[other] for other in near)
+        return tuple(heard)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ to all nodes, and logits come from neighbours only.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ class DESA(Algorithm[ByClass]):
     judged after the training that follows, and only logits travel, so architectures may differ.
     """
 
+    personal: ClassVar[bool] = True
     local: LocalSGD = LocalSGD(batch_size=32, lr=0.01)
     ipc: int = 50  # anchors per class
     iterations: int = 1000  # of synthesis

@@ -5,7 +5,7 @@ Safaryan, Islamov, Qian, Richtarik, 2021. arXiv:2106.02969.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ class FedNL(HubAlgorithm[Learned]):
     all that ever were, both weighted by examples.
     """
 
+    exact: ClassVar[bool] = True  # the hub and a client add up the same differences
     rank: int = 2  # of what is learned of a Hessian in a round
     option: int = 2  # of the paper, how H is made safe: 1 by projection, 2 by l I
     penalty: float = 1e-3  # lambda in (lambda / 2) |x|^2

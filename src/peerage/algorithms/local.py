@@ -1,6 +1,7 @@
 """Local: every node trains alone; the floor that any exchange must beat."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from peerage.algorithm import Algorithm, Node
 from peerage.training import LocalSGD
@@ -10,6 +11,7 @@ from peerage.training import LocalSGD
 class Local(Algorithm[None]):
     """Train on the own data and talk to nobody."""
 
+    personal: ClassVar[bool] = True
     local: LocalSGD = LocalSGD()
 
     async def round(self, node: Node[None]) -> None:

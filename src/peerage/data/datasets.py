@@ -13,7 +13,7 @@ from torch.nn import functional
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
-from peerage.data.local import Folder, Npz
+from peerage.data.local import Folder, Idx, Npz
 from peerage.data.partition import stratified
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
@@ -32,6 +32,7 @@ __all__ = [
     "FashionMnist",
     "Femnist",
     "Folder",
+    "Idx",
     "Mnist",
     "Npz",
     "So2Sat",
@@ -190,6 +191,7 @@ DATASETS: dict[str, type[DatasetSpec]] = {
     "femnist": Femnist,
     "so2sat": So2Sat,
     "npz": Npz,
+    "idx": Idx,
     "folder": Folder,
 }
 

@@ -1,5 +1,7 @@
-"""Data sets of your own: NumPy archives and folders of images."""
+"""Data sets of your own: NumPy archives, IDX files, and folders of images."""
 
+import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from peerage.data.formats import read_idx
+from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from peerage.data.tensors import Dataset, held_out, in_memory
 from peerage.errors import DataError, InputError
 
@@ -84,6 +88,47 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read as a .npz file: {reason}") from None
+
+
+@dataclass(frozen=True)
+class Idx:
+    """A folder of IDX files of bytes with the names that MNIST's have, packed (.gz) or not.
+
+    train-images-idx3-ubyte and train-labels-idx1-ubyte, and t10k- instead of train- for the test
+    set, without which a fifth of the examples is held out; a dot before idx is fine as well. Values
+    are scaled to [0, 1].
+    """
+
+    path: str
+
+    def load(self, cache: Path) -> Dataset:
+        root = Path(self.path).expanduser()
+        if not root.is_dir():
+            raise DataError(f"{root} is not a folder; give the path of a folder of IDX files")
+        train = (TRAIN_IMAGES, TRAIN_LABELS)
+        test = (TEST_IMAGES, TEST_LABELS)
+        names = (*train, *test) if any(_idx_path(root, name) for name in test) else train
+        return in_memory(*(_read_idx_file(root, name) for name in names), name=root.resolve().name)
+
+
+def _idx_path(root: Path, name: str) -> Path | None:
+    """The file that goes by this name or one that people give it instead."""
+    spellings = (name, name.replace("-idx", ".idx"))
+    paths = (root / f"{spelling}{packed}" for spelling in spellings for packed in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _read_idx_file(root: Path, name: str) -> NDArray[np.uint8]:
+    path = _idx_path(root, name)
+    if path is None:
+        raise DataError(f"{root} has no file {name} or {name}.gz; add it")
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; repair or replace it") from None
+    return read_idx(np.frombuffer(content, np.uint8), str(path))
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,10 @@ from typing import Any
 from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PUBLISHED
+from peerage.data.datasets import facts
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment import Experiment, display_name
+from peerage.models import MODELS, default_model
 from peerage.net.certs import Authority, is_host_name
 from peerage.net.keyfiles import AGAIN, private_folder, read_certificate
 from peerage.net.network import NO_END, Member, Network, Patience
@@ -38,7 +40,10 @@ __all__ = ["PORT", "Exported", "Host", "deal", "export", "parse_host", "read_hos
 PORT = 7400
 START = 3600.0  # seconds for the first round to begin: people walk from machine to machine
 HOST = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:(?P<port>[0-9]{1,9}))?")
-HOME = "/srv/peerage/{name}"  # stands in a unit for the folder of its peer
+# Where a unit finds the folder of its peer, or a link to it. So there is nothing to quote, however
+# the folder is called; and the unit can be copied to where its peer may not change it, which it
+# could not if it spoke of its own place (%Y).
+HOME = "/srv/peerage/{name}"
 
 UNIT = """\
 # One peer of a network. README.txt says how to install this file.
@@ -51,8 +56,7 @@ StartLimitIntervalSec=600
 StartLimitBurst=20
 
 [Service]
-# {home} stands for the folder that this file came in.
-# If yours is another one, replace it everywhere; a command in README.txt does that.
+# {home} is the folder that this file came in, or a link to it.
 WorkingDirectory={home}
 Environment=PEERAGE_DATA={home}/data
 ExecStart={home}/{command}
@@ -60,8 +64,11 @@ Restart=on-failure
 RestartSec=10
 # What it says when it is asked to stop, which is no failure.
 SuccessExitStatus=130
+# It ends what it is computing before it stops. If that takes longer, it is killed, which is safe at
+# any time: it goes on from its last round.
+TimeoutStopSec=30
 # Without the next line it runs as root. Better make a user for it (useradd --system peerage),
-# give it the folder (chown -R peerage: {home}), and take the # away.
+# give it the folder (chown -R peerage: {home}/), and take the # away.
 # User=peerage
 
 # It may read what others may, write to its own folder, and talk to the network.
@@ -98,7 +105,7 @@ no copy of it anywhere else. All commands are for a shell in this folder.
 
 1. Install, with Python 3.11 or newer, and the same version on all machines
 
-    python3 -m venv venv && venv/bin/pip install "peerage[net]"
+    python3 -m venv venv && venv/bin/python -m pip install "peerage[net]"
 
 2. Data
 
@@ -111,9 +118,11 @@ It waits for the others, for an hour at most, before the first round. Checkpoint
 run/; started again, it goes on from its last round.
 {listens}
 
-To have systemd start it, now and after every reboot:
+To have systemd start it, now and after every reboot, give this folder the name by which the unit
+knows it (the first line, unless that is where it is), and install the unit:
 
-    sed "s|{home}|$PWD|g" {unit} | sudo tee /etc/systemd/system/{unit}
+    sudo mkdir -p {shelf} && sudo ln -sfnT "$PWD" {home}
+    sudo cp {unit} /etc/systemd/system/
     sudo systemctl enable --now {unit}
     journalctl --follow --unit {unit}
 """
@@ -124,7 +133,8 @@ With data of its own, of which nobody else needs a copy, add for instance
     --data npz:path=data/mine.npz
 
 to the command below and to ExecStart in the unit. If it lacks some of the classes that others have,
---classes says how many there are in the whole network.
+--classes says how many there are in the whole network, or which: --classes cat,dog,horse. With
+--test it is judged on the test part of other data, which all peers may have in common.
 """
 HUB_DATA = """\
 The hub does not train, but it judges the model. If the others bring data of their own, give it some
@@ -197,6 +207,7 @@ def export(
 ) -> Exported:
     """Write a folder for every peer, all or none; `certs` is an authority that is there already."""
     _check_port(port, "--port")
+    experiment = _with_model(experiment)
     _check_experiment(experiment)
     check_free(out)
     places = deal(read_hosts(hosts, port), experiment)
@@ -329,6 +340,19 @@ def _hub(experiment: Experiment) -> int | None:
 # What can travel
 
 
+def _with_model(experiment: Experiment) -> Experiment:
+    """The experiment with the model that it would choose: a peer with other data must not ask anew.
+
+    For a data set that is not published, all peers choose by the shape of their examples, which is
+    the same for all.
+    """
+    known = facts(experiment.dataset)
+    if experiment.model or known is None:
+        return experiment
+    name = default_model(display_name(experiment.dataset, DATASETS), known.shape)
+    return experiment.model_copy(update={"model": (MODELS[name](),)})
+
+
 def _check_experiment(experiment: Experiment) -> None:
     """Data are left alone: those of the peers may be on their machines only."""
     if experiment.until is not None:
@@ -407,6 +431,7 @@ def _guides(network: Network, number: int, place: Host) -> dict[str, str]:
         "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
         "address": place.address,
         "home": HOME.format(name=name),
+        "shelf": str(Path(HOME).parent),
         "unit": f"peerage-{name}.service",
         "command": "venv/bin/peerage node --network network.toml --identity "
         f"{name} --out run{bind}",

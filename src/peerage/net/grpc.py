@@ -1,14 +1,8 @@
 """Messages between peers over gRPC and mutual TLS; who speaks is known before anything is read.
 
-The service `peerage.Peer` has three methods that carry plain bytes:
-
-    Deliver   a header, then its payload in chunks -> nothing
-    Offset    a header -> how many bytes of its payload are already here, to go on after a break
-    Ask       a question -> an answer, both small
-
-The usual health service answers at the same port. Both ends check each other: a server looks at
-the certificate of every call before it reads from it, and a client believes only the certificate
-that was issued for the peer that it means.
+Both ends check each other: a server looks at the certificate of every call before it reads from it
+(desk.py, which has the methods too), and a client believes only the certificate that was issued for
+the peer that it means. Here is the sending side.
 """
 
 import asyncio
@@ -25,29 +19,35 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from peerage.errors import InputError
-from peerage.net.identity import Identity, Refused, server_name
+from peerage.net.desk import (
+    DEFAULT_LIMITS,
+    OFFSET,
+    REASON,
+    SERVICE,
+    Desk,
+    Gate,
+    Limits,
+    common_options,
+    server_options,
+    short,
+)
+from peerage.net.identity import Identity, server_name
 from peerage.net.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachable
-from peerage.net.wire import HEADER_LIMIT, REASONS, Buffer, Header, Rejected, header_bytes
+from peerage.net.wire import REASONS, Buffer, Header, Rejected, header_bytes
 
-__all__ = ["DEFAULT_LIMITS", "SERVICE", "GrpcTransport", "Limits"]
+__all__ = ["GrpcTransport", "Limits"]
 
-SERVICE = "peerage.Peer"
-REASON, OFFSET = "peerage-reason", "peerage-offset"  # keys of metadata
-ROOM = 1024  # bytes that a message of gRPC may be larger than a chunk
-AHEAD = 4  # chunks of a stream that may wait here before they are read
-DETAILS = 500  # characters of an explanation that travel
-FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts
+FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts,
+SOON = 0.5  # at most so many if the peer is there and asks to come again later,
+LEAST_WAIT = 0.05  # and at least so many even if the peer comes and goes all the time
 LAST_ATTEMPT = 0.02  # seconds before a deadline in which no attempt begins
 LOOK, PROBE = 0.25, 1.0  # seconds between looks at a connection, and attempts to get one back
 FAREWELL = 0.5  # seconds that calls have to end when the transport stops
-BROKEN = 0.1  # seconds until it is certain that a stream was ended, not broken
 
 Result = TypeVar("Result")
-Handler = Callable[[int, Any], Awaitable[Any]]  # of an identity and a call
 Code = grpc.StatusCode
 # What only a peer says; other codes may come from gRPC on this side.
 ANSWERS = (
@@ -59,19 +59,6 @@ ANSWERS = (
     Code.UNAUTHENTICATED,
 )
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What is expected of other peers, who may be slow, gone or hostile."""
-
-    patience: float = 10.0  # seconds of silence after which a peer counts as gone
-    pace: int = 1 << 16  # bytes per second at which a stream must move at least,
-    grace: float = 5.0  # and seconds that it may take for each chunk beyond that
-    streams: int = 8  # calls of one peer that are under way here at once
-
-
-DEFAULT_LIMITS = Limits()
 
 
 class GrpcTransport:
@@ -106,7 +93,7 @@ class GrpcTransport:
         self._names = {node: name for name, node in names.items()}
         self._limits = limits
         self._credentials = _Credentials(identity)
-        self._gate = _Gate(identity, names)
+        self._gate = Gate(identity, names)
         self._heard: dict[int, float] = {}
         self._links: dict[int, _Link] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -116,10 +103,10 @@ class GrpcTransport:
         self._stopped = asyncio.Event()
 
     async def start(self, receiver: Receiver) -> None:
-        desk = _Desk(receiver, self._gate, self._limits, self.counters, self.refused, self._hear)
+        desk = Desk(receiver, self._gate, self._limits, self.counters, self.refused, self._hear)
         _check_free(*self._bind)
         host, port = self._bind
-        options = [*_options(self._limits), *_server_options(self._limits)]
+        options = [*common_options(self._limits), *server_options(self._limits)]
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers(desk.services(self._health))
         try:
@@ -164,6 +151,8 @@ class GrpcTransport:
     async def stop(self) -> None:
         """Send and take nothing more; what is under way has a moment to end."""
         self._stopped.set()
+        for link in self._links.values():
+            link.back.set()
         tasks = [self._watching, *(link.probe for link in self._links.values())]
         running = [task for task in tasks if task is not None]
         for task in running:
@@ -201,13 +190,14 @@ class GrpcTransport:
             if left < LAST_ATTEMPT or self._stopped.is_set():
                 break
             self.counters["retries"] += 1
-            await self._pause(min(wait, left / 2))
+            await self._pause(link, min(wait, left / 2))
         raise self._unreachable(link.peer, f"within {deadline:g} s: {trouble}")
 
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
+    async def _pause(self, link: "_Link", seconds: float) -> None:
+        """Wait, but no longer once a peer that was away is back, or this one stops."""
+        back, least = link.back, min(seconds, LEAST_WAIT)
+        await _happens(self._stopped, least)
+        await _happens(back, seconds - least)
 
     def _unreachable(self, peer: int, how: str) -> Unreachable:
         if self._stopped.is_set():
@@ -216,17 +206,18 @@ class GrpcTransport:
         return Unreachable(f"peer {peer} at {address} could not be reached {how}")
 
     def _waits(self, link: "_Link") -> Iterator[float]:
-        """Growing, random pauses that begin anew whenever bytes have got through."""
-        progress, doublings = link.progress, itertools.count()
+        """Growing, random pauses, short again when bytes got through or the peer came back."""
+        good, doublings = (link.progress, link.returns), itertools.count()
         while True:
-            if link.progress != progress:
-                progress, doublings = link.progress, itertools.count()
-            longest = min(FIRST_WAIT * 2 ** min(next(doublings), 10), LONGEST_WAIT)
+            if good != (link.progress, link.returns):
+                good, doublings = (link.progress, link.returns), itertools.count()
+            most = SOON if link.busy else LONGEST_WAIT
+            longest = min(FIRST_WAIT * 2 ** min(next(doublings), 10), most)
             yield longest * self._jitter.uniform(0.5, 1)
 
     def _judge(self, link: "_Link", error: grpc.aio.AioRpcError) -> str:
         """What went wrong, if another attempt may help; raises `Rejected` if none can."""
-        code, details = error.code(), _short(error.details() or "")
+        code, details = error.code(), short(error.details() or "")
         reason = dict(error.trailing_metadata() or ()).get(REASON)
         if code is Code.UNAVAILABLE:
             link.shown = None  # whoever answers next must be looked at again
@@ -238,7 +229,8 @@ class GrpcTransport:
             raise Rejected("sender", f"peer {link.peer} does not believe this one: {details}")
         if code is Code.UNIMPLEMENTED:
             raise Rejected("schema", f"peer {link.peer} runs another version: {details}")
-        if code is Code.RESOURCE_EXHAUSTED:
+        link.busy = code is Code.RESOURCE_EXHAUSTED
+        if link.busy:
             self.counters["full"] += 1
         return f"{code.name.lower()}: {details}"
 
@@ -257,9 +249,10 @@ class GrpcTransport:
                         shown = await _presented(link.place, link.name, self._credentials.context)
                 self._gate.identify(shown)
             except TimeoutError:
+                link.away = True
                 raise TimeoutError("it does not answer") from None
             except (OSError, InputError):
-                link.shown, link.lost = None, True
+                link.shown, link.lost, link.away = None, True, True
                 raise
             if link.shown is None:
                 link.shown = shown
@@ -285,7 +278,7 @@ class GrpcTransport:
     def _hear(self, peer: int) -> None:
         self._heard[peer] = asyncio.get_running_loop().time()
         if peer in self._links:
-            self._links[peer].lost = False
+            self._links[peer].heard()
 
     def _link(self, peer: int) -> "_Link":
         if peer not in self._places or peer not in self._names:
@@ -299,7 +292,7 @@ class GrpcTransport:
                 self._credentials.client(),
                 options=[
                     ("grpc.ssl_target_name_override", name),
-                    *_options(self._limits),
+                    *common_options(self._limits),
                     *_client_options(self._limits),
                 ],
             )
@@ -322,6 +315,10 @@ class _Link:
     shown: bytes | None = None  # the certificate, while it is known who is there
     ready: bool = False  # when last looked at
     lost: bool = False
+    busy: bool = False  # whether it asked to come again later
+    away: bool = False  # whether it was last looked for in vain
+    returns: int = 0  # after it had been away
+    back: asyncio.Event = field(default_factory=asyncio.Event)  # at the next return
     progress: int = 0  # bytes of broken transfers that have got through
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -329,6 +326,15 @@ class _Link:
         self.deliver = self.channel.stream_unary(f"/{SERVICE}/Deliver")
         self.offset = self.channel.unary_unary(f"/{SERVICE}/Offset")
         self.ask = self.channel.unary_unary(f"/{SERVICE}/Ask")
+
+    def heard(self) -> None:
+        """There is a sign of life; whoever waits for one need not wait any longer."""
+        self.lost = False
+        if self.away:
+            self.away = False
+            self.returns += 1
+            self.back.set()
+            self.back = asyncio.Event()
 
     def up(self) -> bool:
         """Whether there is a connection, which gRPC keeps testing; makes one where it may."""
@@ -398,196 +404,6 @@ class _Credentials:
         return grpc.ssl_channel_credentials(self._authority, *self._pair)
 
 
-class _Gate:
-    """Who may speak: members of the network, with certificates that are still good."""
-
-    def __init__(self, identity: Identity, names: Mapping[str, int]) -> None:
-        self._trust = identity.trust()
-        self._names = dict(names)
-
-    def identify(self, pem: bytes) -> int:
-        """The node that holds this certificate; raises `Refused` if there is none."""
-        name = self._trust.verify(pem)
-        if name not in self._names:
-            raise _Stranger("membership", f"{name!r} is not a member of this network")
-        return self._names[name]
-
-
-class _Stranger(Refused):
-    """Somebody whom the authority knows, but not the network."""
-
-
-class _Desk:
-    """Takes what arrives, from members only, and never waits for anybody for long."""
-
-    def __init__(
-        self,
-        receiver: Receiver,
-        gate: _Gate,
-        limits: Limits,
-        counters: Counter[str],
-        refused: Counter[str],
-        hear: Callable[[int], None],
-    ) -> None:
-        self._receiver, self._gate, self._limits = receiver, gate, limits
-        self._counters, self._refused, self._hear = counters, refused, hear
-        self._busy: Counter[int] = Counter()  # identity -> calls under way
-        self._streams: dict[tuple[int, bytes], object] = {}  # the newest one of each message
-
-    def services(self, servicer: Any) -> tuple[Any, Any]:
-        """All methods are served as streams, even those with a single question.
-
-        On the wire there is no difference, but so nothing is read before the caller is known.
-        """
-        stream, watch = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        own = {"Deliver": self._deliver, "Offset": self._offset, "Ask": self._ask}
-        peer = {name: stream(self._guarded(handler)) for name, handler in own.items()}
-        written = {"response_serializer": health_pb2.HealthCheckResponse.SerializeToString}
-        usual = {
-            "Check": stream(self._guarded(self._about_health(servicer.Check)), **written),
-            "Watch": watch(self._guarded(self._about_health(servicer.Watch)), **written),
-        }
-        return (
-            grpc.method_handlers_generic_handler(SERVICE, peer),
-            grpc.method_handlers_generic_handler(health.SERVICE_NAME, usual),
-        )
-
-    def _guarded(self, handler: Handler) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def guarded(_: Any, call: Any) -> Any:
-            identity = await self._admit(call)
-            self._busy[identity] += 1
-            try:
-                return await handler(identity, call)
-            except grpc.aio.AbortError:
-                raise
-            except Rejected as error:
-                await self._refuse(call, error)
-            except Exception:
-                log.exception("a call of peer %d failed", identity)
-                await call.abort(Code.INTERNAL, "it failed here; the log of this peer says why")
-            finally:
-                self._busy[identity] -= 1
-
-        return guarded
-
-    async def _admit(self, call: Any) -> int:
-        """Who calls; everybody else is turned away before anything of theirs is read."""
-        shown = [*call.auth_context().get("x509_pem_cert", ()), b""][0]
-        try:
-            identity = self._gate.identify(shown)
-        except Refused as error:
-            self._refused[error.reason] += 1
-            stranger = isinstance(error, _Stranger)
-            code = Code.PERMISSION_DENIED if stranger else Code.UNAUTHENTICATED
-            await call.abort(code, _short(error))
-        except InputError as error:  # the revocation list is unreadable: nobody can be trusted
-            log.error("%s", error)
-            await call.abort(Code.UNAVAILABLE, "the revocation list of this peer is unreadable")
-        self._hear(identity)
-        if self._busy[identity] >= self._limits.streams:
-            await self._refuse(call, Rejected("full", f"{self._busy[identity]} calls at once"))
-        return identity
-
-    async def _refuse(self, call: Any, error: Rejected) -> None:
-        self._refused[error.reason] += 1
-        full = error.reason == "full"
-        code = Code.RESOURCE_EXHAUSTED if full else Code.FAILED_PRECONDITION
-        await call.abort(code, _short(error), ((REASON, error.reason),))
-
-    async def _deliver(self, identity: int, call: Any) -> bytes:
-        raw = await self._read(call, HEADER_LIMIT)
-        # A sender that was cut off may be back before the broken stream has ended here.
-        key, stream = (identity, raw), object()
-        self._streams[key] = stream
-        try:
-            header, offset = self._receiver.accept(raw, identity)
-            await self._check_offset(call, offset)
-            while offset < header.size:
-                data = await self._chunk(call, header.size - offset)
-                if self._streams.get(key) is not stream:
-                    await call.abort(Code.ABORTED, "a newer stream brings the same message")
-                self._receiver.chunk(header, offset, data)
-                offset += len(data)
-            if await self._next(call, 0) is not None:
-                raise Rejected("oversized", f"more than the {header.size} bytes of the header came")
-            await self._receiver.complete(header)
-        finally:
-            if self._streams.get(key) is stream:
-                del self._streams[key]
-        return b""
-
-    async def _offset(self, identity: int, call: Any) -> bytes:
-        _, offset = self._receiver.accept(await self._read(call, HEADER_LIMIT), identity)
-        return offset.to_bytes(8, "big")
-
-    async def _ask(self, identity: int, call: Any) -> bytes:
-        question = await self._read(call, ANSWER_LIMIT)
-        answer = await self._receiver.answer(question, identity)
-        if len(answer) > ANSWER_LIMIT:
-            raise Rejected("oversized", f"the answer has {len(answer)} bytes, which is too much")
-        self._counters["bytes_sent"] += len(answer)
-        return answer
-
-    def _about_health(self, method: Callable[[Any, Any], Awaitable[Any]]) -> Handler:
-        async def handler(_: int, call: Any) -> Any:
-            raw = await self._read(call, ROOM)
-            try:
-                request = health_pb2.HealthCheckRequest.FromString(raw)
-            except DecodeError:
-                raise Rejected("malformed", "this is no question about health") from None
-            return await method(request, call)
-
-        return handler
-
-    async def _check_offset(self, call: Any, offset: int) -> None:
-        stated = dict(call.invocation_metadata() or ()).get(OFFSET, "0")
-        if stated != str(offset):
-            await call.abort(Code.OUT_OF_RANGE, f"{offset} bytes of it are here")
-
-    async def _chunk(self, call: Any, left: int) -> bytes:
-        """Every chunk but the last is a full one: so nobody can keep us busy with crumbs."""
-        wanted = min(CHUNK, left)
-        data = await self._read(call, wanted)
-        if len(data) != wanted:
-            raise Rejected("malformed", f"a chunk has {len(data)} bytes instead of {wanted}")
-        return data
-
-    async def _read(self, call: Any, most: int) -> bytes:
-        data = await self._next(call, most)
-        if data is None:
-            # A connection that breaks also ends the stream; the call is then cancelled here.
-            await asyncio.sleep(BROKEN)
-            raise Rejected("truncated", "the stream ended before all of its bytes had come")
-        if len(data) > most:
-            raise Rejected("oversized", f"{len(data)} bytes came instead of at most {most}")
-        return data
-
-    async def _next(self, call: Any, most: int) -> bytes | None:
-        """The next message, which must not take long; None at the end of the stream."""
-        seconds = self._limits.grace + most / self._limits.pace
-        try:
-            async with asyncio.timeout(seconds):
-                data = await call.read()
-        except TimeoutError:
-            self._refused["slow"] += 1
-            await call.abort(Code.ABORTED, f"nothing more came within {seconds:g} s")
-        if data is grpc.aio.EOF:
-            return None
-        self._counters["bytes_received"] += len(data)
-        return bytes(data)
-
-
-def _options(limits: Limits) -> list[tuple[str, int]]:
-    """What both ends agree on: small messages, and little that waits before it is read."""
-    return [
-        ("grpc.max_receive_message_length", CHUNK + ROOM),
-        ("grpc.max_send_message_length", CHUNK + ROOM),
-        ("grpc.max_concurrent_streams", limits.streams),
-        ("grpc.http2.lookahead_bytes", AHEAD * CHUNK),
-        ("grpc.http2.bdp_probe", 0),  # which would let more wait
-    ]
-
-
 def _client_options(limits: Limits) -> list[tuple[str, int]]:
     """Pings notice a dead peer even while nothing is being sent; lost connections come back."""
     milliseconds = round(1000 * limits.patience)
@@ -603,16 +419,6 @@ def _client_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.enable_retries", 0),  # done here, with an offset
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-    ]
-
-
-def _server_options(limits: Limits) -> list[tuple[str, int]]:
-    """Two servers never share a port, strangers must hurry, and pings offend nobody."""
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.server_handshake_timeout_ms", round(1000 * limits.grace)),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.keepalive_time_ms", 60_000),  # forgets clients that vanished without a word
     ]
 
 
@@ -658,12 +464,14 @@ def _check_free(host: str, port: int) -> None:
         ) from None
 
 
+async def _happens(event: asyncio.Event, seconds: float) -> None:
+    """Wait for it, for so long at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
 def _cancelled() -> bool:
     """Whether somebody cancels the task that runs, rather than the call that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _short(text: object) -> str:
-    """An explanation in a form that travels, and that is safe for a line of a log."""
-    return str(text).encode("unicode_escape").decode("ascii")[:DETAILS]

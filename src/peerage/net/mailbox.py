@@ -43,16 +43,23 @@ class Link:
 class Mailbox:
     """Keeps messages of this round and of `ahead` more, as others may be faster.
 
-    Together they have about `max_bytes`; the last may need more when it is unpacked. What the node
-    is waiting for right now comes on top, and so does one message of this round: otherwise a full
-    mailbox could never be emptied.
+    Together they have about `max_bytes`, and those of one sender `share`; the last may need more
+    when it is unpacked. What the node is waiting for right now comes on top, and so does one
+    message of this round: otherwise a full mailbox could never be emptied.
     """
 
-    def __init__(self, ahead: int = 2, max_bytes: int = 1 << 29) -> None:
-        self.ahead, self.max_bytes = ahead, max_bytes
+    def __init__(
+        self,
+        ahead: int = 2,
+        max_bytes: int = 1 << 29,
+        share: int = 1 << 29,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        self.ahead, self.max_bytes, self.share = ahead, max_bytes, share
         self.round = BEFORE
         self.bytes = 0  # of what is kept
-        self.counters: Counter[str] = Counter()  # reason -> messages refused or dropped
+        # reason -> messages; here only of those that were taken, and came to nothing
+        self.counters: Counter[str] = Counter() if counters is None else counters
         self._links: dict[int, dict[int, Link]] = {}  # round -> sender -> link
         self._latest: dict[int, int] = {}  # sender -> the last round that it sent something of
         self._awaited: frozenset[int] = frozenset()
@@ -65,12 +72,13 @@ class Mailbox:
         self.round = round
         for earlier in [known for known in self._links if known < round]:
             for link in self._links.pop(earlier).values():
-                self.counters["late"] += len(link.arrived)
-                self.bytes -= sum(cost for _, cost in link.arrived.values())
+                if link.arrived:
+                    self.counters["late"] += len(link.arrived)
+                    self.bytes -= sum(cost for _, cost in link.arrived.values())
         self._news.set()
 
     def check(self, header: Header) -> None:
-        """Raise `Rejected` if the message is of no use; "full" means to try again later."""
+        """Raise `Rejected` if the message is of no use, or of none yet (`LATER`)."""
         self._latest[header.sender] = header.round
         self._news.set()
         if self._idle_word(header):
@@ -78,21 +86,23 @@ class Mailbox:
         h, link = header, self._link(header)
         of = f"message {h.place} of node {h.sender} in round {h.round}"
         if h.round < self.round:
-            raise self._refused("late", f"{of} came in round {self.round}")
+            raise Rejected("late", f"{of} came in round {self.round}")
         if h.round > self.round + self.ahead:
-            raise self._refused("round", f"{of} is too far ahead of round {self.round}")
+            raise Rejected("early", f"{of} is too far ahead of round {self.round}")
         if h.kind == DONE:
             if link.sent is not None:
-                raise self._refused("replayed", f"node {h.sender} was done with round {h.round}")
+                raise Rejected("replayed", f"node {h.sender} was done with round {h.round}")
             return
         if h.place in link.missed:
-            raise self._refused("late", f"{of} came when nobody waited for it any more")
+            raise Rejected("late", f"{of} came when nobody waited for it any more")
         if h.place in link.arrived or h.place < link.asked:
-            raise self._refused("replayed", f"{of} was already here")
+            raise Rejected("replayed", f"{of} was already here")
         if link.sent is not None and h.place >= link.sent:
-            raise self._refused("malformed", f"{of} came, which said that it sent {link.sent}")
-        if self.bytes + h.size + OVERHEAD > self.max_bytes and not self._needed(h, link):
-            raise self._refused("full", f"{of} has to wait: {self.bytes} bytes are here already")
+            raise Rejected("malformed", f"{of} came, which said that it sent {link.sent}")
+        size = h.size + OVERHEAD
+        full = self.bytes + size > self.max_bytes or self._of(h.sender) + size > self.share
+        if full and not self._needed(h, link):
+            raise Rejected("full", f"{of} has to wait: {self.bytes} bytes are here already")
 
     def put(self, header: Header, parcel: Parcel | None) -> None:
         """Keep a message that was checked; no parcel: the sender is done, or its place is empty."""
@@ -162,6 +172,11 @@ class Mailbox:
         """
         return h.kind == DONE and not self.round <= h.round <= self.round + self.ahead
 
+    def _of(self, sender: int) -> int:
+        """Bytes that are kept of one sender."""
+        links = [links[sender] for links in self._links.values() if sender in links]
+        return sum(cost for link in links for _, cost in link.arrived.values())
+
     def _link(self, h: Header) -> Link:
         return self._links.get(h.round, {}).get(h.sender) or Link()
 
@@ -171,7 +186,3 @@ class Mailbox:
             return False
         awaited = h.sender in self._awaited and h.place == link.asked
         return awaited or not any(link.arrived for link in self._links.get(h.round, {}).values())
-
-    def _refused(self, reason: str, text: str) -> Rejected:
-        self.counters[reason] += 1
-        return Rejected(reason, text)

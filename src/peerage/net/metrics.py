@@ -36,15 +36,10 @@ class Collector:
         rejected = CounterMetricFamily(
             "peerage_messages_rejected", "Messages that were refused or late.", labels=["reason"]
         )
-        for reason, count in troubles(peer, self.transport).items():
+        # A count that is not there yet cannot be told from one that nobody keeps.
+        for reason, count in (dict.fromkeys(REASONS, 0) | peer.troubles()).items():
             rejected.add_metric([reason], count)
         yield rejected
-
-
-def troubles(peer: Peer, transport: Any) -> dict[str, int]:
-    """What went wrong, by reason; the transport knows of those who never got as far as a peer."""
-    strangers = {key: n for key, n in transport.refused.items() if key not in REASONS}
-    return {**peer.counters, **strangers}
 
 
 @contextmanager

@@ -15,9 +15,7 @@ from peerage.experiment import Experiment, toml
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
-LARGEST = 1 << 26  # bytes of a message, for models that are small
 NO_END = "until needs the mean over all nodes, which no peer knows; leave it out"
-ROOM = 8  # times the bytes of a model: the largest message of any algorithm but FedNL is three
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,21 @@ class Member:
                 "node-3"
             )
         host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
             raise InputError(
                 f"address {self.address!r} of {self.name} is not HOST:PORT, such as 10.0.0.3:7400"
             )
+
+
+def is_host(text: str) -> bool:
+    """Whether this can be the name or address of a machine; one with colons is in brackets."""
+    bare = text.removeprefix("[").removesuffix("]")
+    if (":" in bare) != (text == f"[{bare}]"):
+        return False
+    try:
+        return bool(bare.encode("idna"))
+    except UnicodeError:  # such as a label that is empty or too long
+        return False
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,10 @@ class Network:
             )
         if self.wire not in ("fp32", "bf16"):
             raise InputError(f"wire must be fp32 or bf16, got {self.wire!r}")
+        if self.wire == "bf16" and self.experiment.algorithm.exact:
+            raise InputError("this algorithm needs messages as they were sent; use wire fp32")
+        if not 1 <= self.ahead <= 100:
+            raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
         if self.experiment.until is not None:
             raise InputError(NO_END)
         wanted = self.experiment.nodes_and_hub
@@ -103,7 +116,8 @@ class Network:
     def essence(self) -> dict[str, str]:
         """Everything that must be the same on all peers, as flat text."""
         table = {key: value for key, value in self.experiment.table().items() if key != "engine"}
-        return {"wire": self.wire, **flat(table)}
+        names = ", ".join(member.name for member in self.members)
+        return {"run": self.run, "peers": names, "wire": self.wire, **flat(table)}
 
     def to_toml(self, experiment: str) -> str:
         """The network file; `experiment` is the path of the experiment's own, seen from it."""
@@ -147,7 +161,7 @@ class Network:
             members,
             patience,
             str(table.get("wire", "fp32")),
-            bool(table.get("pack", False)),
+            specs.convert(table.get("pack", False), bool, f"{path}: pack"),
             ahead,
         )
 

@@ -3,9 +3,14 @@
 import asyncio
 import json
 import logging
+import os
+import secrets
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,16 +19,17 @@ from typing import Any
 import torch
 
 from peerage import specs
-from peerage.data import DATASETS, cache_folder
-from peerage.errors import InputError, Interrupted
+from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
+from peerage.errors import InputError, Interrupted, PeerageError
+from peerage.net.gather import totals
 from peerage.net.grpc import GrpcTransport, Limits
 from peerage.net.identity import Identity
-from peerage.net.metrics import serve_metrics, troubles
+from peerage.net.metrics import serve_metrics
 from peerage.net.network import Network
-from peerage.net.own import prepare_own
+from peerage.net.own import Classes, prepare_own
 from peerage.net.peer import Peer
-from peerage.prepare import Prepared, prepare
-from peerage.records import write_json
+from peerage.prepare import Prepared, alone, prepare
+from peerage.records import disk_errors, read_metrics, write_json
 from peerage.running import digest, locked
 
 log = logging.getLogger("peerage.peer")
@@ -40,8 +46,13 @@ class Place:
     bind: str | None = None  # host:port to listen on, if not its address in the network file
     metrics_port: int | None = None
     data: str | None = None  # a data set of its own, in place of a part of the experiment's
-    classes: int | None = None  # in the whole network, of which the own data may lack some
+    test: str | None = None  # a data set whose test set it is judged on, in place of its own
+    classes: Classes | None = None  # in the whole network, of which the own data may lack some
     rejoin: str = "own"  # with which model it goes on after it missed rounds
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
+            raise InputError(f"--metrics-port must lie in 1 to 65535, got {self.metrics_port}")
 
 
 def run_node(place: Place) -> dict[str, Any]:
@@ -49,10 +60,10 @@ def run_node(place: Place) -> dict[str, Any]:
     network = Network.load(place.network)
     me = network.number(place.identity)
     identity = Identity.load(place.certificates, place.identity)
-    prepared = prepare_for(network, me, place)
-    place.folder.mkdir(parents=True, exist_ok=True)
+    # Noise that others could compute would hide nothing from them: here it has a seed of its own.
+    prepared = alone(prepare_for(network, me, place), me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that the order of sums is that of the simulator
-    with locked(place.folder):
+    with _taken(place.folder):
         transport = GrpcTransport(
             identity,
             {member.name: number for number, member in enumerate(network.members)},
@@ -60,7 +71,7 @@ def run_node(place: Place) -> dict[str, Any]:
             bind=place.bind,
             limits=Limits(patience=network.patience.gone),
         )
-        with ThreadPoolExecutor(1) as executor:
+        with _one_thread() as executor:
             peer = Peer(
                 network,
                 me,
@@ -79,12 +90,10 @@ def run_node(place: Place) -> dict[str, Any]:
             "node": me,
             "name": place.identity,
             "state": peer.state,
+            **totals(read_metrics(place.folder / "metrics.jsonl")),  # of all its lives
             "rounds": peer.finished,
-            "bytes_sent": peer.bytes_total,
-            "wire_bytes": transport.counters["bytes_sent"],
             "digest": digest(kept, [node.layout] * len(kept)),
             "released": peer.shard.released().get(me, 0),
-            "counters": troubles(peer, transport),
         }
         write_json(place.folder / "summary.json", summary)
         return summary
@@ -92,11 +101,37 @@ def run_node(place: Place) -> dict[str, Any]:
 
 def prepare_for(network: Network, me: int, place: Place) -> Prepared:
     if place.data is None:
-        if place.classes is not None:
-            raise InputError("--classes is about data of one's own; give --data as well")
+        for flag, value in (("--test", place.test), ("--classes", place.classes)):
+            if value is not None:
+                raise InputError(f"{flag} is about data of one's own; give --data as well")
         return prepare(network.experiment)
-    spec = specs.parse(place.data, "dataset", DATASETS)
-    return prepare_own(network.experiment, me, spec.load(cache_folder()), place.classes)
+    test = None if place.test is None else _load(place.test)
+    return prepare_own(network.experiment, me, _load(place.data), place.classes, test)
+
+
+def _load(text: str) -> Dataset:
+    spec: DatasetSpec = specs.parse(text, "dataset", DATASETS)
+    return spec.load(cache_folder())
+
+
+@contextmanager
+def _taken(folder: Path) -> Iterator[None]:
+    """Make the folder, if it is not there, and keep other processes out of it."""
+    with ExitStack() as stack:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
+        yield
+
+
+@contextmanager
+def _one_thread() -> Iterator[Executor]:
+    """For the work of the node; who is told to stop does not wait for what it is doing."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 async def _play(peer: Peer) -> None:
@@ -131,10 +166,15 @@ def _tell(peer: Peer, row: dict[str, Any]) -> None:
 class JsonLines(logging.Formatter):
     """One JSON object per line."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
+            "peer": self.name,
             "message": record.getMessage(),
             **({"row": record.row} if hasattr(record, "row") else {}),
         }
@@ -142,12 +182,34 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_log(kind: str, name: str) -> None:
-    """Human lines or JSON on standard error."""
+    """Human lines or JSON on standard error, also for what libraries have to say."""
     if kind not in ("human", "json"):
         raise InputError(f"log must be human or json, got {kind!r}")
     handler = logging.StreamHandler(sys.stderr)
     human = logging.Formatter(f"%(asctime)s {name} %(message)s", "%H:%M:%S")
-    handler.setFormatter(JsonLines() if kind == "json" else human)
-    root = logging.getLogger("peerage")
-    root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
+    handler.setFormatter(JsonLines(name) if kind == "json" else human)
+    for source in ("peerage", "asyncio", "grpc"):
+        logging.getLogger(source).handlers[:] = [handler]
+    logging.getLogger("peerage").setLevel(logging.INFO)
+
+
+@contextmanager
+def ending(kind: str) -> Iterator[None]:
+    """Say in the manner of the log what is wrong, and end at once if somebody asks for it."""
+    with warnings.catch_warnings():
+        if kind == "json":
+            warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)
+        try:
+            yield
+        except PeerageError as error:
+            stopped = isinstance(error, Interrupted)
+            if not stopped and kind != "json":
+                raise
+            text = " ".join(str(error).split())
+            if kind == "json":
+                log.error("%s", text)
+            else:
+                print(f"error: {text}", file=sys.stderr, flush=True)
+            if stopped:  # without waiting for a thread that may still train for minutes
+                os._exit(error.exit_code)
+            sys.exit(error.exit_code)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from peerage.errors import InputError
 from peerage.graph_commands import Json
+from peerage.net.lifeline import VARIABLE, end_with
 
 if TYPE_CHECKING:
     from peerage.experiment import Experiment
@@ -47,8 +48,12 @@ def node(
     data: Annotated[
         str | None, typer.Option(help="Data of its own, e.g. npz:path=FILE, folder:path=FOLDER.")
     ] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Data whose test set judges it, in place of its own.")
+    ] = None,
     classes: Annotated[
-        int | None, typer.Option(help="Of the whole network, if its own data lacks some.")
+        str | None,
+        typer.Option(help="Of the whole network: how many, or their names, e.g. cat,dog,horse."),
     ] = None,
     rejoin: Annotated[
         str, typer.Option(help="own, or neighbour: whose model to go on with after missed rounds.")
@@ -64,15 +69,27 @@ def node(
 ) -> None:
     """Run one peer of a real network, from its last checkpoint if it has one."""
     check_installed()
+    end_with(os.environ.pop(VARIABLE, None))  # with the `peerage up` that started it
     # What gRPC has to say about strangers is in our own counters, and its lines are not for people.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from peerage.net.node import Place, run_node, set_up_log
+    from peerage.net.node import Place, ending, run_node, set_up_log
+    from peerage.net.own import parse_classes
 
     set_up_log(log, identity)
-    folder = Path(identity) if out is None else out
-    summary = run_node(
-        Place(network, identity, certs, folder, bind, metrics_port, data, classes, rejoin)
-    )
+    with ending(log):
+        place = Place(
+            network,
+            identity,
+            certs,
+            folder=Path(identity) if out is None else out,
+            bind=bind,
+            metrics_port=metrics_port,
+            data=data,
+            test=test,
+            classes=None if classes is None else parse_classes(classes),
+            rejoin=rejoin,
+        )
+        summary = run_node(place)
     if as_json:
         print(json.dumps(summary))
 

@@ -1,23 +1,22 @@
-"""What is on its way: messages to others, and those of others of which a part is here."""
+"""What may come, and what is on its way to others."""
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
-from typing import Any
-from zlib import crc32
-
-import torch
 
 from peerage.algorithm import Dimensions
-from peerage.net.network import LARGEST, ROOM, Network
+from peerage.net.network import Network
+from peerage.net.offers import ASKING
+from peerage.net.payload import LAYOUT_LIMIT
 from peerage.net.transport import Transport, Unreachable
 from peerage.net.wire import DONE, Expected, Form, Header, Rejected
 from peerage.sim.world import World
 
-ASKING = 2.0  # seconds that something short may take
-BACKLOG = 8  # messages that may wait for one recipient
+LARGEST = 1 << 26  # bytes of a message with tensors of any length, if its model is small
+SLOW = ("late", "early", "replayed", "full")  # why a message comes to nothing between honest peers
 
 log = logging.getLogger("peerage.peer")
 
@@ -35,49 +34,63 @@ def expected_of(network: Network, me: int, world: World) -> Expected:
             world.test.example,
         )
         declared = world.algorithm.speaks(dimensions)
-        tensors[name] = {key: Form((form.shape,), form.dtype) for key, form in declared.items()}
-        sizes = [prod(n or 1 for n in form.shape) for form in declared.values()]
-        largest = max(largest, 8 * sum(sizes), ROOM * 4 * kind.layout.size)
-        if world.prelude is not None:
-            shapes = getattr(world.prelude, "shapes", {})
-            tensors[name] |= {key: Form((shape,)) for key, shape in shapes.items()}
+        forms = {key: Form((form.shape,), form.dtype) for key, form in declared.items()}
+        shapes = {} if world.prelude is None else getattr(world.prelude, "shapes", {})
+        forms |= {key: Form((shape,)) for key, shape in shapes.items()}
+        tensors[name] = forms
+        largest = max(largest, size_of(forms))
     members = frozenset(range(world.nodes))
-    return Expected(network.run, me, members, tensors, max(LARGEST, largest))
+    return Expected(
+        network.run,
+        me,
+        members,
+        tensors,
+        largest + LAYOUT_LIMIT,
+        world.rounds,
+        network.pack,
+    )
 
 
-class Incoming:
-    """A payload of which some bytes are here; its checksum grows with it."""
-
-    def __init__(self, header: Header) -> None:
-        self.header, self.here = header, 0
-        buffer: Any = torch.empty(header.size, dtype=torch.uint8).numpy()  # of exactly this size
-        self.data = memoryview(buffer)
-        self.checksum = 0
-
-    def add(self, data: bytes) -> None:
-        self.data[self.here : self.here + len(data)] = data
-        self.checksum = crc32(data, self.checksum)
-        self.here += len(data)
+def size_of(forms: Mapping[str, Form]) -> int:
+    """The most bytes that tensors of these forms can have together."""
+    sides = [(form.dtype.itemsize, shape) for form in forms.values() for shape in form.shapes]
+    known = sum(size * prod(n or 1 for n in shape) for size, shape in sides)
+    open_ended = any(None in shape for _, shape in sides)
+    return max(LARGEST, 2 * known) if open_ended else known
 
 
 class Outbox:
-    """Sends messages to one recipient, one after the other."""
+    """Sends messages to one recipient, one after the other.
 
-    def __init__(self, transport: Transport, patience: float, counters: Counter[str]) -> None:
-        self.transport, self.patience, self.counters = transport, patience, counters
-        self.waiting: asyncio.Queue[tuple[Header, bytes | memoryview]] = asyncio.Queue()
-        self.task = asyncio.create_task(self._work())
+    Those of more than `ahead` rounds ago have waited in vain: the recipient is slow, or gone.
+    """
+
+    def __init__(
+        self, transport: Transport, patience: float, ahead: int, counters: Counter[str]
+    ) -> None:
+        self.transport, self.patience, self.ahead = transport, patience, ahead
+        self.counters = counters
+        self._waiting: deque[tuple[Header, bytes | memoryview]] = deque()
+        self._news, self._idle = asyncio.Event(), asyncio.Event()
+        self._complained: set[str] = set()
+        self._task = asyncio.create_task(self._work())
 
     def put(self, header: Header, payload: bytes | memoryview = b"") -> None:
-        while self.waiting.qsize() >= BACKLOG:  # the recipient is slow, or gone: oldest first
-            self.waiting.get_nowait()
-            self.waiting.task_done()
-            self.counters["undelivered"] += 1
-        self.waiting.put_nowait((header, payload))
+        while self._waiting and self._waiting[0][0].round < header.round - self.ahead:
+            old, _ = self._waiting.popleft()
+            if old.kind != DONE:
+                self.counters["undelivered"] += 1
+        self._waiting.append((header, payload))
+        self._idle.clear()
+        self._news.set()
 
     async def _work(self) -> None:
         while True:
-            header, payload = await self.waiting.get()
+            while not self._waiting:
+                self._idle.set()
+                self._news.clear()
+                await self._news.wait()
+            header, payload = self._waiting.popleft()
             word = header.kind == DONE  # to somebody who may have left already: no harm if lost
             try:
                 if not word or self.transport.reachable(header.recipient):
@@ -88,16 +101,21 @@ class Outbox:
                     self.counters["undelivered"] += 1
             except Rejected as refusal:
                 self.counters[f"refused {refusal.reason}"] += 1
-                log.debug("node %d refused a message: %s", header.recipient, refusal)
-            finally:
-                self.waiting.task_done()
+                self._complain(header.recipient, refusal)
+
+    def _complain(self, recipient: int, refusal: Rejected) -> None:
+        """Once for every reason; that messages are late needs no words."""
+        if refusal.reason not in {*SLOW, *self._complained}:
+            self._complained.add(refusal.reason)
+            log.warning("node %d refused a message: %s", recipient, refusal)
 
     async def flush(self, seconds: float) -> None:
+        """Wait until everything is sent, so many seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.waiting.join()
+                await self._idle.wait()
 
     async def close(self) -> None:
-        self.task.cancel()
+        self._task.cancel()
         with suppress(asyncio.CancelledError):
-            await self.task
+            await self._task

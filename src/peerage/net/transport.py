@@ -1,12 +1,13 @@
 """What a peer needs of whatever carries its messages, and a carrier for tests: memory."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from peerage.errors import PeerageError
-from peerage.net.wire import Buffer, Header, Rejected, header_bytes
+from peerage.net.wire import LATER, Buffer, Header, Rejected, header_bytes
 
 CHUNK = 1 << 20  # bytes of a payload that travel at a time
 AGAIN = 0.01  # seconds until a network in memory is tried again
@@ -37,6 +38,9 @@ class Receiver(Protocol):
 
 class Transport(Protocol):
     """Carries messages to other peers, and hands what arrives to a receiver."""
+
+    counters: Counter[str]  # bytes_sent and bytes_received among them, with headers
+    refused: Counter[str]  # calls that were refused before they came to the receiver, by reason
 
     async def start(self, receiver: Receiver) -> None: ...
 
@@ -70,6 +74,8 @@ class MemoryTransport:
 
     def __init__(self, post: Post, me: int) -> None:
         self.post, self.me = post, me
+        self.counters: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
 
     async def start(self, receiver: Receiver) -> None:
         self.post.receivers[self.me] = receiver
@@ -82,12 +88,14 @@ class MemoryTransport:
                     try:
                         return await self._deliver(receiver, header, payload)
                     except Rejected as refusal:
-                        if refusal.reason != "full":
+                        if refusal.reason not in LATER:
                             raise
                 await asyncio.sleep(AGAIN)
 
     async def _deliver(self, receiver: Receiver, header: Header, payload: Buffer) -> None:
-        known, offset = receiver.accept(header_bytes(header), self.me)
+        raw = header_bytes(header)
+        self.counters["bytes_sent"] += len(raw) + len(payload)
+        known, offset = receiver.accept(raw, self.me)
         while offset < len(payload):
             await asyncio.sleep(0)
             receiver.chunk(known, offset, bytes(payload[offset : offset + CHUNK]))

@@ -9,33 +9,26 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter, sleep
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
-from safetensors import safe_open
-from torch import Tensor
-
-from peerage import checkpoint
-from peerage.environment import environment
-from peerage.errors import InputError, Interrupted, PeerageError
-from peerage.evaluation import Score
+from peerage.errors import Diverged, InputError, Interrupted, PeerageError, WorkerDied
 from peerage.experiment import Experiment
 from peerage.net.certs import Authority
+from peerage.net.gather import AGAIN, Gathering
+from peerage.net.lifeline import Lifeline, ended_once
 from peerage.net.network import Member, Network, Patience, check_rejoin
-from peerage.prepare import Prepared, prepare
-from peerage.privacy import account
-from peerage.records import MetricWriter, Row, read_metrics, write_bytes, write_json
-from peerage.running import check_free, digest, network_row, node_rows, summary_of, taken
-from peerage.sim.lockstep import RoundReport
-from peerage.sim.shard import NodeReport
-from peerage.sim.world import World
-from peerage.vectors import Layout
+from peerage.prepare import prepare
+from peerage.records import Row, read_metrics, write_bytes
+from peerage.running import check_free, taken
 
 LOOK = 0.2  # seconds between two looks at the peers
+LEAVING = 10.0  # seconds that all peers together have to end when they are asked to
 MAIN = "from peerage.cli import main; main()"
+DIVERGED = "became NaN or infinite"  # in the last words of a peer whose model did
 
 
 @dataclass
@@ -60,10 +53,13 @@ class Watched:
     starts: int = 0
     read: int = 0  # bytes of its metrics that were looked at
     file: int = 0  # the number of that file: a peer that comes back writes another
+    old_file: int = 0  # the number when it was started last
+    killed: bool = False  # by us, as planned
 
     @property
     def rows(self) -> list[Row]:
-        return read_metrics(self.folder / "metrics.jsonl") if self.read else []
+        path = self.folder / "metrics.jsonl"
+        return read_metrics(path) if path.exists() else []
 
     def look(self) -> None:
         for row in self._new_rows():
@@ -74,9 +70,29 @@ class Watched:
             return
         code = self.process.poll()
         if code is None:
-            self.seen.state = "playing" if self.read else "starting"
+            new = self.read and self.file != self.old_file
+            self.seen.state = "playing" if new else "starting"
         else:
-            self.seen.state = "finished" if code == 0 else "killed" if code < 0 else "failed"
+            self.seen.state = "finished" if code == 0 else "killed" if self.killed else "failed"
+
+    def kill(self) -> bool:
+        """With a signal that nobody can catch; whether it was there to be killed."""
+        if self.process is None or self.process.poll() is not None:
+            return False
+        self.process.kill()
+        self.killed = self.process.wait() < 0
+        return self.killed
+
+    @property
+    def failure(self) -> PeerageError:
+        """Of one that failed: how, in one line."""
+        code = 0 if self.process is None else self.process.returncode
+        if code < 0:
+            hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+            return WorkerDied(f"{self.seen.name} was killed by {signal_name(-code)}{hint}")
+        line = last_line(self.folder).removeprefix("error: ")
+        kind = Diverged if DIVERGED in line else PeerageError
+        return kind(f"{self.seen.name} failed: {line}")
 
     def _new_rows(self) -> Iterator[Row]:
         """What the peer has written since the last look; a line that is not whole can wait."""
@@ -111,11 +127,13 @@ class Up:
 
     def __post_init__(self) -> None:
         check_rejoin(self.rejoin)
-        count = self.experiment.nodes_and_hub
+        count, rounds = self.experiment.nodes_and_hub, self.experiment.rounds
         for what, plan in (("kill", self.kill), ("restart", self.restart)):
-            for node in plan:
-                if node >= count:
+            for node, round in plan.items():
+                if not 0 <= node < count:
                     raise InputError(f"{what} names node {node}; the nodes are 0 to {count - 1}")
+                if not 1 <= round <= rounds:
+                    raise InputError(f"{what} names round {round}; the rounds are 1 to {rounds}")
         for node, round in self.restart.items():
             if node not in self.kill or self.kill[node] > round:
                 raise InputError(f"node {node} cannot be restarted in round {round} before a kill")
@@ -127,15 +145,46 @@ class Up:
         prepared = prepare(self.experiment)  # complains before anything is started
         self.experiment = prepared.experiment
         self.network = self._network()
-        with taken(self.home), tempfile.TemporaryDirectory(prefix="peerage-") as secret:
+        gathering = Gathering(self.home, prepared, self.wire, started)
+        self.watched = [
+            Watched(number, Seen(member.name), self.home / "peers" / member.name)
+            for number, member in enumerate(self.network.members)
+        ]
+        with (
+            ended_once(),
+            taken(self.home),
+            tempfile.TemporaryDirectory(prefix="peerage-") as secret,
+            closing(Lifeline()) as self.lifeline,
+        ):
             self._write(Path(secret))
-            self.watched = [
-                Watched(number, Seen(member.name), self.home / "peers" / member.name)
-                for number, member in enumerate(self.network.members)
-            ]
-            with self._processes(Path(secret)):
-                self._watch(Path(secret))
-            return gathered(self.home, prepared, self.watched, perf_counter() - started)
+            gathering.write([], "running")
+            try:
+                with self._processes(Path(secret)):
+                    self._watch(Path(secret))
+            except BaseException as error:
+                better = self._failed(error, gathering)
+                if better is error:
+                    raise
+                raise better from None
+            return gathering.write(self.watched, "finished")
+
+    def _failed(self, error: BaseException, gathering: Gathering) -> BaseException:
+        """Write down how far the network came; the error to raise, with where that is."""
+        if isinstance(error, KeyboardInterrupt | Interrupted):
+            status, error = "interrupted", Interrupted(f"interrupted in round {self.newest + 1}")
+        else:
+            status = "diverged" if isinstance(error, Diverged) else "failed"
+        if isinstance(error, PeerageError):
+            error = type(error)(f"{error}; what the peers have is in {self.home}")
+        # A disk that refused the run's records refuses these as well.
+        with suppress(PeerageError):
+            gathering.write(self.watched, status, str(error))
+        return error
+
+    @property
+    def newest(self) -> int:
+        """The round that some peer has finished."""
+        return max(peer.seen.round for peer in self.watched)
 
     def _network(self) -> Network:
         ports = free_ports(self.experiment.nodes_and_hub)
@@ -145,8 +194,9 @@ class Up:
 
     def _write(self, secret: Path) -> None:
         text = self.experiment.to_toml()
-        write_bytes(self.home / "experiment.toml", text.encode(), "run the experiment again")
-        write_bytes(self.home / "network.toml", self.network.to_toml("experiment.toml").encode())
+        write_bytes(self.home / "experiment.toml", text.encode(), AGAIN)
+        text = self.network.to_toml("experiment.toml")
+        write_bytes(self.home / "network.toml", text.encode(), AGAIN)
         authority = Authority.create(secret / "certs", "peerage-up")
         for member in self.network.members:
             authority.issue(member.name, days=30)
@@ -162,10 +212,12 @@ class Up:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.lifeline.environment},
+                pass_fds=[self.lifeline.theirs],
                 start_new_session=True,  # Ctrl-C is for this process, which ends the others
             )
         peer.starts += 1
+        peer.old_file, peer.killed = peer.file, False
         peer.seen.state = "starting"
 
     @contextmanager
@@ -178,57 +230,54 @@ class Up:
 
     def _end(self) -> None:
         """Ask politely, then insist; nobody is left behind."""
-        alive = [p.process for p in self.watched if p.process and p.process.poll() is None]
-        for process in alive:
+        alive = [p for p in self.watched if p.process is not None and p.process.poll() is None]
+        processes = [peer.process for peer in alive if peer.process is not None]
+        for peer in alive:
+            peer.seen.state = "stopped"
+        for process in processes:
             process.terminate()
-        for process in alive:
+        deadline = monotonic() + LEAVING
+        for process in processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-        for process in alive:
+                process.wait(max(deadline - monotonic(), 0))
+        for process in processes:
             process.kill()
             process.wait()
 
     def _watch(self, secret: Path) -> None:
         kill, restart = dict(self.kill), dict(self.restart)
-        try:
-            while True:
-                for peer in self.watched:
-                    peer.look()
-                self._disturb(kill, restart, secret)
-                if self.show is not None:
-                    self.show([peer.seen for peer in self.watched])
-                if self._over(restart):
-                    break
+        over = False
+        while not over:
+            # Asked first: what a peer writes before it ends is then seen.
+            over = all(peer.process and peer.process.poll() is not None for peer in self.watched)
+            for peer in self.watched:
+                peer.look()
+            over = not self._disturb(kill, restart, secret) and over
+            if self.show is not None:
+                self.show([peer.seen for peer in self.watched])
+            if not over:
                 sleep(LOOK)
-        except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; what the peers have is in {self.home}") from None
         failed = [peer for peer in self.watched if peer.seen.state == "failed"]
-        if failed:
-            raise PeerageError(f"{failed[0].seen.name} failed: {last_line(failed[0].folder)}")
+        # One that was killed may be why others failed.
+        for peer in sorted(failed, key=lambda peer: not isinstance(peer.failure, WorkerDied)):
+            raise peer.failure
+        for what, left in (("killed", kill), ("restarted", restart)):
+            for node in left:
+                raise PeerageError(
+                    f"the run was over before node {node} was to be {what}; name an earlier round"
+                )
 
-    def _disturb(self, kill: dict[int, int], restart: dict[int, int], secret: Path) -> None:
-        newest = max(peer.seen.round for peer in self.watched)
+    def _disturb(self, kill: dict[int, int], restart: dict[int, int], secret: Path) -> bool:
+        """Kill and restart whose time has come; whether somebody was restarted."""
         for node, round in list(kill.items()):
-            peer = self.watched[node]
-            if peer.seen.round >= round - 1 and peer.process is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(peer.process.pid, signal.SIGKILL)
-                peer.process.wait()
-                peer.seen.state = "killed"
+            if self.watched[node].seen.round >= round - 1 and self.watched[node].kill():
+                self.watched[node].seen.state = "killed"
                 del kill[node]
-        for node, round in list(restart.items()):
-            if node not in kill and newest >= round - 1:
-                self._start(self.watched[node], secret)
-                del restart[node]
-
-    def _over(self, restart: Mapping[int, int]) -> bool:
-        ended = all(peer.process and peer.process.poll() is not None for peer in self.watched)
-        if ended and restart:
-            nodes = ", ".join(map(str, restart))
-            raise PeerageError(
-                f"the run was over before node {nodes} was to be restarted; name an earlier round"
-            )
-        return ended
+        due = [n for n, round in restart.items() if n not in kill and self.newest >= round - 1]
+        for node in due:
+            self._start(self.watched[node], secret)
+            del restart[node]
+        return bool(due)
 
 
 def free_ports(count: int) -> list[int]:
@@ -248,89 +297,12 @@ def last_line(folder: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-# The run folder of the whole network, as the reports know it
-
-
-def gathered(
-    home: Path, prepared: Prepared, watched: Sequence[Watched], seconds: float
-) -> dict[str, Any]:
-    """Write metrics, setup and summary of the network from those of its peers."""
-    world, noise = prepared.world, prepared.experiment.noise
-    write_json(home / "setup.json", prepared.setup)
-    write_json(home / "environment.json", environment())
-    by_round: dict[int, list[Row]] = {}
-    for row in (row for peer in watched for row in peer.rows):
-        by_round.setdefault(row["round"], []).append(row)
-    total, network = 0, []
-    with MetricWriter(home / "metrics.jsonl") as writer:
-        for round in sorted(by_round):
-            report = report_of(by_round[round])
-            total += report.bytes
-            network.append(network_row(round, report, total, min(len(report.nodes), world.peers)))
-            for row in (*node_rows(round, report), network[-1]):
-                writer.append(row)
-    kept, layouts = final_models(watched, world)
-    ends = [_summary(peer.folder) for peer in watched]
-    released = [int(end.get("released", 0)) for end in ends][: world.peers]
-    summary = summary_of(
-        prepared.experiment,
-        world,
-        network,
-        run=home.name,
-        status="finished",
-        seconds=seconds,
-        digest=digest(kept, layouts) if kept else None,
-        privacy=account(noise, released) if noise.active else None,
-    )
-    summary |= {
-        "wire_bytes": sum(int(end.get("wire_bytes", 0)) for end in ends),
-        "peers": [{"name": peer.seen.name, "starts": peer.starts} for peer in watched],
-    }
-    write_json(home / "summary.json", summary)
-    return summary
-
-
-def report_of(rows: Sequence[Row]) -> RoundReport:
-    """One round of all peers, from their rows, as an engine would report it."""
-    nodes = [
-        NodeReport(
-            row["node"],
-            row.get("train_loss"),
-            _score(row, ""),
-            _score(row, "validation_"),
-            row.get("notes") or {},
-        )
-        for row in sorted(rows, key=lambda row: int(row["node"]))
-    ]
-    sent = sum(int(row["bytes"]) for row in rows)
-    longest = max(float(row["seconds"]["total"]) for row in rows)
-    return RoundReport(nodes, sent, None, {"total": longest})
-
-
-def _score(row: Row, which: str) -> Score | None:
-    if f"{which}accuracy" not in row:
-        return None
-    return Score(row[f"{which}accuracy"], row[f"{which}loss"])
-
-
-def final_models(watched: Sequence[Watched], world: World) -> tuple[list[Tensor], list[Layout]]:
-    """Of every node that keeps one, from its last checkpoint."""
-    kept, layouts = [], []
-    for peer in watched:
-        if world.keeper(peer.number) != peer.number:
-            continue
-        saved = checkpoint.load(peer.folder)
-        if saved is None:
-            continue
-        with safe_open(saved.folder / saved.parts[str(peer.number)], framework="pt") as file:
-            kept.append(file.get_tensor(f"{peer.number}.params"))
-        layouts.append(world.layout(peer.number))
-    return kept, layouts
-
-
-def _summary(folder: Path) -> dict[str, Any]:
+def signal_name(number: int) -> str:
+    """
+    >>> signal_name(9)
+    'signal 9 (SIGKILL)'
+    """
     try:
-        found = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return dict(found)
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal, which has no name
+        return f"signal {number}"

@@ -40,8 +40,10 @@ REASONS = (
     "checksum",
     "replayed",
     "late",
+    "early",
     "full",
 )
+LATER = ("early", "full")  # what a sender should try again
 
 DTYPES = {
     "F32": torch.float32,
@@ -109,6 +111,7 @@ class Expected:
     members: frozenset[int]
     tensors: Mapping[str, Mapping[str, Shape | Form]]  # architecture -> name -> form
     max_bytes: int  # of a payload, as it travels and unpacked
+    rounds: int = NUMBER_LIMIT
     pack: bool = True  # whether payloads may come packed
 
 
@@ -193,7 +196,7 @@ def _check_address(h: Header, expected: Expected, identity: int | None) -> None:
         raise Rejected("sender", f"sender {shown(h.sender)} is not another member of the network")
     if h.recipient != expected.me:
         raise Rejected("recipient", f"a message to {shown(h.recipient)} came to {expected.me}")
-    if not BEFORE <= h.round <= NUMBER_LIMIT:
+    if not BEFORE <= h.round < expected.rounds:
         raise Rejected("round", f"there is no round {shown(h.round)}")
 
 

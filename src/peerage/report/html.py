@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from peerage.errors import InputError
 from peerage.records import RunRecord, disk_errors, write_bytes
-from peerage.report import figures
+from peerage.report import figures, peers
 from peerage.report.tables import cells, compare, differing, labels, percent, settings
 
 ENDS = 10  # nodes shown at either end when there are too many to show all
@@ -121,6 +121,8 @@ def page(records: Sequence[RunRecord]) -> str:
             _sheet("Data and graph", [facts(record) for record in records]),
             _sheet("Environment", [_texts(record.environment) for record in records]),
         ],
+        peer_titles=peers.TITLES,
+        peer_tables=[(name, peers.lines(r)) for name, r in zip(names, records, strict=True)],
         node_tables=[_node_table(record) for record in records],
         commands=[_commands(record) for record in records],
     )
@@ -172,7 +174,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         result.append(
             f"{_and(hubs)}: all nodes talk to a hub without data; accuracy is that of its model."
         )
-    result += [f"{name}: {sentence}" for name, sentence in privacy(records).items()]
+    for said in (peers.traffic(records), privacy(records)):
+        result += [f"{name}: {sentence}" for name, sentence in said.items()]
     if len(_data_sets(records)) > 1:
         result.append("The runs use different data sets; their accuracies cannot be compared.")
     elif len(records) > 1:
@@ -371,7 +374,10 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
 def _commands(record: RunRecord) -> list[str]:
     folder = shlex.quote(str(record.folder))
     experiment = shlex.quote(str(record.folder / "experiment.toml"))
-    return [f"peerage run {experiment}", f"peerage verify {folder}"]
+    if not peers.real(record):
+        return [f"peerage run {experiment}", f"peerage verify {folder}"]
+    again = [f"peerage verify {folder}"] if peers.repeatable(record) else []
+    return [f"peerage up {experiment}", *again]
 
 
 def _sheet(name: str, tables: Sequence[Mapping[str, str]]) -> Sheet:

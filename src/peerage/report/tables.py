@@ -178,6 +178,7 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
         row[f"rounds_to_{share}"] = record.rounds_to(target) if best_of_all > 0 else None
     row["bytes_per_node"] = sent / count if sent is not None and count else None
     row["bytes_total"] = sent
+    row["wire_bytes"] = record.summary.get("wire_bytes")  # of real peers, with all headers
     row["seconds_per_round"] = seconds_per_round(record)
     return row
 
@@ -186,7 +187,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
     done, planned = str(row["rounds"]), row["rounds_planned"]
     if planned not in (None, row["rounds"]):
         done += " (target reached)" if row["status"] == "finished" else f" of {planned}"
-    spread = [row["accuracy_min"], row["accuracy_max"]]
+    spread, wire = [row["accuracy_min"], row["accuracy_max"]], row.get("wire_bytes")
     return [
         row["label"],
         row["algorithm"],
@@ -199,7 +200,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         else f"{percent(row['best_accuracy'])} ({row['best_round']})",
         *["-" if row[f"rounds_to_{x}"] is None else str(row[f"rounds_to_{x}"]) for x in SHARES],
         size(row["bytes_per_node"]),
-        size(row["bytes_total"]),
+        size(row["bytes_total"]) + ("" if wire is None else f" ({size(wire)} on the wire)"),
         duration(row["seconds_per_round"]),
     ]
 

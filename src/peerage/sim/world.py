@@ -1,7 +1,7 @@
 """Everything a simulation is made of, resolved and checked, before any process is started."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from peerage.graph import Graph, Neighbours
 from peerage.initialise import Architecture
 from peerage.local import Examples
 from peerage.privacy import Noise, Veil
+from peerage.topology import DynamicGraph
 from peerage.vectors import Layout
 
 
@@ -45,6 +46,7 @@ class World:
     prelude: Prelude | None = None  # what nodes find out about the network before the first round
     spread: bool = False  # whether to record how models spread and move, layer by layer (P4)
     cache: Path | None = None  # where local work may keep what is dear to compute
+    secret: int | None = field(default=None, repr=False)  # seed of the noise of a real peer
 
     @property
     def nodes(self) -> int:
@@ -67,11 +69,17 @@ class World:
 
     def neighbours(self, round: int) -> Neighbours:
         """Whom every node hears in this round, if no message gets lost."""
-        return self.faults.membership(self.graph.neighbours(round), round)
+        return self._members(self.graph.neighbours, round)
 
     def listeners(self, round: int) -> Neighbours:
         """Who hears every node: the same, unless the graph is directed."""
-        return self.faults.membership(self.graph.listeners(round), round)
+        return self._members(self.graph.listeners, round)
+
+    def _members(self, graph: Callable[[int], Neighbours], round: int) -> Neighbours:
+        """The graph among those who are there; one that changes anyway is drawn for them alone."""
+        if isinstance(self.graph, DynamicGraph) and (self.faults.join or self.faults.leave):
+            return self.graph.among(tuple(self.present(round)), round)
+        return self.faults.membership(graph(round), round)
 
     def trust(self, node: int, round: int) -> dict[int, float]:
         """The weights that a node gives those whom it hears and itself, in a weighted graph."""
@@ -95,7 +103,7 @@ class World:
         """What becomes of a node's messages; a hub's data are those that others have released."""
         if not self.noise.active or node == self.hub:
             return None
-        return Veil(self.noise, self.algorithm.nonnegative, memory)
+        return Veil(self.noise, self.algorithm.nonnegative, memory, self.secret)
 
     def architecture(self, node: int) -> Architecture:
         return self.architectures[self.assignment[node]]
