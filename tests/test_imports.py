@@ -23,8 +23,9 @@ ORDER = [
     ["hub"],
     ["algorithms"],
     ["catalogue", "experiment", "sim"],
-    ["prepare", "checkpoint"],
+    ["prepare", "checkpoint", "summary"],
     ["running"],
+    ["verifying"],
     ["__init__"],
     ["report", "testing"],
     ["planning"],
@@ -32,6 +33,7 @@ ORDER = [
     ["graph_commands"],
     ["net"],
     ["cli"],
+    ["__main__"],
 ]
 PACKAGES = {"data", "models", "algorithms", "sim", "report", "reproduce", "net"}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

@@ -30,7 +30,7 @@ from peerage.net.identity import Identity
 from peerage.net.network import Network
 from peerage.net.up import Seen, Watched, free_ports
 from peerage.prepare import prepare
-from peerage.running import digest
+from peerage.summary import digest
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 2"
 WITH_HUB = "--algorithm fedavg --nodes 2 --partition iid --model logistic --epochs 1 --rounds 2"
@@ -192,7 +192,7 @@ def test_the_last_peer_of_four_is_the_hub(place):
     ("dataset", "said"),
     [
         ("digits", "is about digits, which is built in"),
-        ("mnist:train=2000", "PEERAGE_DATA=data venv/bin/peerage data get mnist\n"),
+        ("mnist:train=2000", "PEERAGE_DATA=data venv/bin/python -m peerage data get mnist\n"),
         ("npz:path=all.npz", "is about npz:path=all.npz, which has to be there"),
     ],
 )
@@ -316,7 +316,7 @@ def service_of(unit: Path) -> dict[str, str]:
 def unpacked(place: Path) -> Path:
     """The folder of node 0, with a program that tells where it is and what it is to do."""
     export(experiment(), Path("hosts.txt"), Path("deploy"))
-    program = place / "deploy/node-0/venv/bin/peerage"
+    program = place / "deploy/node-0/venv/bin/python"
     program.parent.mkdir(parents=True)
     program.write_text('#!/bin/sh\npwd -P\nprintf "%s\\n" "$PEERAGE_DATA" "$@"\n')
     program.chmod(0o755)
@@ -343,7 +343,8 @@ def test_the_unit_starts_the_peer_whatever_its_folder_is_called(name, unpacked, 
     home = f"{machine.srv}/peerage/node-0"
     assert Path(home).resolve() == folder
     assert service["ReadWritePaths"] == service["WorkingDirectory"] == home
-    assert done.stdout.startswith(f"{folder}\n{home}/data\nnode\n--network\nnetwork.toml\n")
+    said = [*str(folder).split("\n"), f"{home}/data", "-m", "peerage", "node", "--network"]
+    assert done.stdout.split("\n")[: len(said)] == said
 
 
 def test_a_folder_that_is_where_the_unit_expects_it_stays_as_it_is(unpacked, tmp_path):

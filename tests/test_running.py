@@ -22,8 +22,9 @@ from peerage.environment import environment
 from peerage.errors import CheckpointError, Diverged, InputError, Interrupted
 from peerage.models import MODELS
 from peerage.records import RunRecord, read_metrics
-from peerage.running import check_free, first_difference, locked, taken
+from peerage.running import check_free, locked, taken
 from peerage.training import LocalSGD
+from peerage.verifying import first_difference
 
 PHASES = {"train", "curvature", "combine", "exchange", "evaluate", "wait", "total"}
 

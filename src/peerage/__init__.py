@@ -27,9 +27,10 @@ from peerage.hub import HubAlgorithm
 from peerage.losses import CrossEntropy, CurvaturePenalty, Proximal, VirtualTeacher
 from peerage.records import RunRecord
 from peerage.requests import Compute, Inbox, Message
-from peerage.running import Result, Verdict, resume, run, verify
+from peerage.running import Result, resume, run
 from peerage.training import LocalSGD, TrainStats
 from peerage.vectors import Layout
+from peerage.verifying import Verdict, verify
 
 __all__ = [
     "ALGORITHMS",

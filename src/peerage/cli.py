@@ -393,7 +393,7 @@ def verify(
 ) -> None:
     """Run a finished run again and compare every recorded number and the final parameters."""
     from peerage.running import load_experiment
-    from peerage.running import verify as verify_run
+    from peerage.verifying import verify as verify_run
 
     with progress(load_experiment(folder)) as watch:
         verdict = verify_run(folder, watch=watch)
@@ -618,7 +618,7 @@ def run_folder(
 def progress(experiment: "Experiment") -> "Iterator[Watch]":
     """A bar for one run on standard error."""
     from peerage.report.terminal import RunProgress
-    from peerage.running import label
+    from peerage.summary import label
 
     console = Console(stderr=True)
     if console.is_terminal:  # loading data and starting workers takes a moment

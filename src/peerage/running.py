@@ -1,12 +1,10 @@
-"""Runs: from an experiment to a folder of records, again after a crash, and once more to verify."""
+"""Runs: from an experiment to a folder of records, and again after a crash."""
 
 import fcntl
-import hashlib
-import math
 import os
 import shutil
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,10 +12,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
-from peerage import checkpoint, specs
+from peerage import checkpoint
 from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS, Dataset
 from peerage.environment import environment
@@ -30,13 +27,12 @@ from peerage.errors import (
     WorkerDied,
 )
 from peerage.experiment import Engine, Experiment, display_name
-from peerage.initialise import GAINS, Architecture, NoGain
+from peerage.initialise import Architecture
 from peerage.prepare import Prepared, prepare
 from peerage.privacy import account
 from peerage.records import (
     MetricWriter,
     Row,
-    RunRecord,
     disk_errors,
     read_metrics,
     read_status,
@@ -46,13 +42,10 @@ from peerage.records import (
 )
 from peerage.sim.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.sim.pool import PoolTeam
-from peerage.sim.shard import NodeReport
-from peerage.sim.world import World
-from peerage.vectors import Layout
+from peerage.summary import digest, network_row, node_rows, summary_of
 
 Watch = Callable[[Row], None]  # called with the network row of every finished round
 
-UNSEEN = ("consensus", "layers", "moved")  # what it takes all models at one place to measure
 CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every says how often
 
 
@@ -164,62 +157,9 @@ def resume(
         return _Run(prepared, folder, checkpoint_every, watch).go(saved)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a second run gave the same numbers, and if not, where they part."""
-
-    same: bool
-    digest: str
-    again: str
-    difference: str = ""
-
-
-def verify(
-    folder: str | Path, *, experiment: Experiment | None = None, watch: Watch | None = None
-) -> Verdict:
-    """Run the experiment of a finished run again and compare every number with its records.
-
-    What real peers did is simulated: with nothing lost between them, that gives the same bits.
-    """
-    folder = Path(folder)
-    record = RunRecord.load(folder)
-    real = of_network(folder)
-    if record.status != "finished":
-        remedy = f"finish it with `peerage resume {folder}`"
-        if real:
-            remedy = f"run it anew with `peerage up {folder / 'experiment.toml'}`"
-        if record.status == "diverged":
-            remedy = "run the experiment again with a lower --lr"
-        raise CheckpointError(
-            f"run {folder} is {record.status}, so there is no result to verify; {remedy}"
-        )
-    experiment = experiment or load_experiment(folder)
-    if real:
-        check_repeatable(record, experiment)
-    result = run(experiment, watch=watch)
-    old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
-    new = [_without_time(row) for row in result.rows]
-    digest = str(record.summary["digest"])
-    difference = network_difference(old, new) if real else first_difference(old, new)
-    if not difference and digest != result.digest:
-        difference = "the final parameters differ, although all metrics agree"
-    return Verdict(not difference, digest, result.digest, difference)
-
-
 def of_network(folder: Path) -> bool:
     """Whether real peers played in this folder, or are to play."""
     return (folder / "network.toml").exists()
-
-
-def check_repeatable(record: RunRecord, experiment: Experiment) -> None:
-    """Refuse to verify a network whose messages nobody can make again."""
-    why = ""
-    if experiment.noise.sigma > 0:
-        why = "its peers drew noise from secrets of their own"
-    elif record.summary.get("wire", "fp32") != "fp32":
-        why = f"its messages were rounded to {record.summary['wire']}, which a simulation does not"
-    if why:
-        raise CheckpointError(f"the network of {record.folder} cannot be verified: {why}")
 
 
 def load_experiment(folder: Path) -> Experiment:
@@ -249,43 +189,6 @@ def check_same(folder: Path, experiment: Experiment) -> None:
                 f"run {folder} began with {key} = {old.get(key)}, the experiment given now has "
                 f"{new.get(key)}; resume with the same experiment"
             )
-
-
-def first_difference(old: list[Row], new: list[Row]) -> str:
-    for a, b in zip(old, new, strict=False):
-        for key in {**a, **b}:
-            if a.get(key) != b.get(key):
-                where = f"node {a['node']}, " if a.get("scope") == "node" else ""
-                return f"{where}round {a['round']}: {key} was {a.get(key)}, is now {b.get(key)}"
-    return (
-        "" if len(old) == len(new) else f"{len(old)} rows were recorded, there are now {len(new)}"
-    )
-
-
-def network_difference(old: list[Row], new: list[Row]) -> str:
-    """The first number of real peers that a simulation does not give, or that they do not have."""
-    recorded = {_place(row): row for row in old}
-    for row in new:
-        found = recorded.pop(_place(row), None)
-        if found is None:
-            who = f"node {row['node']}" if row["scope"] == "node" else "the network"
-            return f"{who} recorded nothing about round {row['round']}"
-        difference = first_difference([found], [_without(row, UNSEEN)])
-        if difference:
-            return difference
-    return f"{len(recorded)} rows were recorded that there are not now" if recorded else ""
-
-
-def _place(row: Row) -> tuple[str, int, int | None]:
-    return row["scope"], row["round"], row.get("node")
-
-
-def _without(row: Row, keys: Collection[str]) -> Row:
-    return {key: value for key, value in row.items() if key not in keys}
-
-
-def _without_time(row: Row) -> Row:
-    return _without(row, ("seconds",))
 
 
 class _Run:
@@ -452,138 +355,6 @@ class _Run:
         if self.folder is not None:
             write_json(self.folder / "summary.json", summary)
         return summary
-
-
-def summary_of(
-    experiment: Experiment,
-    world: World,
-    rows: Sequence[Row],
-    *,
-    run: str | None,
-    status: str,
-    seconds: float,
-    digest: str | None,
-    message: str = "",
-    privacy: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What a run came to so far, from its rows."""
-    network = [row for row in rows if row["scope"] == "network"]
-    judged = [row for row in network if row.get("accuracy") is not None]
-    best = max(judged, key=lambda row: float(row["accuracy"]), default=None)
-    final: Row = judged[-1] if judged else {}
-    return {
-        "run": run,
-        "status": status,
-        "algorithm": display_name(experiment.algorithm, ALGORITHMS),
-        "label": label(experiment),
-        "dataset": display_name(experiment.dataset, DATASETS),
-        "nodes": world.peers,
-        "rounds": max((row["round"] for row in network), default=0),
-        "rounds_planned": experiment.rounds,
-        "accuracy": final.get("accuracy"),
-        "accuracy_std": final.get("accuracy_std"),
-        "loss": final.get("loss"),
-        "bytes_sent": network[-1]["bytes_total"] if network else 0,
-        "seconds": seconds,
-        "digest": digest,
-        "best_accuracy": best["accuracy"] if best else None,
-        "best_round": best["round"] if best else None,
-        "message": message,
-        **({} if privacy is None else {"privacy": privacy}),
-    }
-
-
-def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -> Row:
-    losses = [n.train_loss for n in report.nodes if n.train_loss is not None]
-    row: Row = {"scope": "network", "round": round, "nodes": peers}
-    if losses:
-        row["train_loss"] = float(np.mean(losses))
-    row |= {"bytes": report.bytes, "bytes_total": bytes_total}
-    scores = [n.score for n in report.nodes if n.score is not None]
-    if scores:
-        row |= _moments("accuracy", [score.accuracy for score in scores])
-        row |= _moments("loss", [score.loss for score in scores])
-        if report.consensus is not None:
-            row["consensus"] = report.consensus
-    held_out = [n.validation for n in report.nodes if n.validation is not None]
-    if held_out:
-        row["validation_accuracy"] = float(np.mean([score.accuracy for score in held_out]))
-        row["validation_loss"] = float(np.mean([score.loss for score in held_out]))
-    moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
-    if moved:
-        row["moved"] = {key: float(np.mean([one[key] for one in moved])) for key in moved[0]}
-    row["seconds"] = report.seconds
-    return row
-
-
-def _moments(name: str, values: list[float]) -> Row:
-    x = np.array(values)
-    named = {"": x.mean(), "_std": x.std(), "_min": x.min(), "_max": x.max()}
-    return {name + suffix: float(value) for suffix, value in named.items()}
-
-
-def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
-    """Those that were judged."""
-    return (node_row(round, n) for n in report.nodes if n.score is not None)
-
-
-def node_row(round: int, n: NodeReport) -> Row:
-    row: Row = {"scope": "node", "round": round, "node": n.node}
-    if n.score is not None:
-        row |= {"accuracy": n.score.accuracy, "loss": n.score.loss}
-    if n.train_loss is not None:
-        row["train_loss"] = n.train_loss
-    if n.validation is not None:
-        row["validation_accuracy"] = n.validation.accuracy
-        row["validation_loss"] = n.validation.loss
-    if n.notes:
-        # As a file holds them: what is not finite is null there.
-        row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
-    return row
-
-
-def digest(parameters: Sequence[Tensor], layouts: Sequence[Layout]) -> str:
-    """SHA-256 over the parameters of all nodes in order, each tensor row-major as float32."""
-    sha = hashlib.sha256()
-    for params, layout in zip(parameters, layouts, strict=True):
-        sha.update(layout.canonical(params).numpy().tobytes())
-    return sha.hexdigest()
-
-
-def label(experiment: Experiment) -> str:
-    """A short name for tables and legends: the class, and the options that are not the defaults."""
-    algorithm = experiment.algorithm
-    cls = type(algorithm)
-    options = specs.text(algorithm, "algorithm", {"": cls}).removeprefix(":")
-    shared = "shared start" if experiment.init.start == "shared" else ""
-    pooled = "centralised" if experiment.pooled else ""
-    extra = ", ".join(
-        filter(
-            None,
-            [
-                options.replace(",", ", "),
-                shared,
-                gain_label(experiment),
-                noise_label(experiment),
-                pooled,
-            ],
-        )
-    )
-    return f"{cls.__name__} ({extra})" if extra else cls.__name__
-
-
-def noise_label(experiment: Experiment) -> str:
-    noise = experiment.noise
-    clip = "" if noise.clip is None else f"clip {noise.clip:g}"
-    return ", ".join(filter(None, [f"noise {noise.sigma:g}" if noise.sigma else "", clip]))
-
-
-def gain_label(experiment: Experiment) -> str:
-    gain = experiment.init.gain
-    if gain == NoGain():
-        return ""
-    known = type(gain) in GAINS.values()
-    return f"gain {specs.text(gain, 'gain', GAINS) if known else type(gain).__name__}"
 
 
 def new_folder(experiment: Experiment, home: Path, what: str | None = None) -> Path:

@@ -433,7 +433,7 @@ def _guides(network: Network, number: int, place: Host) -> dict[str, str]:
         "home": HOME.format(name=name),
         "shelf": str(Path(HOME).parent),
         "unit": f"peerage-{name}.service",
-        "command": "venv/bin/peerage node --network network.toml --identity "
+        "command": "venv/bin/python -m peerage node --network network.toml --identity "
         f"{name} --out run{bind}",
         "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
         "listens": _listens(place),
@@ -450,7 +450,7 @@ def _about_data(experiment: Experiment) -> str:
         return f"The experiment is about {spec}, which is built in: there is nothing to fetch.\n"
     return (
         f"The experiment is about {spec}; fetch it with\n\n"
-        f"    PEERAGE_DATA=data venv/bin/peerage data get {name}\n\n"
+        f"    PEERAGE_DATA=data venv/bin/python -m peerage data get {name}\n\n"
     )
 
 

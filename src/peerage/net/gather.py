@@ -17,10 +17,10 @@ from peerage.evaluation import Score
 from peerage.prepare import Prepared
 from peerage.privacy import account
 from peerage.records import MetricWriter, Row, read_json, write_json
-from peerage.running import digest, network_row, node_rows, summary_of
 from peerage.sim.lockstep import RoundReport
 from peerage.sim.shard import NodeReport
 from peerage.sim.world import World
+from peerage.summary import digest, network_row, node_rows, summary_of
 from peerage.vectors import Layout
 
 if TYPE_CHECKING:

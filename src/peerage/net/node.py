@@ -30,7 +30,8 @@ from peerage.net.own import Classes, prepare_own
 from peerage.net.peer import Peer
 from peerage.prepare import Prepared, alone, prepare
 from peerage.records import disk_errors, read_metrics, write_json
-from peerage.running import digest, locked
+from peerage.running import locked
+from peerage.summary import digest
 
 log = logging.getLogger("peerage.peer")
 

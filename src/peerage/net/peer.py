@@ -35,9 +35,9 @@ from peerage.net.wire import REASONS, Header, Rejected, done
 from peerage.prepare import Prepared
 from peerage.privacy import COUNT
 from peerage.records import MetricWriter, Row, read_json, truncate_after, write_json
-from peerage.running import node_row
 from peerage.sim.post import Parcel, Step
 from peerage.sim.shard import BEFORE, NodeReport, References, Shard, ShardReport
+from peerage.summary import node_row
 
 KEPT = 1 << 28  # bytes of messages in the mailbox, unless a few have more
 FILE = "part-0.safetensors"

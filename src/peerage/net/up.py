@@ -27,7 +27,6 @@ from peerage.running import check_free, taken
 
 LOOK = 0.2  # seconds between two looks at the peers
 LEAVING = 10.0  # seconds that all peers together have to end when they are asked to
-MAIN = "from peerage.cli import main; main()"
 DIVERGED = "became NaN or infinite"  # in the last words of a peer whose model did
 
 
@@ -203,7 +202,8 @@ class Up:
 
     def _start(self, peer: Watched, secret: Path) -> None:
         peer.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-c", MAIN, "node", "--network", str(self.home / "network.toml")]
+        command = [sys.executable, "-m", "peerage", "node"]
+        command += ["--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
         command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
         with open(peer.folder / "log.txt", "ab") as file:

@@ -1,0 +1,5 @@
+"""`python -m peerage`: the command line, where no script is at hand."""
+
+from peerage.cli import main
+
+main()
