@@ -409,6 +409,19 @@ def test_a_checkpoint_that_the_disk_refuses(
     assert pg.resume("here").digest == digest
 
 
+def test_a_checkpoint_that_cannot_be_written_for_another_reason(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(tensors: Any, path: str) -> None:  # the very words of the library
+        raise SafetensorError("Error while serializing: I/O error: Input/output error (os error 5)")
+
+    monkeypatch.setattr(shard, "save_file", broken)
+    outcome = peerage(f"run {TINY} --rounds 3 --engine serial --checkpoint-every 1 --out here")
+    assert outcome.code == 2
+    message = "cannot write here/checkpoint/round-000001: Input/output error; choose a folder"
+    assert message in outcome.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("engine", ["serial", "pool --workers 2"])
 def test_a_disk_that_is_really_full(small_disk: Path, engine: str) -> None:
     folder = small_disk / "run"

@@ -249,6 +249,36 @@ def test_two_halves_go_on_and_meet_again(tmp_path):
             assert heard[me][-1] == 4  # and everybody in the end
 
 
+def test_a_client_that_was_cut_off_from_its_hub_falls_in_again(tmp_path):
+    async def act(stage: Stage) -> None:
+        await stage.until(5, 3)
+        stage.post.cut = {(1, 5), (5, 1)}
+        await stage.until(5, 12)  # the others go on
+        stage.post.cut = set()
+
+    peers = on_stage(toy(FedAvg(), rounds=60), tmp_path, act)
+    assert [peer.finished for peer in peers] == [60] * 6
+    rounds = [row["round"] for row in peers[1].rows]
+    assert len(rounds) < 61  # it left some out,
+    assert peers[1].rows[-1]["heard"] == [1, 1]  # and was one of them again
+    assert peers[5].rows[-1]["heard"] == [5, 5]
+
+
+def test_half_precision_and_packing_change_little_and_save_bytes():
+    experiment = toy(DecHW(), rounds=3)
+    plain, small = play(experiment), play(experiment, wire="bf16", pack=True)
+    sent = [sum(row["wire_bytes"] for row in peers[0].rows) for peers in (plain, small)]
+    assert sent[1] < 0.9 * sent[0]  # headers count as well, and models are tiny here
+    for exact, rounded in zip(models(plain), models(small), strict=True):
+        assert not torch.equal(exact, rounded)
+        assert torch.allclose(exact, rounded, atol=0.05)
+
+
+def test_an_algorithm_that_adds_up_on_both_ends_refuses_half_precision():
+    with pytest.raises(InputError, match="needs messages as they were sent; use wire fp32"):
+        network_of(toy(EVERY["fednl"]), wire="bf16")
+
+
 def test_another_experiment_is_refused_with_what_differs(tmp_path):
     async def together() -> None:
         post = Post()

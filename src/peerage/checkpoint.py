@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,14 +93,16 @@ def load(run: Path) -> Checkpoint | None:
 
 
 def _save_parts(engine: Saves, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """`engine.save`, with one kind of error for a full disk."""
+    """`engine.save`, with one kind of error for whatever the disk refuses."""
     try:
         return engine.save(folder)
     except Exception as error:
         # The library that writes tensors, and a worker, tell of it in their text only.
-        if "No space left" not in str(error):
+        told = re.search(r"os error (\d+)", str(error))
+        number = int(told[1]) if told else errno.ENOSPC if "No space left" in str(error) else None
+        if number is None:
             raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise OSError(number, os.strerror(number)) from error
 
 
 def _hash_of(manifest: Any) -> str:
