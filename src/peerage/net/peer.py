@@ -190,7 +190,7 @@ class Peer(Receiver):
             else:
                 await self._play(round)
             round += 1
-            if self.heard[0] < self.heard[1]:
+            if self.heard[0] < self.heard[1] and round < self.world.rounds:
                 round = await self._fall_in(round)
 
     async def _fall_in(self, round: int) -> int:
