@@ -30,7 +30,7 @@ from peerage.net.certs import Authority
 from peerage.net.grpc import GrpcTransport
 from peerage.net.identity import Identity, server_name
 from peerage.net.payload import decode, encode
-from peerage.net.traffic import Incoming
+from peerage.net.reception import Incoming
 from peerage.net.transport import CHUNK
 from peerage.net.wire import Expected, Header, parse_header
 from peerage.sim.post import Parcel

@@ -1,6 +1,7 @@
 """Imports point downwards only: a module may import those that stand before it, and no other."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,8 @@ def test_all_forms_of_imports_are_seen(tmp_path):
         "def late():\n    from peerage.report import html\n"
     )
     assert imported(path) == {"state", "specs", "__init__", "sim.pool", "report"}
+
+
+def test_benchmarks_find_what_they_import(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    assert importlib.import_module("run").CLAIMS
