@@ -260,6 +260,7 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--step-patience 0", "step must be a number of seconds above 0"),
         ("--until accuracy=0.9", "until needs the mean over all nodes"),
         ("--wire fp8", "wire must be fp32 or bf16, got 'fp8'"),
+        ("--spread", "spread needs all models at one place, and no peer has them"),
     ],
 )
 def test_up_complains_before_it_starts_anything(flags, message, tmp_path):

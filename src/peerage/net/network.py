@@ -15,6 +15,7 @@ from peerage.experiment import Experiment, toml
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
+NO_SPREAD = "spread needs all models at one place, and no peer has them; leave it out"
 NO_END = "until needs the mean over all nodes, which no peer knows; leave it out"
 
 
@@ -90,6 +91,8 @@ class Network:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
         if self.experiment.until is not None:
             raise InputError(NO_END)
+        if self.experiment.evaluation.spread:
+            raise InputError(NO_SPREAD)
         wanted = self.experiment.nodes_and_hub
         if len(self.members) != wanted:
             extra = ", the last of them the hub" if self.experiment.algorithm.with_hub else ""
