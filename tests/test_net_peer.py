@@ -470,3 +470,47 @@ def test_one_whose_messages_break_rounds_is_found_and_left_out():
         assert peer.counters["poisoned round"] == 2
         assert peer.rows[-1]["heard"] == [2, 2]  # the honest ones
         assert sum(row.get("troubles", {}).get("poisoned round", 0) for row in peer.rows) == 2
+
+
+# A hub that is another one in every round
+
+
+class Rotating(DecAvg):
+    """In every round one of those who are there, drawn from the public coin, averages for all."""
+
+    async def round(self, node):
+        await node.train(self.local)
+        there = [peer for peer, near in enumerate(node.graph) if near]
+        hub = there[int(torch.randint(len(there), (1,), generator=node.coin))]
+        others = [peer for peer in there if peer != node.id]
+        if node.id == hub:
+            inbox = await node.receive(others)
+            models = [node.params, *inbox["x"]]
+            node.params = torch.stack(models).mean(0)
+            await node.send(others, x=node.params)
+        else:
+            await node.send(hub, x=node.params)
+            inbox = await node.receive(hub)
+            if len(inbox):
+                node.params = inbox["x"][0]
+
+
+@pytest.mark.parametrize("faults", [{}, {"join": "1@3", "leave": "4@5"}], ids=str)
+def test_hubs_can_rotate_over_those_who_are_there(faults, tmp_path):
+    experiment = toy(Rotating(), rounds=8, topology="complete", faults=faults)
+    result = pg.run(experiment)
+    for peer, wanted in zip(play(experiment), result.parameters, strict=True):
+        assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
+
+
+def test_a_rotating_hub_that_is_gone_costs_its_round_only(tmp_path):
+    async def act(stage: Stage) -> None:
+        await stage.until(1, 6)
+        await stage.kill(1)
+        await stage.until(0, 20)  # it would have been the hub in some of these
+        stage.start(1)
+
+    peers = on_stage(toy(Rotating(), rounds=60, topology="complete"), tmp_path, act)
+    assert [peer.finished for peer in peers] == [60] * 5
+    ends = [peer.shard.members[peer.me].node.params for peer in peers]
+    assert all(torch.equal(ends[0], end) for end in ends[1:])  # all have the hub's model
