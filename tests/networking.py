@@ -23,7 +23,7 @@ QUICK = Patience(start=5.0, step=3.0, gone=1.0)
 
 
 def network_of(experiment: Experiment, **changes: Any) -> Network:
-    count = experiment.nodes + experiment.algorithm.with_hub
+    count = experiment.nodes_and_hub
     members = tuple(
         Member(f"node-{number}", f"127.0.0.1:{port}")
         for number, port in enumerate(free_ports(count))
@@ -132,8 +132,9 @@ class Stage:
         try:
             async with asyncio.timeout(60):
                 await asyncio.wait(self.tasks.values())
-            for task in self.tasks.values():
-                task.result()  # or what it failed with
+            failures = [task.exception() for task in self.tasks.values()]
+            for failure in filter(None, failures):
+                raise failure
         finally:
             self.executor.shutdown()
         return [self.peers[me] for me in sorted(self.peers)]

@@ -198,6 +198,16 @@ class RunRecord:
         """Finished rounds, counted in the metrics: the summary of a killed run is out of date."""
         return max((row["round"] for row in self.network), default=0)
 
+    @property
+    def unrepeatable(self) -> str:
+        """Why no simulation could send the messages of these real peers again, or nothing."""
+        if self.experiment.get("noise", {}).get("sigma", 0):
+            return "its peers drew noise from secrets of their own"
+        wire = self.summary.get("wire", "fp32")
+        if wire != "fp32":
+            return f"its messages were rounded to {wire}, which a simulation does not"
+        return ""
+
     def curve(self, key: str) -> tuple[list[int], list[float]]:
         """Rounds and values of the network rows that have a (finite) value under this key."""
         pairs = [(row["round"], cast(Row, row).get(key)) for row in self.network]

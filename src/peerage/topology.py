@@ -435,6 +435,9 @@ class DynamicGraph(Graph):
     _last: dict[int, sparse.csr_array] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _among: dict[tuple[tuple[int, ...], int], Neighbours] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def links(self, round: int) -> sparse.csr_array:
         if round not in self._last:
@@ -447,12 +450,15 @@ class DynamicGraph(Graph):
         """Whom every node hears if only these are there: a graph that is drawn for them alone."""
         if len(there) == self.nodes:
             return self.neighbours(round)
-        heard: list[tuple[int, ...]] = [()] * self.nodes
-        if len(there) > 1:
-            drawn = self.topology.of_size(len(there)).sample(len(there), self.seed, round)
-            for node, near in zip(there, drawn.neighbours(round), strict=True):
-                heard[node] = tuple(there[other] for other in near)
-        return tuple(heard)
+        if (there, round) not in self._among:
+            heard: list[tuple[int, ...]] = [()] * self.nodes
+            if len(there) > 1:
+                drawn = self.topology.of_size(len(there)).sample(len(there), self.seed, round)
+                for node, near in zip(there, drawn.neighbours(round), strict=True):
+                    heard[node] = tuple(there[other] for other in near)
+            self._among.clear()
+            self._among[there, round] = tuple(heard)
+        return self._among[there, round]
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def verify(
             f"run {folder} is {record.status}, so there is no result to verify; {remedy}"
         )
     experiment = experiment or load_experiment(folder)
-    if real:
-        check_repeatable(record, experiment)
+    if real and record.unrepeatable:
+        raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
     result = run(experiment, watch=watch)
     old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
     new = [_without_time(row) for row in result.rows]
@@ -52,17 +52,6 @@ def verify(
     if not difference and digest != result.digest:
         difference = "the final parameters differ, although all metrics agree"
     return Verdict(not difference, digest, result.digest, difference)
-
-
-def check_repeatable(record: RunRecord, experiment: Experiment) -> None:
-    """Refuse to verify a network whose messages nobody can make again."""
-    why = ""
-    if experiment.noise.sigma > 0:
-        why = "its peers drew noise from secrets of their own"
-    elif record.summary.get("wire", "fp32") != "fp32":
-        why = f"its messages were rounded to {record.summary['wire']}, which a simulation does not"
-    if why:
-        raise CheckpointError(f"the network of {record.folder} cannot be verified: {why}")
 
 
 def first_difference(old: list[Row], new: list[Row]) -> str:

@@ -8,11 +8,10 @@ from typing import Any
 
 from peerage.net.payload import decode, encode
 from peerage.net.reception import Incoming
-from peerage.net.transport import ANSWER_LIMIT, Transport, Unreachable
+from peerage.net.transport import ANSWER_LIMIT, ASKING, Transport, Unreachable
 from peerage.net.wire import Expected, Header, Rejected, header_bytes, parse_header
 from peerage.sim.post import Parcel
 
-ASKING = 2.0  # seconds that something short may take
 OFFERED = 2  # models that are held for those who are in the middle of fetching them
 
 

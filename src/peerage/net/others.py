@@ -10,8 +10,7 @@ from typing import Any
 
 from peerage.errors import InputError
 from peerage.net.network import Network, differing, sealed
-from peerage.net.offers import ASKING
-from peerage.net.transport import Transport, Unreachable
+from peerage.net.transport import ASKING, Transport, Unreachable
 from peerage.net.wire import Rejected
 from peerage.sim.shard import BEFORE
 from peerage.sim.world import World

@@ -9,9 +9,8 @@ from math import prod
 
 from peerage.algorithm import Dimensions
 from peerage.net.network import Network
-from peerage.net.offers import ASKING
 from peerage.net.payload import LAYOUT_LIMIT
-from peerage.net.transport import Transport, Unreachable
+from peerage.net.transport import ASKING, Transport, Unreachable
 from peerage.net.wire import DONE, Expected, Form, Header, Rejected
 from peerage.sim.world import World
 

@@ -11,6 +11,7 @@ from peerage.net.wire import LATER, Buffer, Header, Rejected, header_bytes
 
 CHUNK = 1 << 20  # bytes of a payload that travel at a time
 AGAIN = 0.01  # seconds until a network in memory is tried again
+ASKING = 2.0  # seconds that a question may take
 ANSWER_LIMIT = 1 << 16  # bytes of a question or an answer
 
 

@@ -376,7 +376,7 @@ def _commands(record: RunRecord) -> list[str]:
     experiment = shlex.quote(str(record.folder / "experiment.toml"))
     if not peers.real(record):
         return [f"peerage run {experiment}", f"peerage verify {folder}"]
-    again = [f"peerage verify {folder}"] if peers.repeatable(record) else []
+    again = [f"peerage verify {folder}"] if not record.unrepeatable else []
     return [f"peerage up {experiment}", *again]
 
 

@@ -18,12 +18,6 @@ def real(record: RunRecord) -> bool:
     return bool(record.summary.get("peers"))
 
 
-def repeatable(record: RunRecord) -> bool:
-    """Whether a simulation could send the same messages: not those with noise or roundings."""
-    noise = record.experiment.get("noise", {}).get("sigma", 0)
-    return not noise and bool(record.summary.get("wire", "fp32") == "fp32")
-
-
 def traffic(records: Sequence[RunRecord]) -> dict[str, str]:
     """What went over the wire in runs between real peers, in a sentence, by name."""
     pairs = zip(labels(records), records, strict=True)
