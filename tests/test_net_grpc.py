@@ -1073,6 +1073,9 @@ def test_a_port_that_is_taken(authority: Authority) -> None:
         (":7400", "':7400' is not HOST:PORT"),
         ("localhost:70000", "'localhost:70000' is not HOST:PORT"),
         ("localhost:http", "'localhost:http' is not HOST:PORT"),
+        ("[::1:7400", "is not HOST:PORT"),
+        ("::1:7400", "is not HOST:PORT"),
+        ("local..host:7400", "'local..host:7400' is not HOST:PORT"),
     ],
 )
 def test_addresses_that_cannot_be(authority: Authority, bind: str | None, text: str) -> None:

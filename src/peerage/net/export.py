@@ -28,6 +28,7 @@ from peerage.data.datasets import facts
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment import Experiment, display_name
 from peerage.models import MODELS, default_model
+from peerage.net.address import Address
 from peerage.net.certs import Authority, is_host_name
 from peerage.net.keyfiles import AGAIN, private_folder, read_certificate
 from peerage.net.network import NO_END, Member, Network, Patience
@@ -151,7 +152,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+        return str(Address(self.name, self.port))
 
     @property
     def bind(self) -> str:

@@ -22,6 +22,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from peerage.errors import InputError
+from peerage.net.address import Address
 from peerage.net.desk import (
     DEFAULT_LIMITS,
     OFFSET,
@@ -88,8 +89,10 @@ class GrpcTransport:
         self.counters: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()  # calls that were refused here, by reason
         self.port = 0
-        self._places = {peer: _place(address) for peer, address in addresses.items()}
-        self._bind = self._places[me] if bind is None else _place(bind)
+        self._places = {
+            peer: Address.parse(address, lowest=0) for peer, address in addresses.items()
+        }
+        self._bind = self._places[me] if bind is None else Address.parse(bind, lowest=0)
         self._names = {node: name for name, node in names.items()}
         self._limits = limits
         self._credentials = _Credentials(identity)
@@ -104,15 +107,14 @@ class GrpcTransport:
 
     async def start(self, receiver: Receiver) -> None:
         desk = Desk(receiver, self._gate, self._limits, self.counters, self.refused, self._hear)
-        _check_free(*self._bind)
-        host, port = self._bind
+        _check_free(self._bind)
         options = [*common_options(self._limits), *server_options(self._limits)]
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers(desk.services(self._health))
         try:
-            self.port = server.add_secure_port(_join(host, port), self._credentials.server())
+            self.port = server.add_secure_port(str(self._bind), self._credentials.server())
         except RuntimeError as error:
-            raise InputError(f"cannot listen on port {port} of {host}: {error}") from None
+            raise InputError(f"cannot listen on {self._bind}: {error}") from None
         await server.start()
         self._server = server
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
@@ -202,7 +204,7 @@ class GrpcTransport:
     def _unreachable(self, peer: int, how: str) -> Unreachable:
         if self._stopped.is_set():
             how = "any more: this peer has stopped"
-        address = _join(*self._places[peer])
+        address = self._places[peer]
         return Unreachable(f"peer {peer} at {address} could not be reached {how}")
 
     def _waits(self, link: "_Link") -> Iterator[float]:
@@ -288,7 +290,7 @@ class GrpcTransport:
         if peer not in self._links:
             name = server_name(self._names[peer])
             channel = grpc.aio.secure_channel(
-                f"dns:///{_join(*self._places[peer])}",
+                f"dns:///{self._places[peer]}",
                 self._credentials.client(),
                 options=[
                     ("grpc.ssl_target_name_override", name),
@@ -308,7 +310,7 @@ class _Link:
     """The way to one peer."""
 
     peer: int
-    place: tuple[str, int]
+    place: Address
     name: str  # that the peer's certificate must hold
     channel: Any
     probe: asyncio.Task[None] | None = None  # the newest attempt to find out who is there
@@ -422,7 +424,7 @@ def _client_options(limits: Limits) -> list[tuple[str, int]]:
     ]
 
 
-async def _presented(place: tuple[str, int], name: str, context: ssl.SSLContext) -> bytes:
+async def _presented(place: Address, name: str, context: ssl.SSLContext) -> bytes:
     """The certificate that is shown at a place by whoever has the name and accepts our own.
 
     With TLS 1.3 the server says whether it does only after the handshake: if so, it speaks first.
@@ -437,29 +439,19 @@ async def _presented(place: tuple[str, int], name: str, context: ssl.SSLContext)
     return ssl.DER_cert_to_PEM_cert(shown).encode("ascii")
 
 
-def _place(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"address {address!r} is not HOST:PORT, such as 10.0.0.3:7400")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _check_free(host: str, port: int) -> None:
+def _check_free(place: Address) -> None:
     """gRPC does not say why it cannot listen somewhere; the system does."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
+        socket.create_server(place, family=family).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise InputError(
-                f"port {port} of {host} is taken; stop what listens there, or choose another port"
+                f"port {place.port} of {place.host} is taken; stop what listens there, or choose "
+                "another port"
             ) from None
         raise InputError(
-            f"cannot listen on {_join(host, port)}: {error.strerror}; "
+            f"cannot listen on {place}: {error.strerror}; "
             "choose an address of this machine, and a port above 1023"
         ) from None
 

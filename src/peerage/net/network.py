@@ -12,6 +12,7 @@ from typing import Any
 from peerage import specs
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment import Experiment, toml
+from peerage.net.address import Address
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -32,22 +33,7 @@ class Member:
                 f"peer name {self.name!r} must be of small letters, digits and hyphens, such as "
                 "node-3"
             )
-        host, _, port = self.address.rpartition(":")
-        if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise InputError(
-                f"address {self.address!r} of {self.name} is not HOST:PORT, such as 10.0.0.3:7400"
-            )
-
-
-def is_host(text: str) -> bool:
-    """Whether this can be the name or address of a machine; one with colons is in brackets."""
-    bare = text.removeprefix("[").removesuffix("]")
-    if (":" in bare) != (text == f"[{bare}]"):
-        return False
-    try:
-        return bool(bare.encode("idna"))
-    except UnicodeError:  # such as a label that is empty or too long
-        return False
+        Address.parse(self.address, of=self.name)
 
 
 @dataclass(frozen=True)

@@ -237,6 +237,27 @@ class Results:
             and all(getattr(job.place, name) == value for name, value in wanted.items())
         }
 
+    @property
+    def repetitions(self) -> tuple[str, ...]:
+        """A note on how many runs or realisations are behind a number; none without results."""
+        words = {"seed": set[int](), "realisation": set[int]()}
+        for job in self.jobs:
+            if job.place in self.series:
+                word = "seed" if isinstance(job, Training) else "realisation"
+                words[word].add(self.series[job.place].seeds)
+        known = [_counted(word, counts) for word, counts in words.items() if counts]
+        return (f"{' and '.join(known)}.",) if known else ()
+
+
+def _counted(word: str, counts: set[int]) -> str:
+    """How many, from the fewest to the most.
+
+    >>> _counted("seed", {1}), _counted("seed", {3, 2})
+    ('1 seed', '2 to 3 seeds')
+    """
+    ends = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    return f"{ends} {word}{'s' * (max(counts) > 1)}"
+
 
 @dataclass(frozen=True)
 class Shown:

@@ -22,7 +22,6 @@ from peerage.reproduce.p2.settings import (
     Setting,
     scalars_up,
 )
-from peerage.reproduce.p4.shown import seeds_note
 from peerage.reproduce.study import Results, Shown, Training
 
 ALL_KEYS = ("accuracy", "loss", "train_loss")
@@ -131,9 +130,7 @@ def notes_of(results: Results) -> tuple[str, ...]:
         notes += smaller(results)
     if ONE_STEP in results.values("epochs"):
         notes.append(LINEAR_NOTE)
-    counts = seeds_note(results)
-    if counts:
-        notes.append(f"{counts[0]} The paper has {printed.SEEDS}.")
+    notes += [f"{counts} The paper has {printed.SEEDS}." for counts in results.repetitions]
     return tuple(notes)
 
 
@@ -269,7 +266,7 @@ def show_scopes(results: Results) -> Shown:
     """Fig. 10: which layers are weighted by curvature, and what that costs."""
     rows, sent, heights = [], [], []
     expected = {
-        job.place.method: BYTES * scalars_up(job.experiment)
+        job.place.method: scalars_up(job.experiment)
         for job in results.jobs
         if isinstance(job, Training)
     }
@@ -277,7 +274,8 @@ def show_scopes(results: Results) -> Shown:
         series = only_of(results, method)
         rows.append(((method,), (cell_of(ends(series)),)))
         up = bytes_up(series)
-        sent.append(((method,), (Cell(up, paper=expected[method]),)))
+        scalars = Cell(None if up is None else up / BYTES, paper=expected[method])
+        sent.append(((method,), (scalars, Cell(up, paper=BYTES * expected[method]))))
         heights.append((up or 0.0) / MEGA)
     tables = (
         PaperTable(
@@ -289,14 +287,14 @@ def show_scopes(results: Results) -> Shown:
             notes=notes_of(results),
         ),
         PaperTable(
-            title="Fig. 10: bytes that a client sends to the hub in a round",
+            title="Fig. 10: what a client sends to the hub in a round",
             row_titles=("layers with curvature",),
-            columns=(("bytes",),),
+            columns=(("numbers",), ("bytes",)),
             rows=tuple(sent),
             unit="count",
             notes=(
-                "Ours is counted in the runs. The paper draws its numbers but prints none: beside "
-                "ours stand 4 bytes for every parameter and every entry of curvature.",
+                "Ours is counted in the runs. The paper draws bars but prints no numbers: beside "
+                "ours stand all parameters and entries of curvature, of 4 bytes each.",
             ),
         ),
     )

@@ -12,7 +12,7 @@ from peerage.report.series import Estimate, Series
 from peerage.report.studies import Line, Plot
 from peerage.reproduce.p4 import printed
 from peerage.reproduce.p4.settings import CENTRAL, SIZES, WITH, WITHOUT, Setting
-from peerage.reproduce.study import Results, Shown, Training
+from peerage.reproduce.study import Results, Shown
 
 KINDS = {WITH: False, WITHOUT: True}  # whether their lines are dashed
 BEST = "centralised, best"
@@ -109,7 +109,7 @@ def show_with_curvature(results: Results) -> Shown:
         rows=tuple(rows),
         unit="percent",
         best="max",
-        notes=("The setting of P0 at this scale.", *seeds_note(results)),
+        notes=("The setting of P0 at this scale.", *results.repetitions),
     )
     panels = []
     for graph in graphs:
@@ -263,28 +263,7 @@ def notes_of(results: Results, part: str, letter: str = "") -> tuple[str, ...]:
             "As the authors' code: biases that are not zero, connections that are active in one "
             "direction."
         )
-    return (*notes, *seeds_note(results))
-
-
-def seeds_note(results: Results) -> tuple[str, ...]:
-    """How many runs, or realisations of the numerical model, are behind a number."""
-    words = {"seed": set[int](), "realisation": set[int]()}
-    for job in results.jobs:
-        if job.place in results.series:
-            word = "seed" if isinstance(job, Training) else "realisation"
-            words[word].add(results.series[job.place].seeds)
-    known = [_counted(word, counts) for word, counts in words.items() if counts]
-    return (f"{' and '.join(known)}.",) if known else ()
-
-
-def _counted(word: str, counts: set[int]) -> str:
-    """How many, from the fewest to the most.
-
-    >>> _counted("seed", {1}), _counted("seed", {3, 2})
-    ('1 seed', '2 to 3 seeds')
-    """
-    ends = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-    return f"{ends} {word}{'s' * (max(counts) > 1)}"
+    return (*notes, *results.repetitions)
 
 
 def _listed(value: object) -> str:
