@@ -67,6 +67,17 @@ def test_gradients_of_the_last_layers_only(first):
     assert all(torch.equal(a, b) for a, b in zip(some, whole[2 * first :], strict=True))
 
 
+def test_gradients_in_a_room_of_their_own():
+    model = FlatModel(build("hwa-mlp"))
+    vector = torch.full_like(model.params, torch.nan)
+    room = model.like_tensors(vector)
+    for x, y in batches():
+        _, new = by_hand(model.module, CrossEntropy())(x, y)
+        _, there = by_hand(model.module, CrossEntropy(), room=room)(x, y)
+        assert all(a is b for a, b in zip(there, room, strict=True))
+        assert torch.equal(vector, torch.cat([gradient.flatten() for gradient in new]))
+
+
 @pytest.mark.parametrize("kind", ["batch", "full"])
 @pytest.mark.parametrize("scope", ["output", "last-hidden", "all", "hidden1", "hidden1+hidden2"])
 def test_curvature_has_the_same_bits(kind, scope, monkeypatch):
@@ -96,7 +107,7 @@ def test_training_ends_with_the_same_bits(order, shape, monkeypatch):
     ended = []
     for quick in (True, False):
         if not quick:
-            monkeypatch.setattr(training, "by_hand", lambda *_: None)
+            monkeypatch.setattr(training, "by_hand", lambda *_, **__: None)
         model = FlatModel(build("mlp", shape))
         stats = train(model, ORDERS[order], iter(batches(shape=shape)), gather=range(2, 5))
         ended.append((model.params, stats.squares, torch.tensor(stats.loss)))

@@ -31,11 +31,16 @@ def by_autograd(
 
 
 def by_hand(
-    module: nn.Module, loss: object, clamp: float | None = None, first: int = 0
+    module: nn.Module,
+    loss: object,
+    clamp: float | None = None,
+    first: int = 0,
+    room: Sequence[Tensor] | None = None,
 ) -> Differentiate | None:
     """The same for the cross-entropy of a perceptron; None for everything else.
 
-    With `first`, only the gradients of that linear layer and those behind it.
+    With `first`, only the gradients of that linear layer and those behind it. They are new, or lie
+    in the `room` for those of all parameters.
     """
     layers = linear_layers(module)
     if type(loss) is not CrossEntropy or not layers:
@@ -43,6 +48,7 @@ def by_hand(
     weights = [layer.weight.detach() for layer in layers]
     biases = [layer.bias.detach() for layer in layers]
     transposed = [weight.t() for weight in weights]
+    places: Sequence[Tensor | None] = room or [None] * (2 * len(layers))
 
     def differentiate(x: Tensor, y: Tensor) -> tuple[Tensor, Gradients]:
         inputs = [x.flatten(1)]  # of every layer
@@ -56,7 +62,10 @@ def by_hand(
         e = torch._log_softmax_backward_data(e, log_p, 1, log_p.dtype)
         gradients: list[Tensor] = []
         for number in range(len(weights) - 1, first - 1, -1):
-            gradients += [e.sum(0), e.t().mm(inputs[number])]
+            gradients += [
+                torch.sum(e, 0, out=places[2 * number + 1]),
+                torch.mm(e.t(), inputs[number], out=places[2 * number]),
+            ]
             if number > first:
                 e = torch.ops.aten.threshold_backward(e.mm(weights[number]), inputs[number], 0)
         return loss, tuple(reversed(gradients))

@@ -136,7 +136,7 @@ class Proximal:
             raise InputError(f"mu must be at least 0, got {self.mu}")
 
     def __call__(self, g: Tensor, x: Tensor, x0: Tensor) -> Tensor:
-        return g + self.mu * (x - x0)
+        return (x - x0).mul_(self.mu).add_(g)  # one vector that is new, instead of three
 
 
 @dataclass(frozen=True)

@@ -183,11 +183,12 @@ def train(
     square_parts = [] if squares is None else model.like_tensors(squares)
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
-    differentiate = by_hand(model.module, work.loss, work.loss_clamp) or by_autograd(
-        batch_loss(work.loss, model.module, given, rng), model.tensors, work.loss_clamp
-    )
     left = {} if isinstance(work.loss, Lesson) else given
     corrected = Corrected(model, work.correct, left) if work.correct else None
+    room = corrected.parts if corrected else None
+    differentiate = by_hand(model.module, work.loss, work.loss_clamp, room=room) or by_autograd(
+        batch_loss(work.loss, model.module, given, rng), model.tensors, work.loss_clamp
+    )
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
     total, examples = torch.zeros(()), 0
@@ -231,7 +232,8 @@ class Corrected:
         self.parts = model.like_tensors(self.gradient)
 
     def __call__(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        torch._foreach_copy_(self.parts, gradients)
+        if gradients[0] is not self.parts[0]:  # those that are computed by hand lie there already
+            torch._foreach_copy_(self.parts, gradients)
         return self.correct(self.gradient, self.model.params, self.start, **self.given)
 
 
