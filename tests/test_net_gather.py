@@ -188,6 +188,17 @@ def test_sums_are_over_all_lives_of_a_peer(network):
     assert summary["bytes_sent"] == RunRecord.load(network.home).network[-1]["bytes_total"] == 40
 
 
+def test_times_are_means_over_peers_and_those_of_the_slowest_in_total(network):
+    for node, seconds in enumerate([{"train": 0.25, "wait": 0.5}, {"train": 0.75}, {}]):
+        rows = network.rows(node)
+        rows[1]["seconds"] = {**seconds, "total": 1.0 + node}
+        network.record(node, rows)
+    network.gather()
+    before, row, *_ = RunRecord.load(network.home).network
+    assert before["seconds"] == {"total": 0.5}  # of peers that measured no phases
+    assert row["seconds"] == pytest.approx({"train": 1 / 3, "wait": 1 / 6, "total": 3.0})
+
+
 def test_rows_of_older_peers_have_fewer_numbers():
     row = {"scope": "node", "round": 2, "node": 0, "bytes": 5}
     assert totals([row]) == {"rounds": 2, "bytes_sent": 5, "wire_bytes": 0, "counters": {}}

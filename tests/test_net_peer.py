@@ -103,6 +103,17 @@ def test_bytes_and_accuracies_are_those_of_the_simulator():
             assert accuracy == pytest.approx(row["accuracy"])
 
 
+def test_where_the_time_of_a_round_went():
+    for peer in play(toy(DecHW())):
+        for row in peer.rows[1:]:
+            total = row["seconds"]["total"]
+            phases = {name: value for name, value in row["seconds"].items() if name != "total"}
+            assert {phases[name] > 0 for name in ("train", "curvature", "wait", "evaluate")} == {
+                True
+            }
+            assert sum(phases.values()) <= total
+
+
 # Data of one's own
 
 

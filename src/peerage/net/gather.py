@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +135,14 @@ def report_of(rows: Iterable[Row]) -> RoundReport:
         for row in rows
     ]
     sent = sum(int(row["bytes"]) for row in rows)
-    longest = max(float(row["seconds"]["total"]) for row in rows)
-    return RoundReport(nodes, sent, None, {"total": longest})
+    return RoundReport(nodes, sent, None, _seconds([row["seconds"] for row in rows]))
+
+
+def _seconds(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of every phase the mean over the peers, and in total the longest."""
+    phases = dict.fromkeys(phase for row in rows for phase in row)
+    means = {phase: fmean(row.get(phase, 0.0) for row in rows) for phase in phases}
+    return means | {"total": max(row["total"] for row in rows)}
 
 
 def _score(row: Row, which: str) -> Score | None:

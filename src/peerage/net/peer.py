@@ -337,8 +337,11 @@ class Peer(Receiver):
                 hoped.append(sender)
             else:
                 self.mailbox.skip(sender)
-        deadline = asyncio.get_running_loop().time() + self.network.patience.step
+        now = asyncio.get_running_loop().time
+        start = now()
+        deadline = start + self.network.patience.step
         found = await self.mailbox.collect(round, hoped, deadline, self._gone)
+        self.shard.seconds["wait"] += now() - start
         self.heard = len(found), len(hoped)
         self._listened |= found.keys()
         if len(found) < len(hoped):
@@ -373,8 +376,8 @@ class Peer(Receiver):
         self.bytes_total += sent
         self.finished = round
         row = node_row(round, mine)
-        row |= {"bytes": sent, "heard": list(self.heard), "seconds": {"total": seconds}}
-        row |= self._news()
+        row |= {"bytes": sent, "heard": list(self.heard)}
+        row |= {"seconds": {**report.seconds, "total": seconds}, **self._news()}
         self.rows.append(row)
         if self._writer is not None:
             self._writer.append(row)
