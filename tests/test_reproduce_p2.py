@@ -96,7 +96,7 @@ def test_a_part_of_a_table_can_be_named():
     }
     images = runner.jobs_of(runner.STUDIES["p2-fig7"], PAPER, ["mnist"])
     assert {job.dataset for job in images} == {"mnist"}
-    assert len(images) == 5 * 3
+    assert len(images) == 6 * 3
     one = runner.jobs_of(runner.STUDIES["p2-fig8"], PAPER, ["dir0.05", "hwa"])
     assert {job.place.setting for job in one} == {"Dir 0.05"}
     # Other papers have coordinates as well.
@@ -176,7 +176,8 @@ def test_figures_take_the_runs_of_the_tables():
 
 def test_one_step_is_one_step_with_all_data():
     jobs = jobs_of("p2-fig7", Plan("paper", seeds=1))
-    assert len(jobs) == 15
+    assert len(jobs) == 3 * 6
+    [newton, *_] = [job for job in jobs if job.place.method == "FedNL"]
     for job in jobs:
         assert job.experiment.table()["model"]["name"] == "logistic"
         assert job.experiment.partition == Dirichlet(alpha=0.1)
@@ -187,7 +188,7 @@ def test_one_step_is_one_step_with_all_data():
             work = job.experiment.work
             assert (work.epochs, work.steps, work.momentum, work.lr) == (1, None, 0.0, 0.1)
             assert work.batch_size >= 60_000  # no client has more
-            assert work.weight_decay == jobs[4].experiment.algorithm.penalty
+            assert work.weight_decay == newton.experiment.algorithm.penalty
     grey = [job.experiment.dataset for job in jobs if job.dataset == "cifar10"]
     assert {(data.grey, data.side) for data in grey} == {(True, 28)}
 

@@ -26,8 +26,12 @@ METHODS = {
     "FedProx": "fedprox:mu=0.1",
     "FedCurv": "fedcurv:strength=1",
     "HWA": "hwa",
+    "HWA (examples)": "hwa:curvature=sample",  # not in the paper: see LINEAR_METHODS
     "FedNL": "fednl:rank=2",
 }
+# Of Fig. 7. A batch is all data of a client there, so the curvature of batches is one squared
+# gradient; that of single examples stands beside it.
+LINEAR_METHODS = (*printed.FOUR, "HWA (examples)", "FedNL")
 SCOPES = {"output": "output", "+ last hidden": "last-hidden", "all layers": "all"}  # Fig. 10
 FIVE, TEN = EPOCHS = (5, 10)  # of local training in a round, as the tables call them
 BYTES = 4  # of a number that is sent

@@ -31,7 +31,9 @@ ANOVA = (
 )
 LINEAR_NOTE = (
     "One step of gradient descent with all data of a client and a rate of 0.1, a guess. FedProx is "
-    "FedAvg then: its pull is zero where the step begins."
+    "FedAvg then: its pull is zero where the step begins. The batch being all data, the curvature "
+    "of HWA is one squared gradient; HWA (examples), which the paper does not have, adds up those "
+    "of single examples."
 )
 NOISE_NOTE = (
     "Noise on every number that a client sends; which levels the paper has is a guess. Without "

@@ -12,6 +12,7 @@ from peerage.reproduce.p2.settings import (
     FASHION,
     FEMNIST,
     FIVE,
+    LINEAR_METHODS,
     METHODS,
     MNIST,
     MODELS,
@@ -93,7 +94,7 @@ def linear_jobs(plan: Plan) -> list[Job]:
             linear(plan, dataset, METHODS[name], seed=seed),
         )
         for dataset in printed.DATASETS
-        for name in (*FOUR, "FedNL")
+        for name in LINEAR_METHODS
         for seed in seeds(plan, dataset)
     ]
 
