@@ -397,10 +397,14 @@ def _stroke(look: Mapping[str, Any], *, dashed: bool = False) -> dict[str, Any]:
 
 
 def _label_look(label: str, number: int) -> dict[str, Any]:
-    """That of an algorithm if the label is one's name, which then looks as it does everywhere."""
-    if label.lower() not in LOOKS:
+    """That of an algorithm if the label is one's name, which then looks as it does everywhere.
+
+    A variant of it, such as `HWA (examples)`, has its look too: draw the line dashed.
+    """
+    name, _, _ = label.partition(" (")
+    if name.lower() not in LOOKS:
         return _column(number)
-    colour, marker = look_of(label)
+    colour, marker = look_of(name)
     return {"color": colour, "marker": marker}
 
 

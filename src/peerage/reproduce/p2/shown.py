@@ -178,7 +178,8 @@ def lines_of(results: Results, key: str, **wanted: Any) -> tuple[Line, ...]:
 
 def line_of(label: str, series: Series, key: str) -> Line:
     rounds, means, stds = series.curve(key)
-    return Line(label, rounds, means, stds if series.seeds > 1 else ())
+    variant = label.endswith(")")  # of a method that is there as well
+    return Line(label, rounds, means, stds if series.seeds > 1 else (), dashed=variant)
 
 
 def plot_of(results: Results, title: str, key: str, **wanted: Any) -> Plot:
