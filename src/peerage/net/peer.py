@@ -377,7 +377,7 @@ class Peer(Receiver):
         self.finished = round
         row = node_row(round, mine)
         row |= {"bytes": sent, "heard": list(self.heard)}
-        row |= {"seconds": {**report.seconds, "total": seconds}, **self._news()}
+        row |= {"seconds": _spent(report.seconds, seconds), **self._news()}
         self.rows.append(row)
         if self._writer is not None:
             self._writer.append(row)
@@ -491,6 +491,12 @@ class Peer(Receiver):
         """Work of the node, beside the event loop, which goes on answering others."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor, lambda: work(*arguments))
+
+
+def _spent(phases: dict[str, float], total: float) -> dict[str, float]:
+    """To the microsecond, and without what took no time: a row is written in every round."""
+    spent = {phase: round(seconds, 6) for phase, seconds in phases.items() if seconds}
+    return {**spent, "total": round(total, 6)}
 
 
 def essence_of(network: Network, prepared: Prepared) -> dict[str, str]:
