@@ -6,9 +6,10 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from command_line import complaint, peerage, start
 
 import peerage as pg
 from peerage.records import RunRecord, read_metrics
+from peerage.running import locked
 
 ROUNDS = 60  # enough that a signal finds the run on its way, also on a busy machine
 SETTINGS = "--nodes 8 --topology ring --epochs 1 --partition dirichlet:alpha=1"
@@ -168,6 +170,15 @@ def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path, through: pg
     assert shared_memory() <= before
     assert RunRecord.load(tmp_path / "run").status == "running"  # it had no time to say more
     resume(tmp_path / "run", "", through)
+
+
+def test_a_lock_that_is_about_to_go_is_waited_for(tmp_path: Path) -> None:
+    """Workers that a killed run has just started still hold its lock, and end at once."""
+    with ExitStack() as worker:
+        worker.enter_context(locked(tmp_path))
+        threading.Timer(0.2, worker.close).start()
+        with locked(tmp_path):
+            pass
 
 
 def work_on(folder: Path, small: pg.Experiment) -> None:

@@ -910,7 +910,7 @@ def test_an_unreadable_revocation_list_closes_the_door(
             for place in range(2):
                 (authority.folder / "revoked.pem").rename(tmp_path / "away.pem")
                 with pytest.raises(Unreachable, match="revocation list of this peer is unreadable"):
-                    await client.send(*message(10, place), 0.5)
+                    await client.send(*message(10, place), 2)
                 assert server.refused["unreadable list"] > 2 * (place + 1)
                 (tmp_path / "away.pem").rename(authority.folder / "revoked.pem")
                 await client.send(*message(10, place), 5)

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from time import monotonic, perf_counter, sleep
+from typing import IO, Any
 
 from torch import Tensor, nn
 
@@ -47,6 +47,7 @@ from peerage.summary import digest, network_row, node_rows, summary_of
 Watch = Callable[[Row], None]  # called with the network row of every finished round
 
 CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every says how often
+ENDING = 1.0  # seconds that the workers of a killed run may hold its lock: they end after it
 
 
 @dataclass(frozen=True)
@@ -420,8 +421,18 @@ def locked(folder: Path) -> Iterator[None]:
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {str(folder)!r}")
     with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(f"another process is working in {folder}; wait for it") from None
+        deadline = monotonic() + ENDING
+        while not _taken(file):
+            if monotonic() > deadline:
+                raise CheckpointError(f"another process is working in {folder}; wait for it")
+            sleep(ENDING / 50)
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
