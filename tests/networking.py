@@ -19,7 +19,9 @@ from peerage.net.transport import MemoryTransport, Post, Transport
 from peerage.net.up import free_ports
 from peerage.prepare import Prepared, prepare
 
-QUICK = Patience(start=5.0, step=3.0, gone=1.0)
+QUICK = Patience(start=5.0, step=3.0, gone=1.0)  # where peers go and are not to be waited for
+CALM = Patience(start=120.0, step=120.0, gone=30.0)  # where all are there, if slow at times
+BROKEN = 300.0  # seconds; only a broken program needs them
 
 
 def network_of(experiment: Experiment, **changes: Any) -> Network:
@@ -63,12 +65,12 @@ def play(
     prepared: Callable[[int], Prepared] | None = None,
     **changes: Any,
 ) -> list[Peer]:
-    """All peers to the end, in one event loop; one thread computes for all."""
+    """All peers to the end, in one event loop; one thread computes for all, and nobody leaves."""
     make = ends or InMemory()
     ready = prepared or (lambda me: prepare(experiment))
 
     async def together() -> list[Peer]:
-        network = network_of(experiment, **changes)
+        network = network_of(experiment, **({"patience": CALM} | changes))
         with ThreadPoolExecutor(1) as executor:
             peers = [
                 Peer(
@@ -124,13 +126,13 @@ class Stage:
         await asyncio.gather(self.tasks[me], return_exceptions=True)
 
     async def until(self, me: int, round: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(BROKEN):
             while self.peers[me].round < round:
                 await asyncio.sleep(0.005)
 
     async def finish(self) -> list[Peer]:
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(BROKEN):
                 await asyncio.wait(self.tasks.values())
             failures = [task.exception() for task in self.tasks.values()]
             for failure in filter(None, failures):

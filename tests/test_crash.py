@@ -22,9 +22,9 @@ import peerage as pg
 from peerage.records import RunRecord, read_metrics
 from peerage.running import locked
 
-ROUNDS = 60  # enough that a signal finds the run on its way, also on a busy machine
+ROUNDS = 120  # enough that a signal finds the run on its way, also on a busy machine
 SETTINGS = "--nodes 8 --topology ring --epochs 1 --partition dirichlet:alpha=1"
-PATIENCE = 60.0  # seconds; only a broken program needs them
+PATIENCE = 180.0  # seconds; only a broken program needs them
 
 
 def experiment(**changes: Any) -> pg.Experiment:

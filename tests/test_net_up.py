@@ -25,6 +25,7 @@ from peerage.net.up import free_ports
 from peerage.records import RunRecord, read_metrics
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
+PATIENCE = 180.0  # seconds; only a broken program needs them
 
 
 def children() -> list[psutil.Process]:
@@ -89,7 +90,7 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60  # only a broken program needs them
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.02)
@@ -135,7 +136,7 @@ def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp
         pytest.skip(f"{number.name} is ignored here, as under nohup")
     with playing(tmp_path) as (process, peers):
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
         assert gone(peers)
     assert process.returncode == 130
     assert out == ""
@@ -204,7 +205,7 @@ def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
         until(lambda: file.exists() and len(read_metrics(file)) > 1, "node 1 has played a round")
         peers = psutil.Process(process.pid).children()
         next(peer for peer in peers if "node-1" in peer.cmdline()).kill()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     finally:
         if process.poll() is None:
             process.kill()
