@@ -201,7 +201,6 @@ def _scalars(series: Series | None, name: str, theta: int) -> Cell:
 
 def _notes(results: Results) -> tuple[str, ...]:
     plan, size = results.plan, SIZES[results.plan.scale]
-    counts = sorted({series.seeds for series in results.series.values()})
     notes = []
     if plan.scale == "smoke":
         notes.append("A trial of the machinery: scikit-learn's digits stand in for every data set.")
@@ -215,9 +214,9 @@ def _notes(results: Results) -> tuple[str, ...]:
             f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "
             "epochs and 1000 rounds, so only the order of the methods can be compared."
         )
-    seeds = " to ".join(str(count) for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
-    several = f"{seeds} seeds; ± is the standard deviation over them."
-    notes.append("One seed." if counts == [1] else several)
+    several = any(series.seeds > 1 for series in results.series.values())
+    over = " ± is the standard deviation over them." if several else ""
+    notes += [f"{counts}{over}" for counts in results.repetitions]
     if plan.fidelity == "code":
         notes.append(
             "As the authors' scripts run: Barabasi-Albert graph, uniform weights, 20 % held out, "
