@@ -186,6 +186,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    machine = environment()
+    # Claims are measured one by one: each says of which commit its numbers are.
+    how = {"repeats": arguments.repeats, "git": machine.pop("git")}
     table = Table("claim", "bound", "measured", "holds")
     for name in arguments.only or CLAIMS:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
@@ -195,8 +198,14 @@ def main() -> None:
         sign = "≥" if lower else "≤"
         table.add_row(text, f"{sign} {bound}", f"{values['ratio']:.3f}", "yes" if holds else "NO")
         rounded = {key: round(value, 4) for key, value in values.items()}
-        results[name] = {"claim": text, "bound": f"{sign} {bound}", "holds": holds, **rounded}
-    results["environment"] = {**environment(), "workers": WORKERS, "repeats": arguments.repeats}
+        results[name] = {
+            "claim": text,
+            "bound": f"{sign} {bound}",
+            "holds": holds,
+            **rounded,
+            **how,
+        }
+    results["environment"] = {**machine, "workers": WORKERS}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(arguments.out, (json.dumps(results, indent=1) + "\n").encode())
     if arguments.out == RESULTS:
