@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,29 @@ def start(
     line: str, *more: object, cwd: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """The same as a process of its own, in a group of its own, so that signals reach all of it."""
-    return subprocess.Popen(
-        [Path(sys.executable).with_name("peerage"), *line.split(), *map(str, more)],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with hearing(signal.SIGHUP, signal.SIGINT):
+        return subprocess.Popen(
+            [Path(sys.executable).with_name("peerage"), *line.split(), *map(str, more)],
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def hearing(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes inherit which signals are ignored, as tests in the background or under nohup do."""
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def complaint(outcome: Outcome) -> str:

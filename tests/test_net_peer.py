@@ -114,6 +114,21 @@ def test_where_the_time_of_a_round_went():
             assert sum(phases.values()) <= total
 
 
+def test_bytes_that_leave_after_the_last_row_are_in_it(tmp_path, monkeypatch):
+    """A row is written as soon as a round is over, and messages of it may still be on their way."""
+    real = MemoryTransport.send
+
+    async def send(self, header, payload, seconds):
+        await asyncio.sleep(0.05)
+        return await real(self, header, payload, seconds)
+
+    monkeypatch.setattr(MemoryTransport, "send", send)
+    for peer in play(toy(DecAvg(), rounds=2), tmp_path):
+        assert peer.rows == read_metrics(tmp_path / str(peer.me) / "metrics.jsonl")
+        counted = sum(row["wire_bytes"] for row in peer.rows)
+        assert counted == peer.transport.counters["bytes_sent"] > 0
+
+
 # Data of one's own
 
 

@@ -132,8 +132,6 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp_path):
-    if signal.getsignal(number) is signal.SIG_IGN:  # its children ignore it then, as they should
-        pytest.skip(f"{number.name} is ignored here, as under nohup")
     with playing(tmp_path) as (process, peers):
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)

@@ -123,6 +123,10 @@ def test_none_is_a_value_where_the_option_allows_it() -> None:
     assert specs.parse("dechw:theta=3", "algorithm", algorithms) == DecHW(theta=3)
     with pytest.raises(InputError, match="beta cannot be 'none'"):
         specs.parse("dechw:beta=none", "algorithm", algorithms)
+    assert specs.parse("femnist:path=none", "dataset", DATASETS).path is None
+    # In a table it could be left out, so here it is the name of a folder.
+    table = {"name": "femnist", "path": "none"}
+    assert specs.from_table(table, "dataset", DATASETS).path == "none"
 
 
 def test_tables_are_as_strict_as_texts() -> None:

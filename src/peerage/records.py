@@ -112,6 +112,12 @@ def truncate_after(path: Path, round: int) -> None:
     write_bytes(path, b"".join(line for row, line in _rows(path) if row["round"] <= round))
 
 
+def amend_last(path: Path, row: Mapping[str, object], remedy: str = "") -> None:
+    """Put another row in the place of the last one."""
+    lines = [line for _, line in _rows(path)]
+    write_bytes(path, b"".join(lines[:-1]) + _dumps(row).encode() + b"\n", remedy)
+
+
 def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> None:
     """One key per line: readable for people, and short when a value is a long list."""
     lines = [f"  {json.dumps(key)}: {_dumps(entry)}" for key, entry in value.items()]

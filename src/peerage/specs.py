@@ -30,7 +30,11 @@ def parse(text: str, kind: str, family: Family) -> Any:
                 f"write {name}:key=value,key=value"
             )
         options[key.strip()] = value.strip()
-    return build(name.strip(), options, kind, family)
+    name = name.strip()
+    hints = get_type_hints(family[name]) if name in family else {}
+    # In a text there is no other way to say None, as there is in a table: to leave it out.
+    options = {k: None if _is_none(v, hints.get(k)) else v for k, v in options.items()}
+    return build(name, options, kind, family)
 
 
 def from_table(table: Mapping[str, Any], kind: str, family: Family) -> Any:
@@ -70,12 +74,11 @@ def construct(cls: type[Any], options: Mapping[str, Any], where: str) -> Any:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """One option as the type that its field declares."""
-    if (
-        isinstance(value, str)
-        and value.lower() in ("none", "null")
-        and type(None) in _members(hint)
-    ):
+    """One option as the type that its field declares.
+
+    The word none stands for None, unless any text will do: a folder may have that name.
+    """
+    if _is_none(value, hint) and str not in _members(hint):
         return None
     try:
         return _adapter(hint).validate_python(value)
@@ -130,6 +133,12 @@ def _plain(option: Any) -> Any:
     if isinstance(option, np.generic):  # a loop over numpy.linspace is a usual way to such a value
         return option.item()
     return [_plain(item) for item in option] if isinstance(option, tuple) else option
+
+
+def _is_none(value: Any, hint: Any) -> bool:
+    """Whether a value is the word for None where that is allowed."""
+    word = isinstance(value, str) and value.lower() in ("none", "null")
+    return word and type(None) in _members(hint)
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

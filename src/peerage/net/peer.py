@@ -34,7 +34,14 @@ from peerage.net.transport import Receiver, Transport, Unreachable
 from peerage.net.wire import REASONS, Header, Rejected, done
 from peerage.prepare import Prepared
 from peerage.privacy import COUNT
-from peerage.records import MetricWriter, Row, read_json, truncate_after, write_json
+from peerage.records import (
+    MetricWriter,
+    Row,
+    amend_last,
+    read_json,
+    truncate_after,
+    write_json,
+)
 from peerage.sim.post import Parcel, Step
 from peerage.sim.shard import BEFORE, NodeReport, References, Shard, ShardReport
 from peerage.summary import node_row
@@ -108,6 +115,7 @@ class Peer(Receiver):
             for peer, outbox in self._outboxes.items():
                 if self.transport.reachable(peer):
                     await outbox.flush(patience.step)
+            self._add_late_news()
         except DiskError as error:
             await self._stuck(error)
             raise
@@ -391,6 +399,18 @@ class Peer(Receiver):
         self._noted = now
         wire = new.pop("wire", 0)
         return {"wire_bytes": wire} | ({"troubles": dict(sorted(new.items()))} if new else {})
+
+    def _add_late_news(self) -> None:
+        """Count in the last row what left, or went wrong, after it was written."""
+        news = self._news()
+        if not self.rows or not any(news.values()):
+            return
+        last = self.rows[-1]
+        last["wire_bytes"] += news["wire_bytes"]
+        troubles = Counter(last.get("troubles", {})) + Counter(news.get("troubles", {}))
+        last |= {"troubles": dict(sorted(troubles.items()))} if troubles else {}
+        if self._writer is not None:
+            amend_last(self._writer.path, last, AGAIN)
 
     def troubles(self) -> dict[str, int]:
         """What went wrong, by reason; the transport knows of those who never got this far."""
