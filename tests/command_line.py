@@ -67,7 +67,7 @@ def start(
 
 @contextlib.contextmanager
 def hearing(*numbers: signal.Signals) -> Iterator[None]:
-    """Processes inherit which signals are ignored, as tests in the background or under nohup do."""
+    """Let processes started here hear these signals, also where tests in the background do not."""
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, signal.SIG_DFL)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from command_line import complaint, peerage, start
+from processes import PATIENCE, gone, until
 
 import peerage as pg
 from peerage.records import RunRecord, read_metrics
@@ -24,7 +25,6 @@ from peerage.running import locked
 
 ROUNDS = 120  # enough that a signal finds the run on its way, also on a busy machine
 SETTINGS = "--nodes 8 --topology ring --epochs 1 --partition dirichlet:alpha=1"
-PATIENCE = 180.0  # seconds; only a broken program needs them
 
 
 def experiment(**changes: Any) -> pg.Experiment:
@@ -45,13 +45,6 @@ def through() -> pg.Result:
     return pg.run(experiment())
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
-
-
 def rounds_of(folder: Path) -> int:
     """How many rounds the metrics hold so far."""
     path = folder / "metrics.jsonl"
@@ -64,12 +57,6 @@ def shared_memory() -> set[str]:
     """What torch and Python leave there when they forget to clean up."""
     names = {path.name for path in Path("/dev/shm").glob("*")}
     return {name for name in names if name.startswith(("psm_", "torch_"))}
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(
-        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes
-    )
 
 
 @contextmanager

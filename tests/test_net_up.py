@@ -6,8 +6,7 @@ import re
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 from command_line import complaint, peerage, start
 from machines import Machines
+from processes import PATIENCE, gone, until
 
 import peerage as pg
 from peerage.errors import Interrupted
@@ -25,7 +25,6 @@ from peerage.net.up import free_ports
 from peerage.records import RunRecord, read_metrics
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
-PATIENCE = 180.0  # seconds; only a broken program needs them
 
 
 def children() -> list[psutil.Process]:
@@ -87,17 +86,6 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
 
 
 # Endings
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.02)
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
 
 
 @contextmanager
@@ -199,7 +187,7 @@ def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
     process = start(line, tmp_path / "up", cwd=tmp_path)
     try:
         file = tmp_path / "up" / "peers" / "node-1" / "metrics.jsonl"
-        # Killed before the first round it would be missed by peers that wait for it to start.
+        # Before the first round, the others would wait for it to come back and start with them.
         until(lambda: file.exists() and len(read_metrics(file)) > 1, "node 1 has played a round")
         peers = psutil.Process(process.pid).children()
         next(peer for peer in peers if "node-1" in peer.cmdline()).kill()

@@ -32,7 +32,7 @@ def parse(text: str, kind: str, family: Family) -> Any:
         options[key.strip()] = value.strip()
     name = name.strip()
     hints = get_type_hints(family[name]) if name in family else {}
-    # In a text there is no other way to say None, as there is in a table: to leave it out.
+    # A text may say none to any option that allows it, as the lists of options do.
     options = {k: None if _is_none(v, hints.get(k)) else v for k, v in options.items()}
     return build(name, options, kind, family)
 
@@ -76,7 +76,8 @@ def construct(cls: type[Any], options: Mapping[str, Any], where: str) -> Any:
 def convert(value: Any, hint: Any, where: str) -> Any:
     """One option as the type that its field declares.
 
-    The word none stands for None, unless any text will do: a folder may have that name.
+    The word none stands for None, unless the option takes any text: a table leaves out what is
+    None, so there it is a word like others, such as the name of a folder.
     """
     if _is_none(value, hint) and str not in _members(hint):
         return None

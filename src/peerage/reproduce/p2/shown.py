@@ -178,7 +178,9 @@ def lines_of(results: Results, key: str, **wanted: Any) -> tuple[Line, ...]:
 
 def line_of(label: str, series: Series, key: str) -> Line:
     """From round 1: the start is the same for all, and so low that the rest would look flat."""
-    rounds, means, stds = (values[series.rounds(key).count(0) :] for values in series.curve(key))
+    curve = series.curve(key)
+    first = curve.rounds.count(0)  # is 1 where there is a value of the start
+    rounds, means, stds = (values[first:] for values in curve)
     variant = label.endswith(")")  # of a method that is there as well
     return Line(label, rounds, means, stds if series.seeds > 1 else (), dashed=variant)
 
