@@ -212,6 +212,17 @@ class Architecture:
                 params[slot.start : slot.start + slot.size] *= gain
         return params
 
+    def state_dict(self, params: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        """The values [d] and [b] by name, each tensor in row-major order."""
+        views = self.layout.views(params) | self.buffer_layout.views(buffers)
+        return {name: view.contiguous() for name, view in views.items()}
+
+    def module(self, params: Tensor, buffers: Tensor) -> nn.Module:
+        """A model with these values, in evaluation mode."""
+        module = self._specimen()
+        module.load_state_dict(self.state_dict(params, buffers), strict=False)  # but for counters
+        return module.eval()
+
     def _specimen(self) -> nn.Module:
         """A model to look at; building it draws values, which must not be noticed elsewhere."""
         with torch.random.fork_rng(devices=[]):

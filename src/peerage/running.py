@@ -73,16 +73,11 @@ class Result:
 
     def state_dict(self, node: int) -> dict[str, Tensor]:
         """The trained parameters and buffers of a node by name."""
-        kind = self.architectures[node]
-        views = kind.layout.views(self.parameters[node])
-        views |= kind.buffer_layout.views(self.buffers[node])
-        return {name: view.contiguous() for name, view in views.items()}
+        return self.architectures[node].state_dict(self.parameters[node], self.buffers[node])
 
     def module(self, node: int) -> nn.Module:
         """The trained model of a node, in evaluation mode."""
-        module = self.architectures[node].build()
-        module.load_state_dict(self.state_dict(node), strict=False)  # counters stay as built
-        return module.eval()
+        return self.architectures[node].module(self.parameters[node], self.buffers[node])
 
     def frame(self, scope: str = "network") -> Any:
         """The rows of one scope (`network` or `node`) as a pandas DataFrame."""
