@@ -13,7 +13,7 @@ ROOT = Path(peerage.__file__).parent
 # From the ground up. Modules in one line may not import each other, except within a package that
 # stands here as a whole.
 ORDER = [
-    ["errors", "randomness"],
+    ["errors", "randomness", "isolation"],
     ["specs", "records", "environment", "aggregation", "vectors", "losses", "persample", "graph"],
     ["random_edges", "local", "state", "requests", "faults", "privacy", "backward"],
     ["topology", "mixing", "rewiring", "models", "data"],

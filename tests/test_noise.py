@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from contextlib import suppress
+from dataclasses import dataclass
 
 import dp_accounting
 import networkx as nx
@@ -13,6 +14,7 @@ from command_line import TINY, peerage
 
 import peerage as pg
 from peerage import HWA, DecAvg, DecHW, Experiment, FedAvg, FedCurv, LocalSGD
+from peerage.algorithm import Dimensions, Form
 from peerage.errors import PeerageWarning
 from peerage.privacy import Noise
 from peerage.testing import NODES, Stopped, simulate, stop_in_round_three, toy
@@ -164,3 +166,29 @@ def test_complaints(flags, complaint, tmp_path):
     assert complaint in done.err
     assert len(done.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True)
+class Numbered(pg.Algorithm[None]):
+    """Sends a whole number beside its model."""
+
+    local: pg.LocalSGD = pg.LocalSGD(steps=1)
+
+    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+        return {"x": Form((dimensions.layout.size,)), "head": Form((1,), torch.int64)}
+
+    async def round(self, node: pg.Node[None]) -> None:
+        inbox = await node.exchange(x=node.params, head=torch.tensor([node.id]))
+        sent = {m.sender: int(m.payload["head"]) for m in inbox.messages}
+        node.note(right=all(sender == head for sender, head in sent.items()))
+
+
+def test_whole_numbers_in_messages_get_no_noise_and_the_user_is_told():
+    experiment = pg.Experiment(
+        algorithm=Numbered(), nodes=3, topology="ring", rounds=1, noise=Noise(sigma=10, clip=1.0)
+    )
+    with pytest.warns(PeerageWarning, match="tensors of whole numbers in messages .* here head"):
+        result = pg.run(experiment)
+    notes = [row["notes"] for row in result.rows if row["scope"] == "node" and "notes" in row]
+    assert notes
+    assert all(note["right"] == 1.0 for note in notes)

@@ -1,9 +1,12 @@
 """States go through tensors and JSON and come back as they were."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peerage.errors import CheckpointError
-from peerage.state import map_tensors, pack, unpack
+from peerage.state import check_state, classes_in, map_tensors, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,29 @@ class Outer:
     inner: Inner
     history: tuple[Inner, ...]
     by_name: dict[str, Any]
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+@dataclass
+class Derived:
+    x: Tensor
+    norm: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.norm = float(self.x.norm())
+
+
+@dataclass(frozen=True)
+class Holder:
+    last: list[Inner] | None
 
 
 def same(a: Any, b: Any) -> bool:
@@ -102,9 +128,24 @@ def test_tensors_that_a_state_holds_twice_get_two_names():
     assert same(unpack(tree, tensors, None), (x, {"again": x}))
 
 
-@pytest.mark.parametrize("state", [{1, 2}, {1: "a"}, object(), b"bytes", Inner])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {1, 2},
+        {1.5: "a"},
+        object(),
+        b"bytes",
+        Inner,
+        deque([1]),
+        defaultdict(list),
+        np.float64(1),
+        torch.Size([2]),
+        Color.RED,
+    ],
+    ids=lambda state: type(state).__name__,
+)
 def test_other_states_are_refused(state):
-    with pytest.raises(CheckpointError, match=f"of type {type(state).__name__} cannot be saved"):
+    with pytest.raises(CheckpointError, match=f"of type {type(state).__name__} cannot be kept"):
         pack((state,), {}, "0.state")
 
 
@@ -120,3 +161,40 @@ def test_other_states_are_refused(state):
 def test_trees_of_another_algorithm_are_refused(tree):
     with pytest.raises(CheckpointError, match="a state that the algorithm does not start with"):
         unpack(tree, {}, EXAMPLE)
+
+
+def test_whole_numbers_and_texts_are_keys():
+    state = {3: torch.ones(1), "all": {0: 2.0}}
+    assert same(round_trip(state, None), state)
+
+
+def test_named_tuples_survive():
+    state = Pair(torch.ones(2), 3)
+    for kept in (round_trip(state, Pair(None, 0)), map_tensors(torch.clone, state)):
+        assert type(kept) is Pair
+        assert same(tuple(kept), (torch.ones(2), 3))
+
+
+def test_fields_that_the_constructor_does_not_take_survive():
+    state = Derived(torch.tensor([3.0, 4.0]))
+    state.norm = 7.0  # not what the constructor would set
+    for kept in (round_trip(state, Derived(torch.zeros(1))), map_tensors(torch.clone, state)):
+        assert same(vars(kept), {"x": torch.tensor([3.0, 4.0]), "norm": 7.0})
+
+
+def test_an_attribute_that_is_no_field_is_refused():
+    state = Derived(torch.zeros(1))
+    state.extra = 1  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="attribute 'extra' of Derived is no field"):
+        pack(state, {}, "0.state")
+
+
+def test_a_class_is_known_from_a_value_or_from_the_type_of_a_field():
+    known = classes_in([Holder(None)])
+    check_state(Holder([Inner(1, torch.zeros(1))]), known)
+    with pytest.raises(CheckpointError, match="holds a Pair, which init does not return; return"):
+        check_state([Pair(1, 2)], known)
+    again = Holder([Inner(1, torch.zeros(2))])
+    found = round_trip(again, [Holder(None)])
+    assert found.last is not None
+    assert same(found.last, again.last)

@@ -8,15 +8,16 @@ clock or file.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from peerage.curvature import Curvature, Gradient, Losses, Part
+from peerage.errors import PeerageError
 from peerage.privacy import Veil
 from peerage.randomness import torch_stream
-from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send, Shared
+from peerage.requests import UNNUMBERED, Call, Inbox, Message, Receive, Send, Shared, recorded
 from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
 
@@ -75,6 +76,7 @@ class Node(Generic[S]):
     shared: Shared = field(default_factory=dict, repr=False)  # see `Inbox.mean`
     veil: Veil | None = field(default=None, repr=False)  # what becomes of a message; see `privacy`
     posted: int = 0  # messages of this round so far
+    calls: set[Call[Any]] = field(default_factory=set, repr=False)  # not yet awaited
 
     def enter(
         self,
@@ -91,7 +93,7 @@ class Node(Generic[S]):
         self.rng = torch_stream(self.seed, "node", self.id, round)
         # Equal on every node: whatever all draw from it alike needs no coordinator.
         self.coin = torch_stream(self.seed, "coin", round)
-        self.notes, self.posted = {}, 0
+        self.notes, self.posted, self.calls = {}, 0, set()
 
     @property
     def neighbours(self) -> tuple[int, ...]:
@@ -107,6 +109,7 @@ class Node(Generic[S]):
         """Numbers about this round that the records should hold beside accuracy and loss."""
         self.notes.update({name: float(value) for name, value in values.items()})
 
+    @recorded
     async def train(self, work: LocalSGD, *, squares: bool = False, **given: Tensor) -> TrainStats:
         """Train the own model; `given` are tensors for the work order's correction or lesson.
 
@@ -116,6 +119,7 @@ class Node(Generic[S]):
         self.params, self.buffers = trained.params, trained.buffers
         return trained.stats
 
+    @recorded
     async def curvature(
         self, kind: str = "batch", batch_size: int = 100, part: Part = None
     ) -> Tensor:
@@ -125,18 +129,22 @@ class Node(Generic[S]):
         """
         return await Curvature(self.params, self.buffers, kind, batch_size, part)
 
+    @recorded
     async def gradient(self) -> Tensor:
         """[d] gradient of the mean loss on the own data, at the own parameters."""
         return await Gradient(self.params, self.buffers)
 
+    @recorded
     async def losses(self, candidates: Sequence[Tensor], examples: int | None = None) -> Tensor:
         """[k] mean losses of candidate parameters, all on the same examples of the own data."""
         return await Losses(tuple(candidates), self.buffers, examples)
 
+    @recorded
     async def send(self, to: int | Iterable[int], **payload: Tensor) -> None:
         """Send to one node or several; messages between two nodes arrive in order."""
         await self._post((to,) if isinstance(to, int) else tuple(to), payload)
 
+    @recorded
     async def receive(self, senders: int | Iterable[int] | None = None) -> Inbox:
         """The next message of each sender (default: of each neighbour)."""
         if senders is None:
@@ -144,6 +152,7 @@ class Node(Generic[S]):
         messages = await Receive((senders,) if isinstance(senders, int) else tuple(senders))
         return self._inbox(messages)
 
+    @recorded
     async def exchange(self, *, to: Iterable[int] | None = None, **payload: Tensor) -> Inbox:
         """Send to the listeners and receive from the neighbours, which are the same unless the
         graph is directed; the inbox includes the own message. With `to`, only these are both.
@@ -154,7 +163,13 @@ class Node(Generic[S]):
         return self._inbox(sorted((*received, own), key=lambda message: message.sender))
 
     async def _post(self, to: tuple[int, ...], payload: dict[str, Tensor]) -> Message:
-        """The own message as it was sent, which is not always what was to be sent."""
+        """Send a payload and return the message as it left the node, after noise."""
+        for name, value in payload.items():
+            if not isinstance(value, Tensor):
+                raise PeerageError(
+                    f"node {self.id} sent {name}={value!r} in round {self.round + 1}; a message "
+                    f"holds tensors only: send torch.tensor({name}), or leave it out"
+                )
         if self.veil is not None and to:
             seed = self.seed if self.veil.secret is None else self.veil.secret
             stream = torch_stream(seed, "noise", self.id, self.round, self.posted)

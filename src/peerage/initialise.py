@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from peerage.errors import InputError
 from peerage.estimation import EstimatedGain
 from peerage.graph import Graph, component_labels, degrees
+from peerage.isolation import exclusive_torch
 from peerage.mixing import gains
 from peerage.randomness import stream_seed
 from peerage.vectors import FlatModel, Layout, float_buffers
@@ -183,12 +184,14 @@ class Architecture:
         return frozenset(weights(module)).union(biases(module) if self.bias == "scaled" else ())
 
     def workbench(self) -> FlatModel:
-        return FlatModel(self.build())
+        return FlatModel(self._specimen())
 
     def initial(self, seed: int, start: int | None, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         """(params [d], buffers [b]) of the start with this number; None is the shared one."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(seed, "init", -1 if start is None else start))
+        with exclusive_torch():
+            torch.default_generator.manual_seed(
+                stream_seed(seed, "init", -1 if start is None else start)
+            )
             module = self.build()
             if self.given and start is not None:
                 redraw(module)
@@ -225,7 +228,7 @@ class Architecture:
 
     def _specimen(self) -> nn.Module:
         """A model to look at; building it draws values, which must not be noticed elsewhere."""
-        with torch.random.fork_rng(devices=[]):
+        with exclusive_torch():
             return self.build()
 
 

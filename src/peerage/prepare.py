@@ -1,7 +1,7 @@
 """From an experiment to a world: load, split, wire and check, before anything is written."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from peerage.algorithm import Dimensions
 from peerage.data import Dataset, cache_folder, hold_out, label_counts
 from peerage.data.datasets import DATASETS
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment import Experiment, display_name
 from peerage.graph import Graph
 from peerage.initialise import Architecture, own_architecture
+from peerage.isolation import exclusive_torch
 from peerage.local import Examples
 from peerage.mixing import describe
 from peerage.models import MODELS, default_model
@@ -76,6 +78,8 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         spread=experiment.evaluation.spread,
         cache=work_cache(),
     )
+    for caveat in whole_numbers(world, dataset):
+        warnings.warn(caveat, PeerageWarning, stacklevel=3)
     setup = {
         "allocation": counts[: world.peers].tolist(),  # of those who have data, without a hub
         "classes": list(dataset.classes),
@@ -86,6 +90,26 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         "test_examples": len(world.test),
     }
     return Prepared(experiment, world, setup)
+
+
+def whole_numbers(world: World, dataset: Dataset) -> Iterable[str]:
+    """A warning about the tensors in messages that noise leaves as they are, if there are any."""
+    if not world.noise.active:
+        return
+    shape, classes = dataset.shape, len(dataset.classes)
+    names = {
+        name
+        for kind in world.architectures.values()
+        for name, form in world.algorithm.speaks(
+            Dimensions(kind.layout, kind.buffer_layout.size, world.nodes, classes, shape)
+        ).items()
+        if not form.dtype.is_floating_point
+    }
+    if names:
+        yield (
+            "noise and clip leave tensors of whole numbers in messages as they are, here "
+            f"{', '.join(sorted(names))}; they have no privacy"
+        )
 
 
 def alone(prepared: Prepared, node: int, secret: int | None = None) -> Prepared:
@@ -181,7 +205,8 @@ def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, A
 
 def check_fit(architecture: Architecture, dataset: Dataset) -> None:
     """Try two examples: a model that does not fit the data should say so before the run."""
-    module = architecture.build().eval()
+    with exclusive_torch():
+        module = architecture.build().eval()
     if not list(module.parameters()):
         raise InputError(f"model {architecture.name!r} has no parameters to learn")
     examples = dataset.train_x[:2]

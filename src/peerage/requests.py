@@ -4,9 +4,10 @@
 three kinds and nothing about any algorithm.
 """
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from peerage.local import Local
 
 UNNUMBERED = -1  # of a message that was not sent through a node
-Shared = dict[str, tuple[Any, Tensor]]  # name -> what its last mean was made of, and the mean
+Shared = dict[str, tuple[Any, Tensor]]  # name -> what identifies its last mean, and the mean
 A = TypeVar("A", covariant=True)  # what a request is answered with
+P = ParamSpec("P")
 
 
 class Request(Generic[A]):
@@ -32,6 +34,34 @@ class Request(Generic[A]):
     def __await__(self) -> Generator["Request[Any]", Any, A]:
         answer: A = yield self
         return answer
+
+
+class Call(Generic[A]):
+    """A call of one of a node's methods, which begins when it is awaited."""
+
+    def __init__(
+        self, name: str, begin: Callable[[], Coroutine[Any, Any, A]], calls: set["Call[Any]"]
+    ) -> None:
+        self.name, self.begin, self.calls = name, begin, calls
+        calls.add(self)
+
+    def __await__(self) -> Generator[Any, Any, A]:
+        self.calls.discard(self)
+        return self.begin().__await__()
+
+
+def recorded(method: Callable[P, Coroutine[Any, Any, A]]) -> Callable[P, Awaitable[A]]:
+    """Record calls of a node's method in `node.calls` until they are awaited.
+
+    Python only warns about a forgotten `await`, and the node would go on without the work.
+    """
+
+    @wraps(method)
+    def call(*arguments: P.args, **options: P.kwargs) -> Call[A]:
+        node: Any = arguments[0]
+        return Call(method.__name__, partial(method, *arguments, **options), node.calls)
+
+    return call
 
 
 class Compute(Request[A]):
@@ -110,16 +140,20 @@ class Inbox:
         """[d] the weighted mean of the named vectors.
 
         Nodes that one process simulates, and that hear the same with the same weights, share the
-        answer: on a complete graph it is computed once. The last answer alone is kept, as nodes
-        that share one come after each other there, and models may be large.
+        work: on a complete graph the mean is computed once, and each node gets a copy. Only the
+        last mean is kept, as such nodes follow each other there, and models may be large.
         """
         heard = tuple((message.sender, message.number) for message in self.messages)
         if any(number == UNNUMBERED for _, number in heard):
             return weighted_mean(self[name], weights)
         key = (heard, tuple(weights.tolist()))
-        if name not in self.shared or self.shared[name][0] != key:
-            self.shared[name] = key, weighted_mean(self[name], weights)
-        return self.shared[name][1]
+        known, last = self.shared.get(name, (None, torch.empty(0)))
+        # The node that got it first owns the tensor, and may have changed it in place since.
+        if known == (key, last._version):
+            return last.clone()
+        mean = weighted_mean(self[name], weights)
+        self.shared[name] = (key, mean._version), mean
+        return mean
 
     def weights(self, kind: str) -> Tensor:
         """[k] `data`, `uniform`, `metropolis` or `graph` weights, by name."""

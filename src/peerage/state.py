@@ -1,63 +1,95 @@
 """What a node remembers, as tensors and JSON: for checkpoints, without pickle.
 
-A state may be None, a number, a text, a tensor, a tuple, list or dictionary of states, or a
-dataclass of them. Dataclasses are rebuilt from an example of the state: what `Algorithm.init` gave.
+A state may be None, a number, a text, a tensor, a tuple, list, named tuple or dataclass of states,
+or a dictionary of states whose keys are texts or whole numbers. Named tuples and dataclasses are
+rebuilt from an example of the state: what `Algorithm.init` gave, and the types that its dataclasses
+declare for their fields.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from math import isfinite
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from torch import Tensor
 
 from peerage.errors import CheckpointError
 
+ALLOWED = (
+    "use tensors, numbers, texts, tuples, lists, dictionaries with texts or whole numbers as keys, "
+    "named tuples or dataclasses"
+)
+Classes = dict[str, type[Any]]  # name -> a dataclass or named tuple that a state may hold
+
 
 def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """The same state with every tensor replaced; an untouched state is returned as it is."""
+    """The same state in new containers, with every tensor replaced."""
     if isinstance(state, Tensor):
         return change(state)
-    if type(state) in (tuple, list):
+    if _is_named_tuple(state):
+        return type(state)._make(map_tensors(change, item) for item in state)
+    if isinstance(state, tuple | list):
         return type(state)(map_tensors(change, item) for item in state)
     if isinstance(state, dict):
         return {key: map_tensors(change, item) for key, item in state.items()}
-    if is_dataclass(state) and not isinstance(state, type):
+    if _is_dataclass(state):
         items = {f.name: map_tensors(change, getattr(state, f.name)) for f in fields(state)}
-        return type(state)(**items)
+        return _rebuild(type(state), items)
     return state
+
+
+def check_state(state: Any, known: Classes) -> None:
+    """Raise a CheckpointError if the state would not come back from a checkpoint as it is.
+
+    `known` are the classes that can be rebuilt; see `classes_in`.
+    """
+    pack(state, {}, "")
+    for kind in _kinds(state):
+        if known.get(kind.__name__) is not kind:
+            raise CheckpointError(
+                f"the state holds a {kind.__name__}, which init does not return; return one from "
+                "init, or declare it as the type of a field of what init returns"
+            )
 
 
 def pack(state: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
     """A JSON tree for the state; its tensors go into `tensors` under names with the prefix."""
-    if isinstance(state, float) and not isfinite(state):
+    if type(state) is float and not isfinite(state):
         return {"float": str(state)}  # JSON has no infinity and no NaN
-    if state is None or isinstance(state, bool | int | float | str):
+    if state is None or type(state) in (bool, int, float, str):  # not an enumeration or the like
         return {"value": state}
     if isinstance(state, Tensor):
         name = f"{prefix}.{len(tensors)}"
         tensors[name] = state
         return {"tensor": name}
-    if type(state) in (tuple, list):  # not a named tuple, which could not be rebuilt
+    if _is_named_tuple(state):
+        items = {name: pack(getattr(state, name), tensors, prefix) for name in state._fields}
+        return {"namedtuple": type(state).__name__, "fields": items}
+    if type(state) in (tuple, list):
         kind = "tuple" if isinstance(state, tuple) else "list"
         return {kind: [pack(item, tensors, prefix) for item in state]}
-    if isinstance(state, dict) and all(isinstance(key, str) for key in state):
+    if type(state) is dict and all(type(key) is str for key in state):
         return {"dict": {key: pack(item, tensors, prefix) for key, item in state.items()}}
-    if is_dataclass(state) and not isinstance(state, type):
+    if type(state) is dict and all(type(key) in (str, int) for key in state):
+        return {"pairs": [[key, pack(item, tensors, prefix)] for key, item in state.items()]}
+    if _is_dataclass(state):
+        for name in _lost(state):
+            raise CheckpointError(
+                f"attribute {name!r} of {type(state).__name__} is no field, and would be lost; "
+                "declare it as one"
+            )
         items = {f.name: pack(getattr(state, f.name), tensors, prefix) for f in fields(state)}
         return {"dataclass": type(state).__name__, "fields": items}
-    raise CheckpointError(
-        f"a state of type {type(state).__name__} cannot be saved; "
-        "use tensors, numbers, texts, tuples, lists, dictionaries with text keys or dataclasses"
-    )
+    raise CheckpointError(f"a state of type {type(state).__name__} cannot be kept; {ALLOWED}")
 
 
 def unpack(tree: Any, tensors: dict[str, Tensor], example: Any) -> Any:
-    """The state that `pack` described; `example` shows which dataclasses occur in it."""
-    return _unpack(tree, tensors, _dataclasses(example))
+    """The state that `pack` described; `example` shows which classes occur in it."""
+    return _unpack(tree, tensors, classes_in(example))
 
 
-def _unpack(tree: Any, tensors: dict[str, Tensor], known: dict[str, type[Any]]) -> Any:
+def _unpack(tree: Any, tensors: dict[str, Tensor], known: Classes) -> Any:
     match tree:
         case {"value": value}:
             return value
@@ -71,24 +103,77 @@ def _unpack(tree: Any, tensors: dict[str, Tensor], known: dict[str, type[Any]]) 
             return [_unpack(item, tensors, known) for item in items]
         case {"dict": items}:
             return {key: _unpack(item, tensors, known) for key, item in items.items()}
-        case {"dataclass": name, "fields": items} if name in known:
+        case {"pairs": pairs}:
+            return {key: _unpack(item, tensors, known) for key, item in pairs}
+        case {"namedtuple": name, "fields": items} if name in known:
             return known[name](**{k: _unpack(v, tensors, known) for k, v in items.items()})
+        case {"dataclass": name, "fields": items} if name in known:
+            return _rebuild(known[name], {k: _unpack(v, tensors, known) for k, v in items.items()})
     raise CheckpointError(
         f"the checkpoint holds a state that the algorithm does not start with: {str(tree)[:80]}; "
         "it was written by another version of the algorithm"
     )
 
 
-def _dataclasses(state: Any) -> dict[str, type[Any]]:
-    found: dict[str, type[Any]] = {}
-    if isinstance(state, tuple | list):
-        for item in state:
-            found |= _dataclasses(item)
-    elif isinstance(state, dict):
-        for item in state.values():
-            found |= _dataclasses(item)
-    elif is_dataclass(state) and not isinstance(state, type):
-        found[type(state).__name__] = type(state)
-        for f in fields(state):
-            found |= _dataclasses(getattr(state, f.name))
+def classes_in(state: Any) -> Classes:
+    """The dataclasses and named tuples in a state, and those that their fields are declared as."""
+    found: Classes = {}
+    for kind in _kinds(state):
+        _add_declared(kind, found)
     return found
+
+
+def _kinds(state: Any) -> Iterator[type[Any]]:
+    if _is_named_tuple(state) or _is_dataclass(state):
+        yield type(state)
+    if isinstance(state, tuple | list):
+        items = list(state)
+    elif isinstance(state, dict):
+        items = list(state.values())
+    elif _is_dataclass(state):
+        items = [getattr(state, f.name) for f in fields(state)]
+    else:
+        items = []
+    for item in items:
+        yield from _kinds(item)
+
+
+def _add_declared(kind: Any, found: Classes) -> None:
+    """Add a class, and whatever the types of its fields name, such as `Reply` in `Reply | None`."""
+    for argument in get_args(kind):
+        _add_declared(argument, found)
+    named_tuple = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+    if not (named_tuple or (isinstance(kind, type) and is_dataclass(kind))):
+        return
+    if kind.__name__ in found:
+        return
+    found[kind.__name__] = kind
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # a class that is defined inside a function: then its instances tell
+        return
+    for hint in hints.values():
+        _add_declared(hint, found)
+
+
+def _rebuild(kind: type[Any], values: dict[str, Any]) -> Any:
+    """A dataclass with these fields, also those that `__init__` does not take or would change."""
+    new = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(new, name, value)
+    return new
+
+
+def _lost(state: Any) -> list[str]:
+    """Attributes of a dataclass that are neither fields nor computed again when they are needed."""
+    names = {f.name for f in fields(state)}
+    left = sorted(getattr(state, "__dict__", {}).keys() - names)
+    return [n for n in left if not isinstance(getattr(type(state), n, None), cached_property)]
+
+
+def _is_dataclass(state: Any) -> bool:
+    return is_dataclass(state) and not isinstance(state, type)
+
+
+def _is_named_tuple(state: Any) -> bool:
+    return isinstance(state, tuple) and hasattr(state, "_fields")

@@ -106,6 +106,18 @@ class Layout:
         return torch.cat([slot.view(vector).reshape(-1) for slot in self.slots])
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite.
+
+    >>> all_finite(torch.tensor([1.0, 3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    if not tensor.is_floating_point():
+        return True
+    # One sum tells for nearly all; it may overflow where every entry is finite.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
 def float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Running statistics and the like; integer buffers, such as counters, stay with the module."""
     return [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]

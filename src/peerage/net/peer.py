@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from peerage import checkpoint
-from peerage.errors import DiskError, Diverged, InputError
+from peerage.errors import DiskError, Diverged, InputError, PeerageError
 from peerage.faults import Way
 from peerage.net.doubts import Doubts
 from peerage.net.mailbox import Mailbox
@@ -42,7 +42,7 @@ from peerage.records import (
     truncate_after,
     write_json,
 )
-from peerage.sim.post import Parcel, Step
+from peerage.sim.post import Parcel, Step, check_combined, check_finite
 from peerage.sim.shard import BEFORE, NodeReport, References, Shard, ShardReport
 from peerage.summary import node_row
 
@@ -247,6 +247,9 @@ class Peer(Receiver):
         try:
             sent = await self._converse(round, lambda: self.shard.begin(round, evaluate))
             report = await self._compute(self.shard.finish)
+            if report.broken and self._listened:  # messages of finite numbers may still overflow
+                raise PeerageError("the messages combined to NaN or infinite parameters")
+            check_combined(round, report.broken)
             self.doubts.succeeded()
         except (DiskError, Diverged, InputError):
             raise
@@ -282,11 +285,7 @@ class Peer(Receiver):
         sent = 0
         step = await self._compute(begin)
         while True:
-            if step.diverged:
-                raise Diverged(
-                    f"the loss or the parameters became NaN or infinite in round {round + 1}; "
-                    "lower --lr (or the gain) and run again"
-                )
+            check_finite(round, [step])
             self._remember_releases()
             for parcel in step.parcels:
                 sent += self._post(parcel, round, places, way)

@@ -26,11 +26,11 @@ from peerage.experiment import Experiment, display_name
 from peerage.faults import Faults
 from peerage.graph import degrees
 from peerage.initialise import Architecture
+from peerage.isolation import exclusive_torch
 from peerage.local import Examples
 from peerage.models import MODELS
 from peerage.records import write_json
 from peerage.reproduce.study import Calculation, Job, Training
-from peerage.sim.lockstep import one_thread
 from peerage.topology import Complete, ErdosRenyi
 from peerage.training import LocalSGD, train
 
@@ -238,7 +238,7 @@ def measure_products() -> tuple[float]:
 
 def alone(trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
     """A trial with one thread, as the workers have."""
-    with one_thread():
+    with exclusive_torch():
         return trial()
 
 

@@ -1,19 +1,17 @@
 """The engine: rounds in lockstep over a team of shards, wherever these live."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import torch
 from torch import Tensor
 
-from peerage.errors import Diverged
 from peerage.evaluation import Deviations, consensus_distance
-from peerage.sim.post import PostOffice, Step
+from peerage.isolation import exclusive_torch
+from peerage.sim.post import PostOffice, Step, check_combined, check_finite
 from peerage.sim.shard import BEFORE, PHASES, NodeReport, References, Shard, ShardReport
 from peerage.sim.world import World
 
@@ -32,23 +30,10 @@ class Team(Protocol):
     def close(self) -> None: ...
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """The order of floating-point sums depends on the number of threads; and workers need them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 class SerialTeam:
     """One shard with all nodes, in this process: the reference."""
 
     def __init__(self, world: World) -> None:
-        self.threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the order of floating-point sums depends on it
         self.members = [range(world.nodes)]
         self.shard = Shard(world, range(world.nodes), References())
 
@@ -59,7 +44,7 @@ class SerialTeam:
         return place
 
     def close(self) -> None:
-        torch.set_num_threads(self.threads)
+        """Nothing to end: there is no process but this one."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +78,9 @@ class Lockstep:
     def round(self, round: int, evaluate: bool) -> RoundReport:
         start = perf_counter()
         sent = self._converse(round, self._all("begin", round, evaluate))
-        return self._merge(self._all("finish"), sent, perf_counter() - start)
+        reports = self._all("finish")
+        check_combined(round, (node for report in reports for node in report.broken))
+        return self._merge(reports, sent, perf_counter() - start)
 
     def prelude(self) -> int:
         """Let the nodes find out what they need before the first round; the bytes they send."""
@@ -106,9 +93,7 @@ class Lockstep:
         absent = set(range(self.world.nodes)).difference(self.world.present(round))
         office = PostOffice(self.world.way(round), absent)
         while True:
-            diverged = sorted(node for step in steps for node in step.diverged)
-            if diverged:
-                raise Diverged(_diverged(diverged, round))
+            check_finite(round, steps)
             for step in steps:
                 office.accept(step)
             deliveries = office.deliver()
@@ -127,7 +112,7 @@ class Lockstep:
     def deviations(self, round: int) -> dict[str, dict[str, float]]:
         """How the tensors of those who are there spread over parameters and over nodes (P4)."""
         found = Deviations()
-        with one_thread():
+        with exclusive_torch():
             present = self.world.present(round)
             for node in dict.fromkeys(self.world.keeper(node) for node in present):
                 architecture = self.world.architecture(node)
@@ -165,6 +150,7 @@ class Lockstep:
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         return self.team.call(method, [arguments] * len(self.team.members))
 
+    @exclusive_torch()
     def _merge(self, reports: list[ShardReport], sent: int, wall: float) -> RoundReport:
         nodes = sorted((n for r in reports for n in r.nodes), key=lambda report: report.node)
         phases = sorted({phase for r in reports for phase in r.seconds} | set(PHASES))
@@ -177,11 +163,3 @@ class Lockstep:
         several = sums and self.world.hub is None  # with a hub, there is one model
         consensus = consensus_distance(sums, squares) if several else None
         return RoundReport(nodes, sent, consensus, {**seconds, "total": wall})
-
-
-def _diverged(nodes: list[int], round: int) -> str:
-    some = ", ".join(map(str, nodes[:10])) + (", ..." if len(nodes) > 10 else "")
-    return (
-        f"the loss or the parameters of node{'s' * (len(nodes) > 1)} {some} became NaN or infinite "
-        f"in round {round + 1}; lower --lr (or the gain) and run again"
-    )

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from peerage import errors
 from peerage.errors import InputError, PeerageError, WorkerDied
+from peerage.isolation import exclusive_torch
 from peerage.sim.shard import Shard
 from peerage.sim.world import World
 
@@ -147,7 +148,8 @@ class PoolTeam:
                 name=f"peerage-worker-{worker}",
                 daemon=True,
             )
-            process.start()
+            with exclusive_torch():  # a fork while another thread is in torch copies held locks
+                process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from peerage.errors import PeerageError
+from peerage.errors import Diverged, PeerageError
 from peerage.faults import Way
 from peerage.requests import UNNUMBERED
 
@@ -37,7 +37,41 @@ class Step:
     parcels: list[Parcel] = field(default_factory=list)
     waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # node -> senders
     finished: list[int] = field(default_factory=list)
-    diverged: list[int] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)  # in training
+    spoilt: dict[int, str] = field(default_factory=dict)  # sender -> a tensor that is not finite
+
+
+def check_finite(round: int, steps: Iterable[Step]) -> None:
+    """Raise `Diverged` if numbers became NaN or infinite in training, or were sent like that."""
+    steps = list(steps)
+    diverged = sorted(node for step in steps for node in step.diverged)
+    if diverged:
+        raise Diverged(
+            f"the loss or the parameters of {_nodes(diverged)} became NaN or infinite in round "
+            f"{round + 1}; lower --lr (or the gain) and run again"
+        )
+    spoilt = {node: name for step in steps for node, name in step.spoilt.items()}
+    if spoilt:
+        name = spoilt[min(spoilt)]
+        raise Diverged(
+            f"{_nodes(sorted(spoilt))} sent NaN or infinite numbers in round {round + 1}, in "
+            f"tensor {name!r}; check how the algorithm computes it"
+        )
+
+
+def check_combined(round: int, broken: Iterable[int]) -> None:
+    """Raise `Diverged` if a round left nodes with parameters that are NaN or infinite."""
+    nodes = sorted(broken)
+    if nodes:
+        raise Diverged(
+            f"the parameters of {_nodes(nodes)} became NaN or infinite in round {round + 1}, after "
+            "training; check what the algorithm assigns to node.params"
+        )
+
+
+def _nodes(nodes: list[int]) -> str:
+    some = ", ".join(map(str, nodes[:10])) + (", ..." if len(nodes) > 10 else "")
+    return f"node{'s' * (len(nodes) > 1)} {some}"
 
 
 class PostOffice:

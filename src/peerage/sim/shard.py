@@ -15,12 +15,15 @@ from peerage.algorithm import Node
 from peerage.errors import InputError, PeerageError
 from peerage.evaluation import Movement, Score, Spread, movement, score
 from peerage.graph import Neighbours
+from peerage.isolation import exclusive_torch
 from peerage.local import Local
+from peerage.randomness import torch_stream
 from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared
 from peerage.sim.post import Parcel, Step
 from peerage.sim.world import World
-from peerage.state import map_tensors, pack, unpack
+from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
 from peerage.training import Train, Trained
+from peerage.vectors import all_finite
 
 BEFORE = -1  # the round before the first, in which nodes learn about the network
 PHASES = ("train", "curvature", "losses", "compute", "combine", "exchange", "evaluate", "wait")
@@ -72,6 +75,7 @@ class NodeReport:
 @dataclass(frozen=True)
 class ShardReport:
     nodes: list[NodeReport]
+    broken: list[int]  # nodes whose parameters are no longer finite numbers
     spread: list[tuple[str, Any]]  # (architecture, place of the sum of parameters)
     squares: dict[str, dict[int, float]]
     seconds: dict[str, float]
@@ -83,6 +87,7 @@ class Member:
 
     node: Node[Any]
     memory: dict[str, Tensor] = field(default_factory=dict)
+    classes: Classes = field(default_factory=dict)  # of which its state may be made
     local: Local | None = None
     coroutine: Coroutine[Any, Any, None] | None = None
     answer: Any = None
@@ -93,6 +98,8 @@ class Member:
     before: Tensor | None = None  # parameters at the start of a round whose movement is measured
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
     moved: Movement | None = None
+    finite: Tensor | None = None  # the parameters from training, which were found to be so
+    broken: bool = False  # whether its parameters are no longer finite numbers
 
 
 Play = Callable[[Node[Any]], Coroutine[Any, Any, None]]
@@ -102,8 +109,10 @@ Stamped = tuple[int, str, Tensor, int]  # sender, name, tensor, how often it had
 class Shard:
     """Drives the coroutines of its nodes; every method is one order of the lockstep engine."""
 
+    @exclusive_torch()
     def __init__(self, world: World, nodes: Sequence[int], store: Store) -> None:
         self.world, self.store = world, store
+        self.kept: set[int] = set()  # addresses of what nodes keep after this round
         self.shared: Shared = {}  # results that nodes of this shard have in common
         self.opened: dict[tuple[int, int], Message] = {}  # messages of this round by sender, number
         self.models = {name: a.workbench() for name, a in world.architectures.items()}
@@ -143,7 +152,12 @@ class Shard:
             )
         )
         self._enter(member.node, 0, world.neighbours(0), world.listeners(0))
+        # Not the streams of round 0: there, the same numbers would come again.
+        member.node.rng = torch_stream(world.seed, "init-node", node)
+        member.node.coin = torch_stream(world.seed, "init-coin")
         member.node.state = world.algorithm.init(member.node)
+        member.classes = classes_in(member.node.state)
+        self._keep(member)
         veil = world.veil(node, member.memory)
         if veil is not None:
             veil.heard([{"x": params}])
@@ -157,9 +171,11 @@ class Shard:
 
     # The round
 
+    @exclusive_torch()
     def begin(self, round: int, evaluate: bool) -> Step:
         return self._start(round, evaluate, self.world.algorithm.round)
 
+    @exclusive_torch()
     def prelude(self) -> Step:
         """As `begin`, for what comes before the first round: its answer scales initial weights."""
         return self._start(BEFORE, False, self._amplify)
@@ -200,21 +216,25 @@ class Shard:
             member.coroutine = None
         return self._advance(member.node.id for member in self.present)
 
+    @exclusive_torch()
     def resume(self, deliveries: Mapping[int, list[Parcel]]) -> Step:
         for node, parcels in deliveries.items():
             self.members[node].answer = tuple(self._timed("exchange", self._open, parcels))
         return self._advance(deliveries)
 
+    @exclusive_torch()
     def finish(self) -> ShardReport:
         """Close the round: check what the contract promises, and say what was measured."""
         _check_unchanged(self.sent)
+        self.kept.clear()
         for member in self.present:
             if member.before is not None:
                 member.moved = movement(member.before, member.node.params, member.trained)
-            self._settle(member.node)
+            self._settle(member)
             self._judge(member)
         return self._report()
 
+    @exclusive_torch()
     def measure(self) -> ShardReport:
         """Judge the models as they are, without a round."""
         self.store.clear()
@@ -242,11 +262,12 @@ class Shard:
         assert member.local is not None
         node = member.node
         if member.coroutine is None:
-            member.coroutine = self.play(node)
+            member.coroutine = self._coroutine(node)
         while True:
             try:
                 request = self._timed("combine", member.coroutine.send, member.answer)
             except StopIteration:
+                _check_awaited(node)
                 step.finished.append(node.id)
                 return
             member.answer = None
@@ -266,12 +287,31 @@ class Shard:
                     step.waiting[node.id] = request.senders
                     return
                 step.parcels.append(self._timed("exchange", self._post, node, request))
+                step.spoilt |= self._timed("exchange", self._spoilt, member, request.payload)
             else:
                 raise PeerageError(f"the algorithm awaited {request!r}, which is not a request")
+
+    def _coroutine(self, node: Node[Any]) -> Coroutine[Any, Any, None]:
+        coroutine: Any = self.play(node)
+        if not isinstance(coroutine, Coroutine):
+            name = type(self.world.algorithm).__name__
+            raise PeerageError(
+                f"{name}.round gave {coroutine!r} instead of a coroutine; "
+                "define it as `async def round(self, node)`"
+            )
+        return coroutine
+
+    def _spoilt(self, member: Member, payload: Mapping[str, Tensor]) -> dict[int, str]:
+        """The node and the name of a tensor that it sends, if that has NaN or infinite entries."""
+        for name, tensor in payload.items():
+            if tensor is not member.finite and not all_finite(tensor):
+                return {member.node.id: name}
+        return {}
 
     def _note(self, member: Member, trained: Trained) -> bool:
         """Record a training result; False if it is no longer made of finite numbers."""
         stats = trained.stats
+        member.finite = trained.params if trained.finite else None
         member.train_loss += stats.loss * stats.examples
         member.train_examples += stats.examples
         return trained.finite
@@ -308,20 +348,33 @@ class Shard:
             messages.append(message)
         return messages
 
-    def _settle(self, node: Node[Any]) -> None:
+    def _settle(self, member: Member) -> None:
         """What a node keeps must be whole and its own: payloads are forgotten after the round."""
+        node = member.node
+        check_state(node.state, member.classes)
         if self.world.keeper(node.id) != node.id:
             node.params, node.buffers = torch.empty(0), torch.empty(0)
-            node.state = map_tensors(self.store.own, node.state)
-            return
-        if node.params.shape != (node.layout.size,) or node.params.dtype != torch.float32:
+        elif node.params.shape != (node.layout.size,) or node.params.dtype != torch.float32:
             raise PeerageError(
                 f"the algorithm gave node {node.id} parameters of shape {tuple(node.params.shape)} "
                 f"and type {node.params.dtype}; its model needs ({node.layout.size},) in float32"
             )
-        node.params = self.store.own(node.params)
-        node.buffers = self.store.own(node.buffers)
-        node.state = map_tensors(self.store.own, node.state)
+        kept = (node.params, node.buffers)
+        member.broken = not all(x is member.finite or all_finite(x) for x in kept)
+        self._keep(member)
+
+    def _keep(self, member: Member) -> None:
+        """Give what a node keeps memory of its own, so that no other node can change it."""
+        node = member.node
+        node.params, node.buffers = self._own(node.params), self._own(node.buffers)
+        node.state = map_tensors(self._own, node.state)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        own = self.store.own(tensor)
+        if own.numel() and own.untyped_storage().data_ptr() in self.kept:
+            own = own.clone()
+        self.kept.add(own.untyped_storage().data_ptr())
+        return own
 
     # Measuring
 
@@ -337,11 +390,12 @@ class Shard:
             member.train_loss, member.train_examples = 0.0, 0
             member.score, member.validation = None, None
             member.before, member.trained, member.moved = None, [], None
+            member.finite, member.broken = None, False
 
     def _judge(self, member: Member) -> None:
         """Once in a round that is judged, and only those who keep a model."""
         keeps = self.world.keeper(member.node.id) == member.node.id
-        if self.evaluating and keeps and member.score is None:
+        if self.evaluating and keeps and not member.broken and member.score is None:
             self._timed("evaluate", self._evaluate, member)
 
     def _evaluate(self, member: Member) -> None:
@@ -367,7 +421,8 @@ class Shard:
             for m in self.present
         ]
         spread = [(name, self.store.put(total)) for name, total in self.spread.sums.items()]
-        return ShardReport(reports, spread, self.spread.squares, self.seconds)
+        broken = [m.node.id for m in self.present if m.broken]
+        return ShardReport(reports, broken, spread, self.spread.squares, self.seconds)
 
     def _timed(self, phase: str, call: Any, *arguments: Any) -> Any:
         start = perf_counter()
@@ -424,6 +479,16 @@ class Shard:
 
 def _stamped(messages: Iterable[Message]) -> list[Stamped]:
     return [(m.sender, name, x, x._version) for m in messages for name, x in m.payload.items()]
+
+
+def _check_awaited(node: Node[Any]) -> None:
+    """A method of a node that was called without `await` has done nothing."""
+    forgotten = sorted({call.name for call in node.calls})
+    if forgotten:
+        raise PeerageError(
+            f"node {node.id} called node.{forgotten[0]} without await in round {node.round + 1}, "
+            f"so nothing happened; write `await node.{forgotten[0]}(...)`"
+        )
 
 
 def _check_unchanged(stamped: Iterable[Stamped]) -> None:

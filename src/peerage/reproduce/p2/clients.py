@@ -13,11 +13,11 @@ from peerage.data.datasets import DATASETS
 from peerage.data.partition import stratified
 from peerage.evaluation import score
 from peerage.experiment import Experiment, display_name
+from peerage.isolation import exclusive_torch
 from peerage.local import Local
 from peerage.prepare import prepare
 from peerage.randomness import numpy_stream
 from peerage.reproduce.calibrate import examples, parameters
-from peerage.sim.lockstep import one_thread
 from peerage.sim.world import World
 from peerage.training import Train
 from peerage.vectors import Layout
@@ -73,7 +73,7 @@ class Client:
         hub = self.nodes
         params, buffers = world.architecture(hub).initial(seed, hub)
         curves: dict[str, list[float]] = {"accuracy": [], "loss": []}
-        with one_thread():
+        with exclusive_torch():
             for epoch in range(self.epochs + 1):
                 if epoch:  # one at a time, with one momentum: the same as all at once
                     trained = Train(experiment.work, params, buffers, {}).run(local)

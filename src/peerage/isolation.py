@@ -1,0 +1,47 @@
+"""Torch's process-wide settings, which one run uses at a time.
+
+Torch has one global generator and one number of threads in a process. Dropout and the constructors
+of modules draw from that generator, and the order of floating-point sums depends on the number of
+threads. Runs in several threads of one process would change each other's results there, so each
+holds a lock while it uses them, and leaves both as it found them.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+import torch
+
+_lock = RLock()
+
+
+@contextmanager
+def exclusive_torch() -> Iterator[None]:
+    """Hold torch's global generator, and compute with one thread; restore both in the end.
+
+    >>> before = torch.get_rng_state()
+    >>> with exclusive_torch():
+    ...     _ = torch.manual_seed(0), torch.rand(3)
+    >>> torch.equal(torch.get_rng_state(), before)
+    True
+    """
+    with _lock:
+        threads, generator = torch.get_num_threads(), torch.get_rng_state()
+        if threads != 1:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(generator)
+            if threads != 1:
+                torch.set_num_threads(threads)
+
+
+def _renew_lock() -> None:
+    """A forked process has none of its parent's other threads, one of which may hold the lock."""
+    global _lock
+    _lock = RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
