@@ -288,8 +288,8 @@ def test_classes_of_the_test_set_only_are_named():
         (caveat,) = label_caveats(dataset)
         name = "fox" if isinstance(told, tuple) else "2"
         assert caveat == (
-            f"tensors: class {name} occurs in the test set only, so no model can learn its 2 of 4 "
-            "test examples; add training examples, or leave these out"
+            f"tensors: no training example is of class {name}, as 2 of 4 test examples are; "
+            "add training examples, or leave these out"
         )
         assert label_caveats(dataset, share=True) == []  # others may have them
 

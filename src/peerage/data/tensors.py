@@ -223,10 +223,9 @@ def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
             f"{count} classes are counted; {ask_network if share else renumber}"
         )
     if unseen.any() and not share:
-        names = _listed(dataset.classes, unseen)
         caveats.append(
-            f"{dataset.name}: class {names} occurs in the test set only, so no model can learn its "
-            f"{int(tested[unseen].sum())} of {len(dataset.test_y)} test examples; "
+            f"{dataset.name}: no training example is of class {_listed(dataset.classes, unseen)}, "
+            f"as {int(tested[unseen].sum())} of {len(dataset.test_y)} test examples are; "
             "add training examples, or leave these out"
         )
     return caveats
