@@ -16,8 +16,9 @@ from peerage.algorithms.dechw import DecHW
 from peerage.catalogue import FAMILIES
 from peerage.data.datasets import DATASETS
 from peerage.errors import InputError
-from peerage.experiment import toml
+from peerage.experiment import Experiment, toml
 from peerage.losses import CORRECTIONS, LOSSES
+from peerage.summary import label
 from peerage.topology import TOPOLOGIES, ErdosRenyi, Ring
 from peerage.training import LocalSGD
 
@@ -283,3 +284,20 @@ def test_values_that_cannot_be_joined_say_how(text: str, message: str) -> None:
 def test_toml_keeps_every_number_and_every_character(x: float, n: int, text: str) -> None:
     table = {"x": x, "n": n, "text": text, "list": [x, n], "inner": {"text": text}}
     assert tomllib.loads(toml(table)) == table
+
+
+def test_several_values_for_an_algorithm_of_one_s_own(tmp_path: Path) -> None:
+    """From a text, through the file of a run, and in the name that reports give it."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from peerage import Algorithm\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Grouped(Algorithm):\n"
+        "    sizes: tuple[int, ...] = (1,)\n"
+    )
+    experiment = Experiment(algorithm=f"{file}:Grouped:sizes=30+2", nodes=4)
+    assert experiment.algorithm.sizes == (30, 2)
+    assert "sizes = [30, 2]" in experiment.to_toml()
+    assert Experiment.from_toml(experiment.to_toml()) == experiment
+    assert label(experiment) == "Grouped (sizes=30+2)"
