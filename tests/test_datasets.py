@@ -26,7 +26,10 @@ from peerage.data.datasets import (
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.sources import Published
 from peerage.data.store import Content
-from peerage.errors import DataError, InputError
+from peerage.data.tensors import label_caveats
+from peerage.errors import DataError, InputError, PeerageWarning
+from peerage.experiment import Experiment
+from peerage.prepare import prepare
 from peerage.specs import parse, text
 
 
@@ -103,7 +106,8 @@ def test_rows_stay_rows():
         ({"train_y": torch.tensor([0, -1, 0, 0])}, "label -1 is out of range"),
         ({"train_x": torch.full((4, 1, 2, 2), torch.nan)}, "training set: .* not finite"),
         ({"test_x": torch.full((2, 1, 2, 2), torch.inf)}, "test set: .* not finite"),
-        ({"train_x": torch.zeros(4, 2, 2)}, r"got shape \(4, 2, 2\)"),
+        ({"train_x": torch.zeros(4)}, r"got shape \(4,\)"),
+        ({"train_x": torch.zeros(4, 1, 1, 2, 2)}, r"got shape \(4, 1, 1, 2, 2\)"),
         ({"train_x": torch.zeros(4, 1, 2, 2, dtype=torch.float64)}, "got torch.float64"),
         ({"train_y": torch.zeros(4)}, "int64 labels, got torch.float32 and torch.float32"),
         ({"test_x": torch.zeros(2, 1, 3, 3)}, r"shape \(1, 2, 2\) but test .* \(1, 3, 3\)"),
@@ -206,6 +210,126 @@ def test_in_memory_explains_what_it_cannot_take(arguments, message):
     with pytest.raises(DataError, match=message) as error:
         in_memory(*arguments)
     one_line(error)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_examples_of_two_axes_need_a_layout(dtype, tmp_path):
+    x, y = np.arange(4 * 2 * 3).reshape(4, 2, 3).astype(dtype), [0, 1, 0, 1]
+    message = (
+        r"tensors: examples \[2, 3\] are taken for images of one channel, \[1, 2, 3\]; "
+        "say layout=hw if that is right, or layout=sequence to keep their shape"
+    )
+    with pytest.warns(PeerageWarning, match=message):
+        assert in_memory(x, y, x, y).shape == (1, 2, 3)
+    for layout, shape in (("hw", (1, 2, 3)), ("sequence", (2, 3))):
+        dataset = in_memory(x, y, x, y, layout=layout)
+        assert dataset.shape == shape
+        assert dataset.train_x.flatten().tolist() == dataset.test_x.flatten().tolist()
+        assert dataset.train_x.is_contiguous()
+        assert dataset.train_x.flatten().tolist() == list(range(24))
+    path = save(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.warns(PeerageWarning, match="own: examples .* say layout=hw if .* layout=sequence"):
+        assert Npz(path).load(tmp_path).shape == (1, 2, 3)
+    for layout, shape in (("hw", (1, 2, 3)), ("chw", (1, 2, 3)), ("sequence", (2, 3))):
+        assert Npz(path, layout).load(tmp_path).shape == shape
+
+
+def test_bytes_are_pixels_unless_the_user_says_otherwise():
+    x, y = np.full((4, 2, 3), 51, dtype=np.uint8), [0, 1, 0, 1]
+    assert_close(in_memory(x, y).train_x, torch.full((3, 1, 2, 3), 0.2), check_stride=False)
+    raw = in_memory(x, y, layout="sequence", scale=False)
+    assert raw.train_x.tolist() == [[[51.0] * 3] * 2] * 3
+    with pytest.warns(PeerageWarning, match="taken for images of one channel"):
+        in_memory(x, y, scale=False)
+
+
+def test_a_layout_must_suit_the_examples():
+    y = [0, 1]
+    for layout in ("hw", "sequence"):
+        with pytest.raises(DataError, match=rf"layout={layout} is for examples of two axes, got"):
+            in_memory(np.zeros((2, 1, 3, 3)), y, layout=layout)
+    assert in_memory(np.zeros((2, 4, 5, 3)), y, layout="hwc").shape == (3, 4, 5)
+    with pytest.raises(InputError, match="layout must be auto, chw, hwc, hw or sequence, got 'hc'"):
+        in_memory(np.zeros((2, 3)), y, layout="hc")
+
+
+def test_classes_may_be_a_number():
+    x = np.zeros((4, 1))
+    assert in_memory(x, [0, 1, 0, 1], classes=4).classes == ("0", "1", "2", "3")
+    with pytest.raises(DataError, match="label 5 is out of range; 3 classes are numbered 0 to 2"):
+        in_memory(x, [0, 5, 0, 5], classes=3)
+
+
+# --- what labels tell --------------------------------------------------------------------------
+
+
+def rows(train, test, **options):
+    return in_memory(np.zeros((len(train), 1)), train, np.zeros((len(test), 1)), test, **options)
+
+
+def test_classes_without_examples_are_named():
+    """Labels 0, 5 and 10 are three classes and not eleven."""
+    dataset = rows([0, 5, 10], [10, 5, 0])
+    (caveat,) = label_caveats(dataset)
+    assert caveat == (
+        "tensors: no example is of class 1, 2, 3, 4, 6, 7, 8, 9, but 11 classes are counted; "
+        "number the 3 that occur from 0, or say classes=11 if that is meant"
+    )
+    (caveat,) = label_caveats(rows([0, 99], [0, 99]))
+    assert "class 1, 2, 3, 4, 5, 6, 7, 8 and 90 more, but 100 classes" in caveat
+    for told in (11, tuple("abcdefghijk")):
+        assert label_caveats(rows([0, 5, 10], [10, 5, 0], classes=told)) == []
+    assert label_caveats(rows([0, 1, 2], [1])) == []
+
+
+def test_classes_of_the_test_set_only_are_named():
+    for told in (None, 3, ("cat", "dog", "fox")):
+        dataset = rows([0, 1, 1], [0, 2, 2, 1], classes=told)
+        (caveat,) = label_caveats(dataset)
+        name = "fox" if isinstance(told, tuple) else "2"
+        assert caveat == (
+            f"tensors: no training example is of class {name}, as 2 of 4 test examples are; "
+            "add training examples, or leave these out"
+        )
+        assert label_caveats(dataset, share=True) == []  # others may have them
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("told", [None, 2, ("cat", "dog")])
+def test_examples_of_one_class_are_refused(label, told):
+    dataset = rows([label] * 3, [label] * 2, classes=told)
+    name = ("cat", "dog")[label] if isinstance(told, tuple) else str(label)
+    message = f"tensors: all examples are of class '{name}', so any model soon gets 100 %; give ex"
+    with pytest.raises(DataError, match=message) as error:
+        label_caveats(dataset)
+    one_line(error)
+    if told is None and label == 0:
+        with pytest.raises(DataError, match="say with --classes which there are in the network"):
+            label_caveats(dataset, share=True)
+    elif told is not None:
+        assert label_caveats(dataset, share=True) == []
+
+
+def test_a_run_says_what_its_labels_tell(tmp_path):
+    settings = {
+        "nodes": 2,
+        "topology": "ring",
+        "rounds": 1,
+        "model": "logistic",
+        "partition": "iid",
+    }
+    x, y = np.zeros((20, 2)), np.array([0, 5, 10, 10] * 5)
+    with pytest.warns(PeerageWarning, match="11 classes are counted; number the 3 that occur"):
+        prepare(Experiment(dataset=in_memory(x, y), **settings))
+    path = save(tmp_path / "own.npz", x=x, y=y)
+    with pytest.warns(PeerageWarning, match="own: no example is of class 1, .* or say classes=11"):
+        prepare(Experiment(dataset=f"npz:path={path}", **settings))
+    world = prepare(Experiment(dataset=f"npz:path={path},classes=11", **settings)).world
+    assert world.label_counts.shape == (2, 11)
+    with pytest.raises(InputError, match="classes must be at least 2, got 1"):
+        Experiment(dataset=f"npz:path={path},classes=1")
+    with pytest.raises(DataError, match="all examples are of class '0', so any model soon gets"):
+        prepare(Experiment(dataset=in_memory(x, y * 0), **settings))
 
 
 # --- formats --------------------------------------------------------------------------------------
@@ -456,7 +580,10 @@ def test_npz_groups(tmp_path):
 def test_npz_errors_name_the_file(tmp_path):
     y = [0, 1]
     cases = {
-        "has no channels": ({"x": np.zeros((2, 5, 6, 7)), "y": y}, r"own.npz: x: no axis of shape"),
+        "has no channels": (
+            {"x": np.zeros((2, 5, 6, 7)), "y": y},
+            "own: training set: no axis of shape",
+        ),
         "other names": ({"a": y, "b": y}, "own.npz holds a, b; it needs x and y, or x_train"),
         "objects": (
             {"x": np.array([{}, {}]), "y": y},
@@ -479,7 +606,9 @@ def test_npz_errors_name_the_file(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(DataError, match="holds one array without a name"):
         Npz(str(tmp_path / "one.npy")).load(tmp_path)
-    with pytest.raises(InputError, match="layout must be auto, chw or hwc, got 'nhwc'"):
+    with pytest.raises(
+        InputError, match="layout must be auto, chw, hwc, hw or sequence, got 'nhwc'"
+    ):
         Npz("x.npz", "nhwc")
 
 

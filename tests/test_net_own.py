@@ -16,7 +16,7 @@ from PIL import Image
 import peerage as pg
 from peerage.data import Dataset
 from peerage.data.datasets import Folder, Idx, Npz
-from peerage.errors import InputError
+from peerage.errors import InputError, PeerageWarning
 from peerage.models import MODELS
 from peerage.net.network import Patience
 from peerage.net.own import judged_on, parse_classes, prepare_own, with_classes
@@ -185,6 +185,26 @@ def test_a_hub_trains_on_nothing_and_judges_on_what_it_is_given(validation):
     assert prepared.setup["examples"] == [0, 0]
     assert [len(part) for part in prepared.world.parts] == [0, 0, 0]
     assert prepared.world.test.y.tolist() == [2, 1, 0, 0]
+
+
+def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
+    """Labels 0 and 2 of three, and a test set of all: warnings are errors here."""
+    experiment = pg.Experiment(nodes=3, model="logistic")
+    own = data([0, 2, 2, 0], test=[0, 1, 2])
+    assert prepare_own(experiment, 1, own).setup["classes"] == ["0", "1", "2"]
+    one = data([2, 2], test=[2])
+    assert prepare_own(experiment, 1, one, 3).setup["allocation"][1] == [0, 0, 2]
+    named = data([0, 0], ("cat",), test=[0])
+    assert prepare_own(experiment, 1, named, ("cat", "dog")).setup["allocation"][1] == [2, 0]
+
+
+def test_a_peer_is_told_when_the_network_s_classes_are_a_guess():
+    experiment = pg.Experiment(nodes=3, model="logistic")
+    message = "mine: no example is of class 1, but 3 classes are counted; say with --classes which"
+    with pytest.warns(PeerageWarning, match=message):
+        prepare_own(experiment, 1, data([0, 2, 2]))
+    with pytest.raises(InputError, match=r"all examples are of class '0', .* say with --classes"):
+        prepare_own(experiment, 1, data([0, 0]))
 
 
 # The model

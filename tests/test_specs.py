@@ -16,8 +16,9 @@ from peerage.algorithms.dechw import DecHW
 from peerage.catalogue import FAMILIES
 from peerage.data.datasets import DATASETS
 from peerage.errors import InputError
-from peerage.experiment import toml
+from peerage.experiment import Experiment, toml
 from peerage.losses import CORRECTIONS, LOSSES
+from peerage.summary import label
 from peerage.topology import TOPOLOGIES, ErdosRenyi, Ring
 from peerage.training import LocalSGD
 
@@ -188,8 +189,115 @@ def test_tuples_and_paths_come_back_from_a_file() -> None:
     assert specs.construct(Mixed, table, "mixed") == value
 
 
+@dataclass(frozen=True)
+class Several:
+    """Options with several values."""
+
+    widths: tuple[int, ...] = (3, 4)
+    shares: tuple[float, ...] = ()
+    names: tuple[str, ...] = ("a",)
+    pair: tuple[int, float] = (1, 0.5)
+    kinds: tuple[Literal["one", "two"], ...] = ("one",)
+    perhaps: tuple[int, ...] | None = None
+    flags: tuple[bool, ...] = ()
+
+
+FAMILY = {"several": Several}
+ITEMS = WORDS.filter(lambda word: "+" not in word)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("several:widths=30+2", Several(widths=(30, 2))),
+        ("several:widths=30", Several(widths=(30,))),
+        ("several:widths=-1+-2", Several(widths=(-1, -2))),
+        ("several:widths=", Several(widths=())),
+        ("several: widths = 5 + 6 ,names= cat + dog", Several((5, 6), names=("cat", "dog"))),
+        ("several:shares=1e-3+2.5", Several(shares=(0.001, 2.5))),
+        ("several:shares=1e16", Several(shares=(1e16,))),
+        ("several:names=none", Several(names=("none",))),
+        ("several:pair=7+1", Several(pair=(7, 1.0))),
+        ("several:kinds=two+one", Several(kinds=("two", "one"))),
+        ("several:perhaps=none", Several()),
+        ("several:perhaps=8+9", Several(perhaps=(8, 9))),
+        ("several:flags=true+no", Several(flags=(True, False))),
+    ],
+)
+def test_several_values_are_joined_by_plus(text: str, value: Several) -> None:
+    assert specs.parse(text, "thing", FAMILY) == value
+    assert specs.parse(specs.text(value, "thing", FAMILY), "thing", FAMILY) == value
+
+
+def test_several_values_are_printed_as_they_are_typed() -> None:
+    value = Several(widths=(30, 2), shares=(1e16, 0.5), names=(), pair=(1, 0.5))
+    text = "several:widths=30+2,shares=1e16+0.5,names="
+    assert specs.text(value, "thing", FAMILY) == text
+    assert specs.text(Several(), "thing", FAMILY) == "several"
+    table = specs.to_table(value, "thing", FAMILY)
+    assert table["widths"] == [30, 2]
+    assert specs.from_table(table, "thing", FAMILY) == value
+    assert specs.spelled(Several().widths) == "3+4"  # in the lists of options
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers()),
+    st.lists(st.floats(allow_nan=False)),
+    st.lists(ITEMS),
+    st.none() | st.lists(st.integers()),
+)
+def test_several_values_come_back_from_their_text(
+    widths: list[int], shares: list[float], names: list[str], perhaps: list[int] | None
+) -> None:
+    value = Several(
+        tuple(widths),
+        tuple(shares),
+        tuple(names),
+        perhaps=None if perhaps is None else tuple(perhaps),
+    )
+    assert specs.parse(specs.text(value, "thing", FAMILY), "thing", FAMILY) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "several:widths=30x2",
+            "thing 'several': widths cannot be '30x2': input should be a valid integer, unable to "
+            "parse string as an integer; join values by +, as in widths=A+B",
+        ),
+        ("several:widths=1++2", "widths cannot be '': input should be a valid integer, unable to"),
+        ("several:pair=7", "join values by +, as in pair=A+B"),
+        ("several:kinds=one+tow", "kinds cannot be 'tow'; did you mean 'two'? known: one, two; jo"),
+    ],
+)
+def test_values_that_cannot_be_joined_say_how(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        specs.parse(text, "thing", FAMILY)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.floats(allow_nan=False), st.integers(), ANY_TEXT)
 def test_toml_keeps_every_number_and_every_character(x: float, n: int, text: str) -> None:
     table = {"x": x, "n": n, "text": text, "list": [x, n], "inner": {"text": text}}
     assert tomllib.loads(toml(table)) == table
+
+
+def test_several_values_for_an_algorithm_of_one_s_own(tmp_path: Path) -> None:
+    """From a text, through the file of a run, and in the name that reports give it."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from peerage import Algorithm\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Grouped(Algorithm):\n"
+        "    sizes: tuple[int, ...] = (1,)\n"
+    )
+    experiment = Experiment(algorithm=f"{file}:Grouped:sizes=30+2", nodes=4)
+    assert experiment.algorithm.sizes == (30, 2)
+    assert "sizes = [30, 2]" in experiment.to_toml()
+    assert Experiment.from_toml(experiment.to_toml()) == experiment
+    assert label(experiment) == "Grouped (sizes=30+2)"

@@ -597,6 +597,25 @@ def test_edge_list_of_one_node_is_still_checked(tmp_path: Path) -> None:
         EdgeList(str(file)).build(1, 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "options"), [("", {}), ("# none yet\n\n", {}), ("0 0 2.5\n", {"weighted": True})]
+)
+def test_an_edge_list_without_edges_is_refused(
+    tmp_path: Path, text: str, options: dict[str, bool]
+) -> None:
+    file = tmp_path / "graph.txt"
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        EdgeList(str(file), **options).build(3, 0)
+    expected = f"the edge list {file} joins no two of 3 nodes; write two node ids on every line"
+    assert str(error.value) == expected
+    assert EdgeList(str(file), **options).build(1, 0).edges() == ()
+
+
+def test_a_networkx_graph_without_edges_is_meant() -> None:
+    assert FromGraph(nx.empty_graph(3)).build(3, 0).edges() == ()
+
+
 def test_edge_list_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the edge list .*: No such file"):
         EdgeList(str(tmp_path / "missing.txt")).build(4, 0)

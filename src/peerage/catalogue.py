@@ -107,7 +107,8 @@ def _markdown(titles: list[str], rows: list[list[str]]) -> str:
 
 def _options(cls: type[Any]) -> str:
     return ",".join(
-        f"{field.name}=..." if field.default is MISSING else f"{field.name}={field.default}".lower()
+        f"{field.name}="
+        + ("..." if field.default is MISSING else specs.spelled(field.default).lower())
         for field in specs.options_of(cls)
     )
 

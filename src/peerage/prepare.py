@@ -14,11 +14,12 @@ from torch import nn
 from peerage.algorithm import Dimensions
 from peerage.data import Dataset, cache_folder, hold_out, label_counts
 from peerage.data.datasets import DATASETS
+from peerage.data.tensors import label_caveats
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment import Experiment, display_name
+from peerage.fitting import check_fit, common_dtype
 from peerage.graph import Graph
 from peerage.initialise import Architecture, own_architecture
-from peerage.isolation import exclusive_torch
 from peerage.local import Examples
 from peerage.mixing import describe
 from peerage.models import MODELS, default_model
@@ -38,16 +39,23 @@ class Prepared:
     setup: dict[str, Any]
 
 
-def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
-    """Everything a run needs; `dataset` spares loading it once more."""
+def prepare(
+    experiment: Experiment, dataset: Dataset | None = None, *, share: bool = False
+) -> Prepared:
+    """Everything a run needs; `dataset` spares loading it once more.
+
+    A `share` is the data of one peer, which may lack classes that others have.
+    """
     for caveat in (*experiment.algorithm.caveats(), *experiment.noise.caveats()):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
     check_accounting(experiment.noise)
     dataset = dataset or load_dataset(experiment)
+    for caveat in label_caveats(dataset, share=share):
+        warnings.warn(caveat, PeerageWarning, stacklevel=3)
     if not experiment.model:
         name = default_model(display_name(experiment.dataset, DATASETS), dataset.shape)
         experiment = experiment.model_copy(update={"model": (MODELS[name](),)})
-    architectures = build_architectures(experiment, dataset)
+    architectures, dtype = build_architectures(experiment, dataset)
     for architecture in architectures.values():
         experiment.algorithm.fits(architecture.layout)
     names = list(architectures)
@@ -62,8 +70,8 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         seed=experiment.seed,
         rounds=experiment.rounds,
         graph=graph,
-        train=Examples(dataset.train_x, dataset.train_y),
-        test=test_examples(experiment, dataset),
+        train=Examples(dataset.train_x.to(dtype), dataset.train_y),
+        test=test_examples(experiment, dataset, dtype),
         parts=[torch.from_numpy(part) for part in parts],
         validation=[torch.from_numpy(part) for part in validation],
         label_counts=torch.from_numpy(counts),
@@ -166,8 +174,8 @@ def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any
     return [train for train, _ in pairs], [held for _, held in pairs]
 
 
-def test_examples(experiment: Experiment, dataset: Dataset) -> Examples:
-    whole = Examples(dataset.test_x, dataset.test_y)
+def test_examples(experiment: Experiment, dataset: Dataset, dtype: torch.dtype) -> Examples:
+    whole = Examples(dataset.test_x.to(dtype), dataset.test_y)
     wanted = experiment.evaluation.samples
     if wanted is None or wanted == len(whole):
         return whole
@@ -180,8 +188,11 @@ def test_examples(experiment: Experiment, dataset: Dataset) -> Examples:
     return whole.subset(torch.from_numpy(np.sort(order)))
 
 
-def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, Architecture]:
-    architectures = {}
+def build_architectures(
+    experiment: Experiment, dataset: Dataset
+) -> tuple[dict[str, Architecture], torch.dtype]:
+    """Every kind of model, and the type of examples that all of them take."""
+    architectures, dtypes = {}, {}
     shared = experiment.init.start == "shared"
     for i, model in enumerate(experiment.model):
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
@@ -196,32 +207,8 @@ def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, A
             architecture = Architecture(
                 name, build, experiment.init.scheme, bias=experiment.init.bias
             )
-        check_fit(architecture, dataset)
+        dtypes[name] = check_fit(architecture, dataset)
         # A start that cannot be drawn should be known before anything is written.
         architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
         architectures[name] = architecture
-    return architectures
-
-
-def check_fit(architecture: Architecture, dataset: Dataset) -> None:
-    """Try two examples: a model that does not fit the data should say so before the run."""
-    with exclusive_torch():
-        module = architecture.build().eval()
-    if not list(module.parameters()):
-        raise InputError(f"model {architecture.name!r} has no parameters to learn")
-    examples = dataset.train_x[:2]
-    wanted = (len(examples), len(dataset.classes))
-    try:
-        with torch.no_grad():
-            shape = tuple(module(examples).shape)
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"model {architecture.name!r} does not fit data of shape {dataset.shape}: {reason}; "
-            "choose another --model (see `peerage list models`)"
-        ) from None
-    if shape != wanted:
-        raise InputError(
-            f"model {architecture.name!r} gives {shape[1:]} outputs for an example of "
-            f"{dataset.name}, which has {wanted[1]} classes; change its output layer"
-        )
+    return architectures, common_dtype(architectures, dtypes, dataset)

@@ -2,13 +2,17 @@
 
 A *family* is a plain dictionary from a name to a frozen dataclass. The functions here turn text and
 tables into instances of such a class and back. They are the only place that does so.
+
+An option that takes several values, a tuple, has them joined by + in a text, `sizes=30+2`, and as a
+list in a table, `sizes = [30, 2]`. One value needs no +, and `sizes=` is none at all.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from textwrap import shorten
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -16,6 +20,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from peerage.errors import InputError, did_you_mean
 
 Family = Mapping[str, type[Any]]
+
+JOIN = "+"  # between the values of one option
 
 
 def parse(text: str, kind: str, family: Family) -> Any:
@@ -81,10 +87,15 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     """
     if _is_none(value, hint) and str not in _members(hint):
         return None
+    several = _takes_several(hint)
+    if several and isinstance(value, str):
+        value = tuple(item.strip() for item in value.split(JOIN)) if value else ()
     try:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
-        raise InputError(f"{where} {complaint(error)}") from None
+        key = where.rpartition(" ")[2]
+        remedy = f"; join values by {JOIN}, as in {key}=A{JOIN}B" if several else ""
+        raise InputError(f"{where} {complaint(error)}{remedy}") from None
 
 
 def complaint(error: ValidationError) -> str:
@@ -116,13 +127,22 @@ def plain(value: Any) -> dict[str, Any]:
 def text(value: Any, kind: str, family: Family) -> str:
     """The shortest text that `parse` turns into an equal value."""
     table = to_table(value, kind, family)
-    defaults = {field.name: field.default for field in options_of(type(value))}
+    defaults = {field.name: _plain(field.default) for field in options_of(type(value))}
     options = [
-        f"{key}={option}"
+        f"{key}={spelled(option)}"
         for key, option in table.items()
         if key != "name" and option != defaults[key]
     ]
     return str(table["name"]) + (":" + ",".join(options) if options else "")
+
+
+def spelled(option: Any) -> str:
+    """An option as `parse` reads it."""
+    if isinstance(option, tuple | list):
+        # 1e+16 becomes 1e16, as the + would join two values.
+        items = (str(x).replace("e+", "e") if isinstance(x, float) else str(x) for x in option)
+        return JOIN.join(items)
+    return str(option)
 
 
 def options_of(cls: type[Any]) -> list[Field[Any]]:
@@ -140,6 +160,12 @@ def _is_none(value: Any, hint: Any) -> bool:
     """Whether a value is the word for None where that is allowed."""
     word = isinstance(value, str) and value.lower() in ("none", "null")
     return word and type(None) in _members(hint)
+
+
+def _takes_several(hint: Any) -> bool:
+    """Whether an option is a tuple, and not also any text."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return str not in kinds and any(tuple in (kind, get_origin(kind)) for kind in kinds)
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -121,7 +121,7 @@ def random_view(shape: tuple[int, ...], options: Synthesis, rng: torch.Generator
 
 def random_embedding(shape: tuple[int, ...], width: int, rng: torch.Generator) -> Map:
     """A network with random weights from examples of this shape to vectors."""
-    side = min(shape[1:], default=1)
+    side = min(shape[1:]) if len(shape) == 3 else 1  # of an image
     blocks = min(LAYERS, side.bit_length() - 2)  # each halves the sides, of which 2 must be left
     if blocks < 1:
         return random_perceptron(prod(shape), width, rng)
@@ -201,6 +201,11 @@ class Synthesise(Compute[Synthetic]):
         if len(local.indices) == 0:
             return {}
         x, y = local.data.take(local.indices)
+        if not x.is_floating_point():
+            raise InputError(
+                "synthetic examples cannot be made of whole numbers that a model looks up, such as "
+                "token ids; choose another algorithm"
+            )
         path = None if local.cache is None else self.path(local.cache, local, x, y)
         found = read(path) if path else None
         if found is None:

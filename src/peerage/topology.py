@@ -377,6 +377,11 @@ class EdgeList(GivenTopology):
         given = _listed_at_once(lines, nodes, self.directed, self.weighted)
         if given is None or "+" in text:  # numpy takes +1 for an id
             given = self._listed(lines, nodes)
+        if nodes > 1 and (given.ends[:, 0] == given.ends[:, 1]).all():
+            raise InputError(
+                f"the edge list {self.path} joins no two of {nodes} nodes; "
+                "write two node ids on every line"
+            )
         return given
 
     def _listed(self, lines: Sequence[str], nodes: int) -> Given:

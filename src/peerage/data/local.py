@@ -4,7 +4,7 @@ import gzip
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,29 +15,29 @@ from torch import Tensor
 
 from peerage.data.formats import read_idx
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
-from peerage.data.tensors import Dataset, held_out, in_memory
+from peerage.data.tensors import Dataset, Layout, check_layout, held_out, in_memory
 from peerage.errors import DataError, InputError
-
-Layout = Literal["auto", "chw", "hwc"]
-CHANNELS = (1, 3, 4)  # numbers of channels that `auto` recognises
 
 
 @dataclass(frozen=True)
 class Npz:
     """A .npz file with x and y, or with x_train, y_train, x_test and y_test.
 
-    x is [N, features], [N, H, W], or images with the channels first or last (`layout`; `auto` takes
-    an axis of 1, 3 or 4 for the channels, the first one if both qualify). Bytes are scaled to
-    [0, 1], other numbers are left alone. Without a test part a fifth of the examples is held out.
-    An array groups (or groups_train) may name the natural part of every training example.
+    x is [N, features]; [N, H, W] or [N, steps, features], which `layout` tells apart (`hw`,
+    `sequence`); or images with the channels first or last (`chw`, `hwc`; `auto` takes an axis of 1,
+    3 or 4 for the channels, the first one if both qualify). Bytes are scaled to [0, 1], other
+    numbers are left alone. Without a test part a fifth of the examples is held out. An array groups
+    (or groups_train) may name the natural part of every training example.
     """
 
     path: str
     layout: Layout = "auto"
+    scale: bool = True  # false: bytes are left alone too, such as token ids
+    classes: int | None = None  # if there are more than the highest label tells
 
     def __post_init__(self) -> None:
-        if self.layout not in ("auto", "chw", "hwc"):
-            raise InputError(f"layout must be auto, chw or hwc, got {self.layout!r}")
+        check_layout(self.layout)
+        _check_classes(self.classes)
 
     def load(self, cache: Path) -> Dataset:
         path = Path(self.path).expanduser()
@@ -53,27 +53,21 @@ class Npz:
             )
         x, y, test_x, test_y, groups = (arrays.get(name) for name in names)
         return in_memory(
-            channels_first(x, self.layout, f"{path}: {names[0]}"),
+            x,
             y,
-            channels_first(test_x, self.layout, f"{path}: {names[2]}"),
+            test_x,
             test_y,
+            classes=self.classes,
             groups=groups,
             name=path.stem,
+            layout=self.layout,
+            scale=self.scale,
         )
 
 
-def channels_first(x: NDArray[Any] | None, layout: Layout, where: str) -> NDArray[Any] | None:
-    """Images as [N, C, H, W]; anything that is not 4-d stays as it is."""
-    if x is None or x.ndim != 4:
-        return x
-    if layout == "auto":
-        if x.shape[1] not in CHANNELS and x.shape[3] not in CHANNELS:
-            raise DataError(
-                f"{where}: no axis of shape {x.shape} has 1, 3 or 4 channels; "
-                "say layout=chw or layout=hwc"
-            )
-        layout = "chw" if x.shape[1] in CHANNELS else "hwc"
-    return x if layout == "chw" else x.transpose(0, 3, 1, 2)
+def _check_classes(classes: int | None) -> None:
+    if classes is not None and classes < 2:
+        raise InputError(f"classes must be at least 2, got {classes}")
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -100,6 +94,11 @@ class Idx:
     """
 
     path: str
+    scale: bool = True  # false: leave the bytes as they are, such as token ids
+    classes: int | None = None  # if there are more than the highest label tells
+
+    def __post_init__(self) -> None:
+        _check_classes(self.classes)
 
     def load(self, cache: Path) -> Dataset:
         root = Path(self.path).expanduser()
@@ -108,7 +107,13 @@ class Idx:
         train = (TRAIN_IMAGES, TRAIN_LABELS)
         test = (TEST_IMAGES, TEST_LABELS)
         names = (*train, *test) if any(_idx_path(root, name) for name in test) else train
-        return in_memory(*(_read_idx_file(root, name) for name in names), name=root.resolve().name)
+        return in_memory(
+            *(_read_idx_file(root, name) for name in names),
+            classes=self.classes,
+            name=root.resolve().name,
+            layout="chw",
+            scale=self.scale,
+        )
 
 
 def _idx_path(root: Path, name: str) -> Path | None:

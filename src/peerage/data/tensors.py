@@ -1,7 +1,8 @@
 """What every data set becomes: four checked tensors in memory."""
 
+import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,19 +10,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerage.data.partition import stratified
-from peerage.errors import DataError
+from peerage.errors import DataError, InputError, PeerageWarning
 from peerage.randomness import numpy_stream
 
 HELD_OUT = 0.2  # share of the examples that becomes the test set of data that has none
+
+Layout = Literal["auto", "chw", "hwc", "hw", "sequence"]
+LAYOUTS = ("auto", "chw", "hwc", "hw", "sequence")
+CHANNELS = (1, 3, 4)  # numbers of channels that `auto` recognises
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Normalised examples and labels, ready to be indexed by a training loop.
 
-    Examples are float32, [N, C, H, W] in channels_last memory or [N, features]; labels are int64.
-    Data that falls into parts by nature, such as by writer, numbers the part of every training
-    example in `groups` (int64).
+    Examples are float32: images [N, C, H, W] in channels_last memory, sequences [N, steps,
+    features], or rows [N, features]; labels are int64. Whole numbers, such as token ids, are
+    float32 here too, and a model with an embedding gets them as int64. Data that falls into parts
+    by nature, such as by writer, numbers the part of every training example in `groups` (int64).
     """
 
     name: str
@@ -31,6 +37,7 @@ class Dataset:
     test_y: Tensor
     classes: tuple[str, ...]
     groups: Tensor | None = None
+    inferred_classes: bool = False  # `classes` were read off the data; the user did not give them
 
     def __post_init__(self) -> None:
         _check(f"{self.name}: training set", self.train_x, self.train_y, len(self.classes))
@@ -57,46 +64,90 @@ def in_memory(
     test_x: Any = None,
     test_y: Any = None,
     *,
-    classes: tuple[str, ...] | None = None,
+    classes: tuple[str, ...] | int | None = None,
     groups: Any = None,
     name: str = "tensors",
+    layout: Layout | None = None,
+    scale: bool = True,
 ) -> Dataset:
     """A data set from tensors, arrays or nested lists of your own.
 
-    Examples are [N, C, H, W], [N, H, W] (one channel) or [N, features]. Bytes (uint8) are divided
-    by 255, all other numbers are taken as they are. Without a test set, a fifth of the examples is
-    held out, the same share of every class and always the same examples. `groups` are names or
-    whole numbers, one for each example of train_x; they are numbered in their order.
+    Examples are images [N, C, H, W] (or as `layout` says), rows [N, features], or [N, a, b]: images
+    of one channel with layout="hw", sequences with layout="sequence". Bytes (uint8) are taken for
+    pixels and divided by 255, unless scale=False; all other numbers are taken as they are. Classes
+    are names, a number of classes, or one more than the highest label. Without a test set, a fifth
+    of the examples is held out, the same share of every class and always the same examples.
+    `groups` are names or whole numbers, one for each example of train_x; they are numbered in their
+    order.
     """
+    if layout is not None:
+        check_layout(layout)
     if (test_x is None) != (test_y is None):
         raise DataError(f"{name}: give both test_x and test_y, or neither")
     where = f"{name}: training set"
-    x, y = examples(train_x, where), labels(train_y, where)
+    first, y = _array(train_x, where), labels(train_y, where)
+    pixels = scale and first.dtype == np.uint8
+    if first.ndim == 3 and layout in (None, "auto") and not pixels:
+        warnings.warn(_open_layout(name, first.shape), PeerageWarning, stacklevel=2)
+    x = examples(first, where, layout, scale)
     numbered = None if groups is None else group_numbers(groups, len(y), where)
     if test_x is None:
         train = training_part(x, y, name)
         x, y, held_x, held_y = x[train], y[train], x[~train], y[~train]
         numbered = None if numbered is None else numbered[train]
     else:
-        held_x, held_y = examples(test_x, f"{name}: test set"), labels(test_y, f"{name}: test set")
+        where = f"{name}: test set"
+        held_x, held_y = examples(test_x, where, layout, scale), labels(test_y, where)
+    inferred = classes is None
     if classes is None:
-        highest = max((int(part.max()) for part in (y, held_y) if len(part)), default=-1)
-        classes = tuple(str(label) for label in range(highest + 1))
-    return Dataset(name, x, y, held_x, held_y, tuple(classes), numbered)
+        classes = 1 + max((int(part.max()) for part in (y, held_y) if len(part)), default=-1)
+    names = class_numbers(classes) if isinstance(classes, int) else tuple(classes)
+    return Dataset(name, x, y, held_x, held_y, names, numbered, inferred)
 
 
-def examples(values: Any, where: str) -> Tensor:
+def examples(values: Any, where: str, layout: Layout | None = None, scale: bool = True) -> Tensor:
     """Float32 examples from anything that numpy understands."""
     x = _array(values, where)
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: examples must be numbers, got {x.dtype}")
+    if x.ndim == 4:
+        x = channels_first(x, layout or "chw", where)
+    elif x.ndim == 3 and layout != "sequence":
+        x = x[:, None]
     with np.errstate(
         over="ignore"
     ):  # a value beyond float32 becomes infinite and is reported later
         tensor = torch.from_numpy(np.array(x, dtype=np.float32))
-    if x.dtype == np.uint8:
-        tensor /= 255
-    return tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
+    return tensor.div_(255) if scale and x.dtype == np.uint8 else tensor
+
+
+def channels_first(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
+    """Images [N, C, H, W] from [N, C, H, W] or [N, H, W, C]."""
+    if layout in ("hw", "sequence"):
+        raise DataError(
+            f"{where}: layout={layout} is for examples of two axes, got shape {x.shape}; "
+            "say layout=chw or layout=hwc"
+        )
+    if layout == "auto":
+        if x.shape[1] not in CHANNELS and x.shape[3] not in CHANNELS:
+            raise DataError(
+                f"{where}: no axis of shape {x.shape} has 1, 3 or 4 channels; "
+                "say layout=chw or layout=hwc"
+            )
+        layout = "chw" if x.shape[1] in CHANNELS else "hwc"
+    return x if layout == "chw" else x.transpose(0, 3, 1, 2)
+
+
+def check_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise InputError(
+            f"layout must be {', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}, got {layout!r}"
+        )
+
+
+def class_numbers(count: int) -> tuple[str, ...]:
+    """The names of classes that have none: 0, 1, ..."""
+    return tuple(str(number) for number in range(count))
 
 
 def labels(values: Any, where: str) -> Tensor:
@@ -142,6 +193,58 @@ def training_part(x: Tensor, y: Tensor, name: str) -> Tensor:
     return train
 
 
+def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
+    """What a user should know about the labels; data on which all models are right is refused.
+
+    A `share` is what one peer has: others may have the classes that it lacks.
+    """
+    count = len(dataset.classes)
+    trained, tested = (
+        torch.bincount(y, minlength=count) for y in (dataset.train_y, dataset.test_y)
+    )
+    found = trained + tested > 0
+    ask_network = "say with --classes which there are in the network"
+    if count == 1 or (found.sum() == 1 and not share):
+        only = dataset.classes[int(found.nonzero()[0])]
+        remedy = ask_network if share else "give examples of at least two classes"
+        raise DataError(
+            f"{dataset.name}: all examples are of class {only!r}, so any model soon gets 100 %; "
+            f"{remedy}"
+        )
+    caveats = []
+    missing, unseen = ~found, (tested > 0) & (trained == 0)
+    if dataset.inferred_classes and missing.any():
+        renumber = (
+            f"number the {int(found.sum())} that occur from 0, or say classes={count} if that is "
+            "meant"
+        )
+        caveats.append(
+            f"{dataset.name}: no example is of class {_listed(dataset.classes, missing)}, but "
+            f"{count} classes are counted; {ask_network if share else renumber}"
+        )
+    if unseen.any() and not share:
+        caveats.append(
+            f"{dataset.name}: no training example is of class {_listed(dataset.classes, unseen)}, "
+            f"as {int(tested[unseen].sum())} of {len(dataset.test_y)} test examples are; "
+            "add training examples, or leave these out"
+        )
+    return caveats
+
+
+def _listed(classes: tuple[str, ...], chosen: Tensor, most: int = 8) -> str:
+    """The names of the chosen classes; of many, the first ones."""
+    names = [classes[place] for place in chosen.nonzero().flatten().tolist()]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _open_layout(name: str, shape: tuple[int, ...]) -> str:
+    axes = ", ".join(map(str, shape[1:]))
+    return (
+        f"{name}: examples [{axes}] are taken for images of one channel, [1, {axes}]; "
+        "say layout=hw if that is right, or layout=sequence to keep their shape"
+    )
+
+
 def _array(values: Any, where: str) -> NDArray[Any]:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -152,10 +255,10 @@ def _array(values: Any, where: str) -> NDArray[Any]:
 
 
 def _check(where: str, x: Tensor, y: Tensor, classes: int) -> None:
-    if x.ndim not in (2, 4):
+    if x.ndim not in (2, 3, 4):
         raise DataError(
-            f"{where}: examples must be images [N, C, H, W] or rows [N, features], "
-            f"got shape {tuple(x.shape)}"
+            f"{where}: examples must be images [N, C, H, W], sequences [N, steps, features] or "
+            f"rows [N, features], got shape {tuple(x.shape)}"
         )
     if x.dtype != torch.float32 or y.dtype != torch.int64 or y.ndim != 1:
         raise DataError(
@@ -183,14 +286,15 @@ def _check_groups(where: str, groups: Tensor, count: int) -> None:
 
 
 def _laid_out(where: str, x: Tensor) -> Tensor:
-    """The same values with the channels of a pixel next to each other in memory; all are finite.
+    """The same values, with the channels of a pixel next to each other in memory; all are finite.
 
     For a single channel `contiguous(memory_format=channels_last)` is free to keep the strides of
     NCHW, which sends later layers down the slow path; flattening in between makes it certain.
     """
-    channels_last = x.movedim(1, -1)
+    channels_last = x.movedim(1, -1) if x.ndim == 4 else x
     flat = channels_last.contiguous().view(-1)
     # The extremes are finite if and only if all values are, and no mask as large as x is needed.
     if not torch.stack(flat.aminmax()).isfinite().all():
         raise DataError(f"{where}: examples hold values that are not finite; replace or drop them")
-    return flat.view(channels_last.shape).movedim(-1, 1)
+    laid_out = flat.view(channels_last.shape)
+    return laid_out.movedim(-1, 1) if x.ndim == 4 else laid_out

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from peerage.data import Dataset
+from peerage.data.tensors import class_numbers
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment import Experiment
 from peerage.prepare import Prepared, prepare
@@ -43,7 +44,7 @@ def prepare_own(
     data = with_classes(data, classes)
     if test is not None:
         data = judged_on(data, with_classes(test, classes))
-    return prepare(experiment.model_copy(update={"partition": Mine(me)}), data)
+    return prepare(experiment.model_copy(update={"partition": Mine(me)}), data, share=True)
 
 
 def parse_classes(text: str) -> Classes:
@@ -70,7 +71,8 @@ def with_classes(data: Dataset, classes: Classes | None) -> Dataset:
     """The data with the classes of the whole network, of which it may lack some."""
     if classes is None:
         return data
-    return _counted(data, classes) if isinstance(classes, int) else _named(data, classes)
+    whole = _counted(data, classes) if isinstance(classes, int) else _named(data, classes)
+    return replace(whole, inferred_classes=False)
 
 
 def judged_on(data: Dataset, test: Dataset) -> Dataset:
@@ -103,7 +105,7 @@ def _counted(data: Dataset, count: int) -> Dataset:
             "give the number of classes in the whole network"
         )
     if _is_numbered(data):
-        return replace(data, classes=_numbers(count))
+        return replace(data, classes=class_numbers(count))
     if count > known:
         raise InputError(
             f"--classes {count} does not say which classes {data.name} lacks beside "
@@ -129,10 +131,6 @@ def _named(data: Dataset, names: tuple[str, ...]) -> Dataset:
     return replace(data, train_y=label[data.train_y], test_y=label[data.test_y], classes=names)
 
 
-def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(str(number) for number in range(count))
-
-
 def _is_numbered(data: Dataset) -> bool:
     """Whether its classes have numbers for names, which say nothing about other data."""
-    return data.classes == _numbers(len(data.classes))
+    return data.classes == class_numbers(len(data.classes))
