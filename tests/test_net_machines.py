@@ -87,7 +87,7 @@ def test_eight_peers_miss_no_deadline(tmp_path):
             dataset="mnist",
             model="mnist-cnn",
             partition="dirichlet:alpha=0.2",
-            local={"epochs": 1, "batch_size": 100},
+            local={"steps": 10, "batch_size": 100},
             evaluation={"every": 20, "samples": 1000},
         )
         experiment.dataset.load(cache_folder())
