@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench data clean
+.PHONY: help setup demo test check bench golden data clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ check: setup  ## Style and types
 
 bench: setup  ## Measure the speed and memory claims; prints and stores JSON
 	$(BIN)/python benchmarks/run.py
+
+golden: setup  ## Compare results with those of a commit, bit by bit: BASE=commit [ONLY=pattern]
+	$(BIN)/python tools/golden.py --only '$(ONLY)' -- '$(BASE)'
 
 clean:  ## Remove the environment and caches, but no runs
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
