@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from processes import PATIENCE
 
 from peerage import Experiment
 from peerage.net.certs import Authority
@@ -73,18 +74,17 @@ class Machines:
         heard, of = self.rows(me)[-1]["heard"]
         return heard, of
 
-    def until(self, what: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, what: Callable[[], bool]) -> None:
         """Wait for something that happens while all peers run."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while not what():
             over = time.monotonic() > end or any(p.poll() for p in self.processes.values())
             assert not over, "\n".join(self.log(me)[-2000:] for me in self.processes)
             time.sleep(0.05)
 
-    def wait(self, seconds: float = 60) -> list[int]:
+    def wait(self) -> list[int]:
         """The exit codes of all."""
-        end = time.monotonic() + seconds
-        return [process.wait(end - time.monotonic()) for process in self.processes.values()]
+        return [process.wait(PATIENCE) for process in self.processes.values()]
 
     def __enter__(self) -> Self:
         return self

@@ -20,8 +20,8 @@ from peerage.net.transport import MemoryTransport, Post, Transport
 from peerage.net.up import free_ports
 from peerage.prepare import Prepared, prepare
 
-QUICK = Patience(start=5.0, step=3.0, gone=1.0)  # where peers go and are not to be waited for
-CALM = Patience(start=120.0, step=120.0, gone=30.0)  # where all are there, if slow at times
+QUICK = Patience(start=300.0, step=300.0, gone=1.0)  # where peers go, and come back
+CALM = Patience(start=300.0, step=300.0, gone=30.0)  # where all are there, if slow at times
 BROKEN = 300.0  # seconds; only a broken program needs them
 # Of connections between peers that are all there, however slow their machine is.
 CALM_LIMITS = Limits(patience=3600.0, pace=1 << 16, grace=120.0)
@@ -89,7 +89,7 @@ class OverSockets:
         identity = self.authority.issue(name)
         names = {member.name: number for number, member in enumerate(network.members)}
         addresses = {number: member.address for number, member in enumerate(network.members)}
-        return GrpcTransport(identity, names, addresses)
+        return GrpcTransport(identity, names, addresses, limits=CALM_LIMITS)
 
 
 def play(
