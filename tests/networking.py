@@ -21,7 +21,7 @@ from peerage.net.up import free_ports
 from peerage.prepare import Prepared, prepare
 
 QUICK = Patience(start=300.0, step=300.0, gone=1.0)  # where peers go, and come back
-CALM = Patience(start=300.0, step=300.0, gone=30.0)  # where all are there, if slow at times
+CALM = Patience(start=600.0, step=300.0, gone=30.0)  # where all are there, if slow at times
 BROKEN = 300.0  # seconds; only a broken program needs them
 # Of connections between peers that are all there, however slow their machine is.
 CALM_LIMITS = Limits(patience=3600.0, pace=1 << 16, grace=120.0)

@@ -24,7 +24,7 @@ def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
     """Both halves go on by themselves, at their own speeds, and are one network again."""
     experiment = Experiment(nodes=4, topology="complete", partition="iid", rounds=10**6)
     everybody = range(4)
-    patience = Patience(start=300, step=300, gone=5)
+    patience = Patience(start=600, step=300, gone=5)
     hosts = [host(me) for me in everybody]
     with two_rooms(*rooms) as cable, Machines(tmp_path, experiment, patience, hosts) as network:
         for me in everybody:
@@ -52,7 +52,7 @@ def often(network: Machines, me: int, heard: list[int], since: int, count: int) 
 def test_a_disk_that_is_really_full_stops_one_peer_and_nobody_else(small_disk, tmp_path):
     settings = {"nodes": 3, "topology": "complete", "partition": "iid", "model": "logistic"}
     experiment = Experiment(**settings, rounds=60, local={"epochs": 1})
-    with Machines(tmp_path, experiment, Patience(start=300, step=300, gone=5)) as network:
+    with Machines(tmp_path, experiment, Patience(start=600, step=300, gone=5)) as network:
         network.folders[1] = small_disk / "node-1"
         for me in range(3):
             network.start(me)

@@ -48,7 +48,7 @@ def scraped(port: int) -> dict[str, dict[str, float]]:
 @pytest.mark.slow
 def test_a_running_peer_serves_its_numbers(tmp_path):
     [port] = free_ports(1)
-    with Machines(tmp_path, endless(), Patience(start=300, step=3600, gone=10)) as network:
+    with Machines(tmp_path, endless(), Patience(start=600, step=3600, gone=10)) as network:
         network.start(0, more=["--metrics-port", str(port)])
         network.start(1)
         network.until(lambda: network.round(0) >= 3)
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_an_object_as_well(ready):
 
 @pytest.mark.slow
 def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
-    patience = Patience(start=300, step=3600, gone=2)  # far longer than it may take to stop
+    patience = Patience(start=600, step=3600, gone=2)  # far longer than it may take to stop
     with Machines(tmp_path, endless(), patience) as network:
         network.start(0)
         network.start(1)

@@ -25,7 +25,7 @@ from peerage.net.up import free_ports
 from peerage.records import RunRecord, read_metrics
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
-PATIENT = "--start-patience 300 --step-patience 300"  # all are there, if slow at times
+PATIENT = "--start-patience 600 --step-patience 300"  # all are there, if slow at times
 
 
 def children() -> list[psutil.Process]:
