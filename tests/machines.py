@@ -74,17 +74,18 @@ class Machines:
         heard, of = self.rows(me)[-1]["heard"]
         return heard, of
 
-    def until(self, what: Callable[[], bool]) -> None:
+    def until(self, what: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait for something that happens while all peers run."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + seconds
         while not what():
             over = time.monotonic() > end or any(p.poll() for p in self.processes.values())
             assert not over, "\n".join(self.log(me)[-2000:] for me in self.processes)
             time.sleep(0.05)
 
-    def wait(self) -> list[int]:
+    def wait(self, seconds: float = PATIENCE) -> list[int]:
         """The exit codes of all."""
-        return [process.wait(PATIENCE) for process in self.processes.values()]
+        end = time.monotonic() + seconds
+        return [process.wait(end - time.monotonic()) for process in self.processes.values()]
 
     def __enter__(self) -> Self:
         return self
