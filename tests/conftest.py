@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # Two busy processes fill a small machine: tests use one thread each, as workers do.
 torch.set_num_threads(1)
+
+# Examples take as long as they take: on a busy machine that says nothing about the program.
+settings.register_profile("peerage", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("peerage")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from processes import PATIENCE
 
 from peerage import Experiment
 from peerage.net.certs import Authority
@@ -73,7 +74,7 @@ class Machines:
         heard, of = self.rows(me)[-1]["heard"]
         return heard, of
 
-    def until(self, what: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, what: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait for something that happens while all peers run."""
         end = time.monotonic() + seconds
         while not what():
@@ -81,7 +82,7 @@ class Machines:
             assert not over, "\n".join(self.log(me)[-2000:] for me in self.processes)
             time.sleep(0.05)
 
-    def wait(self, seconds: float = 60) -> list[int]:
+    def wait(self, seconds: float = PATIENCE) -> list[int]:
         """The exit codes of all."""
         end = time.monotonic() + seconds
         return [process.wait(end - time.monotonic()) for process in self.processes.values()]

@@ -1,27 +1,61 @@
 """Networks of peers in one process, for tests: over memory, or over real connections."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from peerage import Experiment
 from peerage.net.certs import Authority
-from peerage.net.grpc import GrpcTransport
+from peerage.net.grpc import GrpcTransport, Limits
 from peerage.net.network import Member, Network, Patience
 from peerage.net.peer import Peer
 from peerage.net.transport import MemoryTransport, Post, Transport
 from peerage.net.up import free_ports
 from peerage.prepare import Prepared, prepare
 
-QUICK = Patience(start=5.0, step=3.0, gone=1.0)  # where peers go and are not to be waited for
-CALM = Patience(start=120.0, step=120.0, gone=30.0)  # where all are there, if slow at times
+QUICK = Patience(start=300.0, step=300.0, gone=1.0)  # where peers go, and come back
+CALM = Patience(start=600.0, step=300.0, gone=30.0)  # where all are there, if slow at times
 BROKEN = 300.0  # seconds; only a broken program needs them
+# Of connections between peers that are all there, however slow their machine is.
+CALM_LIMITS = Limits(patience=3600.0, pace=1 << 16, grace=120.0)
+Result = TypeVar("Result")
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test moves forward, so that no test has to be quick or wait."""
+
+    skipped = 0.0  # seconds
+
+    def time(self) -> float:
+        return super().time() + self.skipped
+
+
+def skip(seconds: float) -> None:
+    """Let time pass: every wait of the running `SkippingLoop` that ends by then ends now."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SkippingLoop)
+    loop.skipped += seconds
+
+
+def run_skipping(main: Coroutine[Any, Any, Result]) -> Result:
+    """Run in a `SkippingLoop`; fails after `BROKEN` seconds of real time."""
+
+    async def limited() -> Result:
+        task, end = asyncio.create_task(main), time.monotonic() + BROKEN
+        while not task.done():
+            assert time.monotonic() < end, f"not done after {BROKEN:g} s"
+            await asyncio.wait([task], timeout=1.0)
+        return task.result()
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        return runner.run(limited())
 
 
 def network_of(experiment: Experiment, **changes: Any) -> Network:
@@ -55,7 +89,7 @@ class OverSockets:
         identity = self.authority.issue(name)
         names = {member.name: number for number, member in enumerate(network.members)}
         addresses = {number: member.address for number, member in enumerate(network.members)}
-        return GrpcTransport(identity, names, addresses)
+        return GrpcTransport(identity, names, addresses, limits=CALM_LIMITS)
 
 
 def play(

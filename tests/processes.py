@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import psutil
 
-PATIENCE = 180.0  # seconds; only a broken program needs them
+PATIENCE = 600.0  # seconds; only a broken program needs them
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import pytest
 from command_line import TINY, complaint, peerage, start
+from processes import PATIENCE
 from safetensors import SafetensorError
 
 import peerage as pg
@@ -135,7 +136,7 @@ def test_a_named_output_folder_is_not_made(line: str, home: Path) -> None:
 )
 def test_a_real_process_prints_no_traceback(line: str, home: Path) -> None:
     process = start(line, cwd=home)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1

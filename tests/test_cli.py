@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 from command_line import TINY, Outcome, complaint, peerage, start
+from processes import PATIENCE
 
 from peerage import running
 from peerage.catalogue import FAMILIES, entries, recipes
@@ -85,7 +86,7 @@ def test_run_shows_progress_on_standard_error_only() -> None:
 
 def test_a_real_process_prints_the_same() -> None:
     process = start(f"run {QUICK} --json --out there", cwd=Path.cwd())
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, "round 2/2" in err) == (0, True)
     assert json.loads(out)["digest"] == last_json(f"run {QUICK} --json --out here")["digest"]
 

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from command_line import complaint, peerage, start
 from processes import PATIENCE, gone, until
 
 import peerage as pg
+from peerage import running as running_module
 from peerage.records import RunRecord, read_metrics
 from peerage.running import locked
 
@@ -159,21 +159,41 @@ def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path, through: pg
     resume(tmp_path / "run", "", through)
 
 
-def test_a_lock_that_is_about_to_go_is_waited_for(tmp_path: Path) -> None:
+def test_a_lock_that_is_about_to_go_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers that a killed run has just started still hold its lock, and end at once."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > running_module.ENDING / 2:
+            worker.close()
+
+    monkeypatch.setattr(running_module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(running_module, "sleep", sleep)
     with ExitStack() as worker:
         worker.enter_context(locked(tmp_path))
-        threading.Timer(0.2, worker.close).start()
         with locked(tmp_path):
             pass
+    assert now[0] > 0
+
+
+AT_ONCE = 20  # rounds between two kills at most, however late they come
 
 
 def work_on(folder: Path, small: pg.Experiment) -> None:
     torch.set_num_threads(1)  # a forked process must not use the threads that its parent had
+    first = max(rounds_of(folder), 0)
+
+    def watch(row: dict[str, Any]) -> None:
+        if row["round"] > first + AT_ONCE:
+            signal.pause()  # until it is killed
+
     if (folder / "experiment.toml").exists():
-        pg.resume(folder, checkpoint_every=1)
+        pg.resume(folder, checkpoint_every=1, watch=watch)
     else:
-        pg.run(small, folder, checkpoint_every=1)
+        pg.run(small, folder, checkpoint_every=1, watch=watch)
 
 
 def work_until_killed(folder: Path, small: pg.Experiment, seconds: float) -> None:

@@ -2,11 +2,11 @@
 
 import dataclasses
 import pickle
-import time
 
 import networkx as nx
 import numpy as np
 import pytest
+from effort import lines_at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,11 +237,10 @@ def test_a_graph_has_nodes() -> None:
         StaticGraph.from_edges(0, [])
 
 
-def test_a_million_edges_are_sorted_in_no_time() -> None:
+def test_a_million_edges_are_sorted_as_arrays() -> None:
     ends = np.random.default_rng(0).integers(200_000, size=(1_000_000, 2))
-    start = time.process_time()
-    graph = StaticGraph.from_edges(200_000, ends)
-    assert time.process_time() - start < 2
+    with lines_at_most(5000):
+        graph = StaticGraph.from_edges(200_000, ends)
     low, high = np.sort(ends, axis=1).T
     once = np.unique(low[low < high] * 200_000 + high[low < high])
     assert np.array_equal(graph.ends() @ [200_000, 1], once)

@@ -2,11 +2,11 @@
 
 import json
 import math
-import time
 
 import networkx as nx
 import numpy as np
 import pytest
+from effort import lines_at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -567,19 +567,20 @@ def test_report_of_very_many_components() -> None:
 
 def test_large_graphs_need_no_lists_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_rows", None)
-    start = time.process_time()
-    graph = ErdosRenyi(degree=8, connected=False).build(200_000, 0)
-    report = describe(graph)
-    k = degrees(graph)
-    labels = component_labels(graph)
+    with lines_at_most(50_000):
+        graph = ErdosRenyi(degree=8, connected=False).build(200_000, 0)
+        report = describe(graph)
+        k = degrees(graph)
+        labels = component_labels(graph)
+        gain = gains(graph)
+        total = mixing_matrix(graph).sum()
     largest = labels == np.bincount(labels).argmax()
     expected = (k[largest] + 1).sum() / math.sqrt(((k[largest] + 1) ** 2).sum())
-    assert gains(graph)[largest][0] == pytest.approx(expected, rel=1e-9)
-    assert (gains(graph)[k == 0] == 1).all()
-    assert mixing_matrix(graph).sum() == pytest.approx(200_000)
+    assert gain[largest][0] == pytest.approx(expected, rel=1e-9)
+    assert (gain[k == 0] == 1).all()
+    assert total == pytest.approx(200_000)
     assert report.components == labels.max() + 1
     assert sum(report.degree_histogram.values()) == 200_000
-    assert time.process_time() - start < 6
     with pytest.raises(TypeError):  # the check itself works
         graph.neighbours(0)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import complaint, peerage
 from identities import days_from_now, files, serial_of
+from processes import PATIENCE
 
 from peerage.net.certs import Authority, Identity
 
@@ -121,7 +122,7 @@ def test_the_commands_load_without_the_library() -> None:
         "import sys; sys.modules['cryptography'] = None; import peerage.net.cert_commands;"
         "assert 'peerage.net.certs' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
 def test_every_command_has_help() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from identities import serial_of, wrong_identities
+from processes import PATIENCE
 
 from peerage.net.certs import Authority, Identity, server_name
 
@@ -32,7 +33,7 @@ def openssl(identity: Identity, *more: str) -> tuple[bool, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     return ended.returncode == 0, ended.stdout + ended.stderr
 
@@ -114,18 +115,18 @@ def shake(server: Identity, client: Identity | None, expect: str) -> tuple[Any, 
             found["server"] = error
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
+        listener.settimeout(PATIENCE)
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         try:
             with (
-                socket.create_connection(listener.getsockname(), timeout=20) as plain,
+                socket.create_connection(listener.getsockname(), timeout=PATIENCE) as plain,
                 connecting.wrap_socket(plain, server_hostname=expect) as wrapped,
             ):
                 found["client"] = wrapped.recv(5)
         except OSError as error:
             found["client"] = error
-        thread.join(20)
+        thread.join()
     return found["server"], found["client"]
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 from hostile import mutations
-from networking import QUICK, InMemory, network_of, one_thread
+from networking import BROKEN, QUICK, InMemory, network_of, one_thread
 
 from peerage import DecHW
 from peerage.net.network import Patience
@@ -49,7 +49,7 @@ def valid(peer: Peer, sender: int, round: int, place: int) -> tuple[bytes, bytes
 def test_a_peer_under_fire_goes_on():
     """Node 1 waits for node 0, who sends nothing but mutations, and node 2 behaves."""
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=2)
-    patience = Patience(start=0.2, step=600.0, gone=1.0)
+    patience = Patience(start=0.2, step=10 * BROKEN, gone=1.0)
 
     async def together() -> tuple[Peer, dict[str, int], int, int]:
         ends, network = InMemory(), network_of(experiment, patience=patience)
@@ -83,7 +83,7 @@ def test_a_peer_under_fire_goes_on():
                     message = valid(peer, sender, round, 0)
                     while await deliver(peer, *message, sender) in LATER:  # as senders do
                         await asyncio.sleep(0.01)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(BROKEN):
                 await task
         return peer, found, grown, accepted
 

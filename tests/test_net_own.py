@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import Machines
-from networking import play
+from networking import CALM, play
 from PIL import Image
 
 import peerage as pg
@@ -18,7 +18,6 @@ from peerage.data import Dataset
 from peerage.data.datasets import Folder, Idx, Npz
 from peerage.errors import InputError, PeerageWarning
 from peerage.models import MODELS
-from peerage.net.network import Patience
 from peerage.net.own import judged_on, parse_classes, prepare_own, with_classes
 from peerage.records import read_metrics
 from peerage.testing import Parts
@@ -233,8 +232,6 @@ def test_a_model_that_the_experiment_names_stays():
 
 # Through the command line
 
-PATIENCE = Patience(start=60, step=60, gone=10)
-
 
 def pictures(folder: Path, seed: int, **counts: int) -> str:
     """So many pictures of each class, one colour for each and noise."""
@@ -265,7 +262,7 @@ def test_folders_with_different_classes_train_as_one_simulation(tmp_path):
     names = ("cat", "dog", "horse")
     common = {"nodes": 2, "topology": "ring", "model": "logistic", "rounds": 2}
     experiment = pg.Experiment(dataset="folder:path=nobody-has-this", **common)
-    with Machines(tmp_path, experiment, PATIENCE) as network:
+    with Machines(tmp_path, experiment, CALM) as network:
         more = ["--test", shared, "--classes", ",".join(names)]
         finished(network, [["--data", spec, *more] for spec in specs])
         rows = [network.rows(me) for me in range(2)]
@@ -306,7 +303,7 @@ def test_an_archive_that_lacks_a_class_and_idx_files_train_together(tmp_path):
     idx(tmp_path / "files" / "train-labels-idx1-ubyte", y[45:])
     own = [Npz(str(tmp_path / "own.npz")), Idx(str(tmp_path / "files"))]
     experiment = pg.Experiment(nodes=2, topology="ring", model="logistic", rounds=2)
-    with Machines(tmp_path, experiment, PATIENCE) as network:
+    with Machines(tmp_path, experiment, CALM) as network:
         flags = [f"npz:path={own[0].path}", f"idx:path={own[1].path}"]
         finished(network, [["--data", spec, "--classes", "3"] for spec in flags])
         rows = [network.rows(me) for me in range(2)]

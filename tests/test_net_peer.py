@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from networking import OverSockets, Stage, network_of, on_stage, play
+from networking import BROKEN, QUICK, OverSockets, Stage, network_of, on_stage, play
 from torch import Tensor
 
 import peerage as pg
 from peerage import ALGORITHMS, DESA, DecAvg, DecHW, Experiment, FedAvg, LocalSGD, checkpoint
 from peerage.data import Dataset
 from peerage.errors import DiskError, InputError
-from peerage.net.network import Patience
 from peerage.net.own import prepare_own
 from peerage.net.peer import Peer
 from peerage.net.transport import MemoryTransport, Post
@@ -249,7 +248,7 @@ def test_a_peer_that_never_comes_is_not_waited_for(tmp_path):
         await stage.kill(3)
         del stage.tasks[3], stage.peers[3]
 
-    quick = Patience(start=0.3, step=5.0, gone=1.0)
+    quick = replace(QUICK, start=0.3)
     peers = on_stage(toy(DecAvg(), rounds=5), tmp_path, act, patience=quick)
     assert [peer.rows[-1]["round"] for peer in peers] == [5] * 4
 
@@ -360,11 +359,11 @@ def test_nobody_waits_for_one_who_left_before_it_was_met(tmp_path):
         await stage.until(0, 0)
         await stage.kill(1)
         del stage.tasks[1], stage.peers[1]
-        async with asyncio.timeout(15):  # far less than one patience
+        async with asyncio.timeout(BROKEN):  # far less than one patience
             await asyncio.wait(stage.tasks.values())
 
     experiment = toy(DecAvg(), rounds=6, nodes=3, partition="iid", topology="complete")
-    patient = Patience(start=60.0, step=60.0, gone=1.0)
+    patient = replace(QUICK, start=10 * BROKEN, step=10 * BROKEN)
     peers = on_stage(experiment, tmp_path, act, patience=patient)
     assert [peer.finished for peer in peers] == [6, 6]
     assert peers[0].rows[-1]["heard"] == [1, 2]
@@ -437,11 +436,11 @@ def test_nobody_waits_for_a_peer_that_has_stopped(tmp_path, monkeypatch):
         real(engine, folder, round, remedy)
 
     async def act(stage: Stage) -> None:
-        async with asyncio.timeout(15):  # far less than one patience
+        async with asyncio.timeout(BROKEN):  # far less than one patience
             await asyncio.wait([task for me, task in stage.tasks.items() if me != 1])
 
     monkeypatch.setattr(checkpoint, "save", save)
-    patient = Patience(start=5.0, step=60.0, gone=1.0)
+    patient = replace(QUICK, step=10 * BROKEN)
     with pytest.raises(DiskError, match="disk is full"):
         on_stage(toy(DecAvg(), rounds=8), tmp_path, act, patience=patient)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from networking import one_thread
+from networking import BROKEN, one_thread
 
 import peerage as pg
 from peerage import DecAvg, checkpoint
@@ -68,6 +68,7 @@ def test_no_checkpoint_is_unreadable_after_kills_in_the_middle_of_writing(tmp_pa
     rng = random.Random(3)
     last = 0
     for _ in range(KILLS):
+        ready, tell = os.pipe()
         child = os.fork()
         if child == 0:  # writes until it is killed
             with suppress(BaseException):
@@ -75,7 +76,12 @@ def test_no_checkpoint_is_unreadable_after_kills_in_the_middle_of_writing(tmp_pa
                 while True:
                     saver.round += 1
                     checkpoint.save(saver, tmp_path, saver.round)
+                    if saver.round == last + 1:
+                        os.close(tell)
             os._exit(1)
+        os.close(tell)
+        os.read(ready, 1)  # until its end is closed as well: there is a new checkpoint
+        os.close(ready)
         time.sleep(rng.uniform(0.002, 0.02))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -86,7 +92,7 @@ def test_no_checkpoint_is_unreadable_after_kills_in_the_middle_of_writing(tmp_pa
             whole = np.fromfile(saved.folder / "part", dtype=np.int64)
             assert (whole == last).all()
             assert len(whole) == 50_000
-    assert last > KILLS // 10
+    assert last >= KILLS
 
 
 # 3. A partition heals
@@ -145,7 +151,7 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
         ports = free_ports(count + count * count)
         real, through = ports[:count], np.reshape(ports[count:], (count, count))
         members = tuple(Member(f"node-{i}", f"127.0.0.1:{p}") for i, p in enumerate(real))
-        network = Network("test", experiment, members, Patience(start=20, step=20, gone=1.5))
+        network = Network("test", experiment, members, Patience(start=300, step=300, gone=3))
         authority = Authority.create(tmp_path / "certs", "tests")
         wires = {
             (a, b): Wire(int(through[a, b]), real[b])
@@ -164,7 +170,7 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                     for b in range(count)
                 }
                 identity = authority.issue(members[me].name)
-                transport = GrpcTransport(identity, names, addresses, limits=Limits(patience=1.5))
+                transport = GrpcTransport(identity, names, addresses, limits=Limits(patience=3.0))
                 peers.append(Peer(network, me, prepare(experiment), transport, executor=executor))
             tasks = [asyncio.create_task(peer.run()) for peer in peers]
             try:
@@ -175,12 +181,10 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                 await asyncio.sleep(CUT)
                 during = [peer.finished for peer in peers]
                 await reach(peers, max(during) + 3)  # both go on
-                assert heard(peers) == {(1, 3)}
+                await until_heard(peers, (1, 3))
                 for wire in wires.values():
                     wire.open.set()
-                async with asyncio.timeout(60):
-                    while heard(peers) != {(3, 3)}:
-                        await asyncio.sleep(0.05)
+                await until_heard(peers, (3, 3))
             finally:
                 for task in tasks:
                     task.cancel()
@@ -189,11 +193,13 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                     await wire.stop()
         return peers
 
-    def heard(peers: list[Peer]) -> set[tuple[int, int]]:
-        return {tuple(peer.rows[-1]["heard"]) for peer in peers}
+    async def until_heard(peers: list[Peer], count: tuple[int, int]) -> None:
+        async with asyncio.timeout(BROKEN):
+            while {tuple(peer.rows[-1]["heard"]) for peer in peers} != {count}:
+                await asyncio.sleep(0.05)
 
     async def reach(peers: list[Peer], round: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(BROKEN):
             while min(peer.finished for peer in peers) < round:
                 await asyncio.sleep(0.05)
 

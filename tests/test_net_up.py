@@ -25,6 +25,7 @@ from peerage.net.up import free_ports
 from peerage.records import RunRecord, read_metrics
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
+PATIENT = "--start-patience 600 --step-patience 300"  # all are there, if slow at times
 
 
 def children() -> list[psutil.Process]:
@@ -34,7 +35,7 @@ def children() -> list[psutil.Process]:
 @pytest.mark.slow
 def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     before = children()
-    done = peerage(f"up {SETTINGS} --json --out", tmp_path / "up")
+    done = peerage(f"up {SETTINGS} {PATIENT} --json --out", tmp_path / "up")
     assert done.code == 0, done.err
     assert re.search(r"rounds \d+ to \d+; peers: 3 (starting|playing|finished)", done.err)
     summary = json.loads(done.lines[-1])
@@ -63,7 +64,7 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
 @pytest.mark.slow
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
-        "up --nodes 4 --topology complete --partition iid --rounds 50 --epochs 25 "
+        f"up --nodes 4 --topology complete --partition iid --rounds 50 --epochs 25 {PATIENT} "
         "--kill 2@4 --restart 2@6 --json --out"
     )
     done = peerage(line, tmp_path / "up")
@@ -92,7 +93,7 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
 def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A network in the middle of its rounds in `home/up`, its peers, and `home/tmp` for secrets."""
     (home / "tmp").mkdir()
-    line = f"up {SETTINGS} --rounds 9999 --out"
+    line = f"up {SETTINGS} {PATIENT} --rounds 9999 --out"
     process = start(line, home / "up", cwd=home, environment={"TMPDIR": str(home / "tmp")})
     peers: list[psutil.Process] = []
     try:
@@ -183,7 +184,7 @@ def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
 
 @pytest.mark.slow
 def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
-    line = f"up {SETTINGS} --rounds 100 --out"
+    line = f"up {SETTINGS} {PATIENT} --rounds 100 --out"
     process = start(line, tmp_path / "up", cwd=tmp_path)
     try:
         file = tmp_path / "up" / "peers" / "node-1" / "metrics.jsonl"
@@ -209,8 +210,8 @@ def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
 
 @pytest.mark.slow
 def test_a_network_that_diverges(tmp_path):
-    line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30 --out"
-    done = peerage(line, tmp_path / "up")
+    line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30"
+    done = peerage(f"{line} {PATIENT} --out", tmp_path / "up")
     assert done.code == 2
     assert "became NaN or infinite in round 1" in done.err.splitlines()[-1]
     record = RunRecord.load(tmp_path / "up")
@@ -221,7 +222,7 @@ def test_a_network_that_diverges(tmp_path):
 @pytest.mark.slow
 def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
     settings = pg.Experiment(nodes=2, topology="ring", partition="iid", model="logistic", rounds=2)
-    with Machines(tmp_path, settings, Patience(step=5.0, gone=1.0)) as machines:
+    with Machines(tmp_path, settings, Patience(start=300.0, step=300.0, gone=2.0)) as machines:
         machines.start(0)
         machines.start(1)
         assert machines.wait() == [0, 0]

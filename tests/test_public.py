@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from processes import PATIENCE
 
 import peerage
 import peerage.aggregation
@@ -61,5 +62,5 @@ def test_the_laws_of_the_contract_say_what_they_are():
 def test_importing_the_package_does_not_load_what_only_reports_need():
     code = "import sys, peerage; print({'matplotlib', 'pandas', 'typer'} & sys.modules.keys())"
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, timeout=PATIENCE, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"

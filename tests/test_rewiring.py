@@ -1,10 +1,9 @@
 """Rewiring: degrees stay, the correlation of degrees becomes what was asked for."""
 
-import time
-
 import networkx as nx
 import numpy as np
 import pytest
+from effort import lines_at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,10 +90,8 @@ def test_much_is_swapped_not_only_what_must_be() -> None:
 
 @pytest.mark.parametrize(("target", "side"), [(0.999, "below"), (-0.999, "above")])
 def test_what_the_degrees_do_not_allow(target: float, side: str) -> None:
-    start = time.process_time()
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError) as error, lines_at_most(50_000_000):  # it stops in the end
         rewired(ER, target, 0)
-    assert time.process_time() - start < 10
     words = str(error.value).split()
     reached = float(words[words.index("is") + 1].strip(";"))
     assert str(error.value) == (

@@ -1,7 +1,6 @@
 """Builders: the edges by hand where there is one answer, laws where chance decides."""
 
 import pickle
-import time
 from hashlib import blake2b
 from math import comb
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+from effort import lines_at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -483,10 +483,11 @@ def test_many_small_world_degrees() -> None:
         Torus(rows=400),
     ],
 )
-def test_two_hundred_thousand_nodes_take_seconds(topology: Topology) -> None:
-    start = time.process_time()
-    graph = topology.build(200_000, 1)
-    assert time.process_time() - start < 4
+def test_two_hundred_thousand_nodes_take_no_loop_over_pairs(topology: Topology) -> None:
+    # Preferential attachment draws one edge after the other; all others need no loop over nodes.
+    one_by_one = isinstance(topology, BarabasiAlbert)
+    with lines_at_most(20_000_000 if one_by_one else 20_000):
+        graph = topology.build(200_000, 1)
     assert graph == topology.build(200_000, 1)
     links = graph.links(0)
     assert (links != links.T).nnz == 0
@@ -494,22 +495,21 @@ def test_two_hundred_thousand_nodes_take_seconds(topology: Topology) -> None:
 
 
 def test_what_cannot_be_connected_is_refused_at_once() -> None:
-    start = time.process_time()
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError) as error, lines_at_most(5000):
         ErdosRenyi(degree=8).build(1_000_000, 0)
     assert str(error.value) == (
         "topology 'er:degree=8' with 1000000 nodes cannot be connected: about 335 nodes would "
         "have no neighbour; choose a mean degree of 15 or more, or connected=false"
     )
-    with pytest.raises(InputError, match=r"falls into .* components, and another"):
+    several = pytest.raises(InputError, match=r"falls into .* components, and another")
+    with several, lines_at_most(500_000):
         StochasticBlocks(p_in=0.0001, p_out=0.0001).build(2000, 0)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError) as error, lines_at_most(20_000):
         Regular(k=1).build(200, 0)
     assert str(error.value) == (
         "topology 'regular:k=1' with 200 nodes falls into 100 components, and another attempt "
         "would not help; choose a larger k, or connected=false"
     )
-    assert time.process_time() - start < 1
     assert is_connected(ErdosRenyi(degree=15).build(50_000, 0))
 
 
@@ -688,13 +688,13 @@ def test_reading_at_once_and_line_by_line_agree(lines: list[str], weighted: bool
     assert built[0] == built[1]
 
 
-def test_long_edge_lists_are_read_quickly(tmp_path: Path) -> None:
+def test_long_edge_lists_are_read_as_arrays(tmp_path: Path) -> None:
     graph = Regular(k=8).build(50_000, 0)
     file = tmp_path / "graph.txt"
     file.write_text("".join(f"{a} {b}\n" for a, b in graph.edges()))
-    start = time.process_time()
-    assert EdgeList(str(file)).build(50_000, 0) == graph
-    assert time.process_time() - start < 2
+    with lines_at_most(20_000):
+        read = EdgeList(str(file)).build(50_000, 0)
+    assert read == graph
 
 
 def test_directed_and_weighted_networkx_graphs() -> None:
@@ -887,11 +887,10 @@ def test_an_unknown_kind_of_heavy_tail() -> None:
 # Speed
 
 
-def test_a_thousand_nodes_take_well_under_a_second() -> None:
-    start = time.process_time()
-    graph: Graph = ErdosRenyi(degree=8).build(1000, 0)
-    dynamic = DynamicRegular(k=4).build(1000, 0)
-    for round in range(10):
-        dynamic.neighbours(round)
-    assert time.process_time() - start < 1
+def test_a_thousand_nodes_take_no_loop_over_pairs() -> None:
+    with lines_at_most(500_000):
+        graph: Graph = ErdosRenyi(degree=8).build(1000, 0)
+        dynamic = DynamicRegular(k=4).build(1000, 0)
+        for round in range(10):
+            dynamic.neighbours(round)
     assert is_connected(graph)

@@ -45,6 +45,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts,
 SOON = 0.5  # at most so many if the peer is there and asks to come again later,
 LEAST_WAIT = 0.05  # and at least so many even if the peer comes and goes all the time
 LAST_ATTEMPT = 0.02  # seconds before a deadline in which no attempt begins
+TOO_SHORT = "the time was too short for an attempt"
 LOOK, PROBE = 0.25, 1.0  # seconds between looks at a connection, and attempts to get one back
 FAREWELL = 0.5  # seconds that calls have to end when the transport stops
 
@@ -172,7 +173,7 @@ class GrpcTransport:
         """Try until it works, it is refused for good, or so many seconds have passed."""
         now = asyncio.get_running_loop().time
         end = now() + deadline
-        trouble = "the time was too short for an attempt"
+        trouble = TOO_SHORT
         for wait in self._waits(link):
             try:
                 async with asyncio.timeout_at(end):
@@ -182,7 +183,10 @@ class GrpcTransport:
                     self._hear(link.peer)
                     return result
             except grpc.aio.AioRpcError as error:
-                trouble = self._judge(link, error)
+                judged = self._judge(link, error)
+                # If the deadline ended the last attempt, an earlier one knows more.
+                if error.code() is not Code.DEADLINE_EXCEEDED or trouble == TOO_SHORT:
+                    trouble = judged
             except (OSError, InputError) as error:
                 trouble = str(error) or trouble
             except asyncio.CancelledError:

@@ -11,7 +11,7 @@ from types import FrameType
 from peerage.errors import Interrupted
 
 VARIABLE = "PEERAGE_LIFELINE"  # in the environment of a child: the descriptor that it reads
-GRACE = 5.0  # seconds to end in peace
+GRACE = 20.0  # seconds to end in peace, which are few on a busy machine
 ENDINGS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
