@@ -42,9 +42,7 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
     check_accounting(experiment.noise)
     dataset = dataset or load_dataset(experiment)
-    if not experiment.model:
-        name = default_model(display_name(experiment.dataset, DATASETS), dataset.shape)
-        experiment = experiment.model_copy(update={"model": (MODELS[name](),)})
+    experiment = with_model(experiment, dataset.shape)
     architectures = build_architectures(experiment, dataset)
     for architecture in architectures.values():
         experiment.algorithm.fits(architecture.layout)
@@ -79,6 +77,7 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
     setup = {
         "allocation": counts[: world.peers].tolist(),  # of those who have data, without a hub
         "classes": list(dataset.classes),
+        "example": describe_example(dataset),
         "examples": [len(part) for part in parts[: world.peers]],
         "edges": [list(edge) for edge in graph.edges()],
         "topology": describe(graph).as_dict(),
@@ -156,9 +155,36 @@ def test_examples(experiment: Experiment, dataset: Dataset) -> Examples:
     return whole.subset(torch.from_numpy(np.sort(order)))
 
 
+def describe_example(dataset: Dataset) -> dict[str, Any]:
+    """What a model takes: with it, models can be built again without the data."""
+    dtype = str(dataset.train_x.dtype).removeprefix("torch.")
+    return {"shape": list(dataset.shape), "dtype": dtype}
+
+
+def with_model(experiment: Experiment, shape: tuple[int, ...]) -> Experiment:
+    """The experiment with a model; one that is left open is the usual one for examples like it."""
+    if experiment.model:
+        return experiment
+    name = default_model(display_name(experiment.dataset, DATASETS), shape)
+    return experiment.model_copy(update={"model": (MODELS[name](),)})
+
+
 def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, Architecture]:
-    architectures = {}
+    """The architectures of all nodes, tried on the data."""
     shared = experiment.init.start == "shared"
+    architectures = name_architectures(experiment, dataset.shape, len(dataset.classes))
+    for architecture in architectures.values():
+        check_fit(architecture, dataset)
+        # A start that cannot be drawn should be known before anything is written.
+        architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
+    return architectures
+
+
+def name_architectures(
+    experiment: Experiment, shape: tuple[int, ...], classes: int
+) -> dict[str, Architecture]:
+    """The architectures of an experiment by name; nodes take them in turn."""
+    architectures = {}
     for i, model in enumerate(experiment.model):
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
@@ -166,15 +192,10 @@ def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, A
                 model, name, experiment.init.scheme, experiment.init.bias
             )
         else:
-            build: Callable[[], nn.Module] = partial(
-                model.build, dataset.shape, len(dataset.classes)
-            )
+            build: Callable[[], nn.Module] = partial(model.build, shape, classes)
             architecture = Architecture(
                 name, build, experiment.init.scheme, bias=experiment.init.bias
             )
-        check_fit(architecture, dataset)
-        # A start that cannot be drawn should be known before anything is written.
-        architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
         architectures[name] = architecture
     return architectures
 
