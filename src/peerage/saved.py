@@ -65,11 +65,11 @@ class SavedRun:
 
     def choose(self, which: int | str | None) -> SavedModel:
         """The model of a node, of the `best` one, the `mean`, or the only one there is (None)."""
-        alone = len(self.places) < self.nodes
-        if alone and len(self.places) == 1 and str(which) not in ("None", *map(str, self.places)):
+        only = next(iter(self.places)) if len(self.places) == 1 < self.nodes else None
+        if only is not None and which not in (None, only, str(only)):
             raise InputError(
-                f"{self.folder} holds the model of node {next(iter(self.places))} only, got "
-                f"--node {which}; leave --node out"
+                f"{self.folder} holds the model of node {only} only, got --node {which}; leave "
+                "--node out"
             )
         if which == "mean":
             return self.mean()
