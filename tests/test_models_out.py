@@ -546,6 +546,25 @@ def test_a_network_that_onnx_would_get_wrong_is_refused(tmp_path, model, said):
 # Real peers
 
 
+def test_a_client_of_a_hub_keeps_no_model(tmp_path):
+    # The folders that real peers would leave, with what a simulation saved.
+    result = pg.run(tiny(algorithm="fedavg", topology="star:centre=last"), tmp_path / "run")
+    (tmp_path / "network.toml").write_text('run = "clinics"\nexperiment = "run/experiment.toml"\n')
+    for node in (0, 4):
+        shutil.copytree(tmp_path / "run", tmp_path / f"node-{node}")
+        (tmp_path / f"node-{node}" / "experiment.toml").unlink()
+        write_json(tmp_path / f"node-{node}" / "peer.json", {"run": "clinics", "node": node})
+    said = complaint(peerage(f"model {tmp_path}/node-0 --out {tmp_path}/m.pt"))
+    assert said == (
+        f"{tmp_path}/node-0 does not hold the model of the hub, node 4; give the folder of that "
+        "peer"
+    )
+    found = open_run(tmp_path / "node-4").choose(None)
+    assert [found.facts[key] for key in ("run", "node", "round")] == ["clinics", 4, 2]
+    assert accuracy(logits_of(found.module())) == recorded(result.rows, 4)
+    assert open_run(tmp_path).choose(0).facts["node"] == 0
+
+
 @pytest.mark.slow
 def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
     home = tmp_path / "up"

@@ -94,7 +94,7 @@ class SavedRun:
 
     def best(self) -> SavedModel:
         """The model with the highest last recorded accuracy, on held-out data if there are any."""
-        rows = {node: self._last_row(node) for node in self.kept}
+        rows = self._last_rows()
         for key in ("validation_accuracy", "accuracy"):
             known = {node: row[key] for node, row in rows.items() if row.get(key) is not None}
             if known:
@@ -194,23 +194,24 @@ class SavedRun:
                 }
         except (OSError, SafetensorError) as error:  # a run that goes on removes old checkpoints
             raise CheckpointError(f"cannot read {file}: {error}; try again") from None
-        if (
-            self.algorithm is not None
-            and saves_evaluated(self.algorithm)
-            and "evaluated" not in held
-        ):
+        expected = self.algorithm is not None and saves_evaluated(self.algorithm)
+        if expected and "evaluated" not in held:
             raise CheckpointError(
                 f"{file} was written by a version that did not save the evaluated parameters of "
                 f"algorithm {self.origin['algorithm']}; run the experiment again"
             )
         return held.get("evaluated", held["params"]), held.get("buffers", torch.empty(0))
 
-    def _last_row(self, node: int) -> Row:
-        """The last evaluation of a node up to its checkpoint; empty if there is none."""
-        last = self._checkpoint(node).round
-        rows = read_metrics(self.places[node] / "metrics.jsonl")
-        mine = [row for row in rows if row.get("node") == node and row["round"] <= last]
-        return next((row for row in reversed(mine) if "accuracy" in row), {})
+    def _last_rows(self) -> dict[int, Row]:
+        """The last evaluation of every kept model, up to its checkpoint."""
+        last = {node: self._checkpoint(node).round for node in self.kept}
+        files = dict.fromkeys(self.places[node] / "metrics.jsonl" for node in self.kept)
+        rows = [row for file in files for row in read_metrics(file) if "accuracy" in row]
+        return {
+            row["node"]: row
+            for row in rows
+            if row["scope"] == "node" and row["round"] <= last.get(row["node"], -1)
+        }
 
 
 class RunRecord(records.RunRecord):
@@ -249,7 +250,8 @@ def open_run(
         *folder.glob("peers/*/peer.json"),
     ]
     if not claims:
-        return _open(folder, folder / "experiment.toml", {}, [folder], experiment)
+        name = folder.absolute().name
+        return _open(folder, name, folder / "experiment.toml", {}, [folder], experiment)
     source = _network_file(folder, claims[0].parent) if network is None else network
     table = read_toml(source)
     peers = {claim.parent: read_json(claim) for claim in claims}
@@ -260,7 +262,8 @@ def open_run(
             "give the right one with --network"
         )
     file = source.parent / str(table.get("experiment"))
-    return _open(folder, file, places, [folder, *places.values()], experiment)
+    setups = [folder, *places.values()]
+    return _open(folder, str(table["run"]), file, places, setups, experiment)
 
 
 def _network_file(folder: Path, peer: Path) -> Path:
@@ -276,6 +279,7 @@ def _network_file(folder: Path, peer: Path) -> Path:
 
 def _open(
     folder: Path,
+    run: str,
     file: Path,
     places: Mapping[int, Path],
     setups: Iterable[Path],
@@ -295,7 +299,7 @@ def _open(
         nodes = len(setup["parameters"])
         hub = nodes > len(setup["examples"])
     origin = {
-        "run": folder.absolute().name,
+        "run": run,
         "algorithm": _name(table.get("algorithm")),
         "dataset": _name(table.get("dataset")),
         "experiment": hashlib.sha256(file.read_bytes()).hexdigest(),
@@ -330,7 +334,8 @@ def _setup(
 ) -> dict[str, Any]:
     """What the folder says of its data; an older one does not, and the data must be loaded."""
     files = [one / "setup.json" for one in folders]
-    setup = next((read_json(file) for file in files if file.exists()), {})
+    found = [read_json(file) for file in files if file.exists()]
+    setup = next((one for one in found if "example" in one), found[0] if found else {})
     if "example" in setup:
         return setup
     if not complete:
