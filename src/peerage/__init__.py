@@ -25,9 +25,9 @@ from peerage.errors import PeerageError
 from peerage.experiment import Engine, Evaluation, Experiment, Init
 from peerage.hub import HubAlgorithm
 from peerage.losses import CrossEntropy, CurvaturePenalty, Proximal, VirtualTeacher
-from peerage.records import RunRecord
 from peerage.requests import Compute, Inbox, Message
 from peerage.running import Result, resume, run
+from peerage.saved import RunRecord
 from peerage.training import LocalSGD, TrainStats
 from peerage.vectors import Layout
 from peerage.verifying import Verdict, verify

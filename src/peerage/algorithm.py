@@ -195,7 +195,8 @@ class Algorithm(Generic[S]):
     with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
     nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must leave so
     exact: ClassVar[bool] = False  # whether sender and recipient must hold the same numbers
-    personal: ClassVar[bool] = False  # whether a node's model is its own: no use to a neighbour
+    # Whether a node's model is its own: of no use to a neighbour, nor in a mean over the nodes.
+    personal: ClassVar[bool] = False
 
     def fits(self, layout: Layout) -> None:
         """Raise an InputError if the algorithm cannot work with models of this layout."""
@@ -219,5 +220,8 @@ class Algorithm(Generic[S]):
         return ()
 
     def evaluated(self, node: Node[S]) -> Tensor:
-        """[d] the parameters that metrics judge: the node's own, unless an algorithm says else."""
+        """[d] the parameters that metrics evaluate and that a run returns as the node's model.
+
+        It may read whatever the node holds after a round, and must change nothing.
+        """
         return node.params

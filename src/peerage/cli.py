@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from peerage import graph_commands
+from peerage import graph_commands, model_commands
 from peerage.errors import InputError, Interrupted, PeerageError, did_you_mean
 from peerage.graph_commands import Json
 from peerage.net import cert_commands, node_commands
@@ -512,6 +512,7 @@ def list_family(
 
 for command in (graph_commands.topology, graph_commands.diffuse, graph_commands.plan):
     app.command()(command)
+app.command()(model_commands.model)
 app.command()(node_commands.node)
 app.add_typer(cert_commands.certs_app, name="certs")
 

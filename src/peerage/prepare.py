@@ -52,9 +52,7 @@ def prepare(
     dataset = dataset or load_dataset(experiment)
     for caveat in label_caveats(dataset, share=share):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
-    if not experiment.model:
-        name = default_model(display_name(experiment.dataset, DATASETS), dataset.shape)
-        experiment = experiment.model_copy(update={"model": (MODELS[name](),)})
+    experiment = with_model(experiment, dataset.shape)
     architectures, dtype = build_architectures(experiment, dataset)
     for architecture in architectures.values():
         experiment.algorithm.fits(architecture.layout)
@@ -91,6 +89,7 @@ def prepare(
     setup = {
         "allocation": counts[: world.peers].tolist(),  # of those who have data, without a hub
         "classes": list(dataset.classes),
+        "example": describe_example(dataset.shape, dtype),
         "examples": [len(part) for part in parts[: world.peers]],
         "edges": [list(edge) for edge in graph.edges()],
         "topology": describe(graph).as_dict(),
@@ -188,12 +187,38 @@ def test_examples(experiment: Experiment, dataset: Dataset, dtype: torch.dtype) 
     return whole.subset(torch.from_numpy(np.sort(order)))
 
 
+def describe_example(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """What a model takes: with it, models can be built again without the data."""
+    return {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
+
+
+def with_model(experiment: Experiment, shape: tuple[int, ...]) -> Experiment:
+    """The experiment with a model; one that is left open is the usual one for examples like it."""
+    if experiment.model:
+        return experiment
+    name = default_model(display_name(experiment.dataset, DATASETS), shape)
+    return experiment.model_copy(update={"model": (MODELS[name](),)})
+
+
 def build_architectures(
     experiment: Experiment, dataset: Dataset
 ) -> tuple[dict[str, Architecture], torch.dtype]:
-    """Every kind of model, and the type of examples that all of them take."""
-    architectures, dtypes = {}, {}
+    """The architectures of all nodes, tried on the data, and the type of examples they take."""
     shared = experiment.init.start == "shared"
+    architectures = name_architectures(experiment, dataset.shape, len(dataset.classes))
+    dtypes = {}
+    for name, architecture in architectures.items():
+        dtypes[name] = check_fit(architecture, dataset)
+        # A start that cannot be drawn should be known before anything is written.
+        architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
+    return architectures, common_dtype(architectures, dtypes, dataset)
+
+
+def name_architectures(
+    experiment: Experiment, shape: tuple[int, ...], classes: int
+) -> dict[str, Architecture]:
+    """The architectures of an experiment by name; nodes take them in turn."""
+    architectures = {}
     for i, model in enumerate(experiment.model):
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
@@ -201,14 +226,9 @@ def build_architectures(
                 model, name, experiment.init.scheme, experiment.init.bias
             )
         else:
-            build: Callable[[], nn.Module] = partial(
-                model.build, dataset.shape, len(dataset.classes)
-            )
+            build: Callable[[], nn.Module] = partial(model.build, shape, classes)
             architecture = Architecture(
                 name, build, experiment.init.scheme, bias=experiment.init.bias
             )
-        dtypes[name] = check_fit(architecture, dataset)
-        # A start that cannot be drawn should be known before anything is written.
-        architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
         architectures[name] = architecture
-    return architectures, common_dtype(architectures, dtypes, dataset)
+    return architectures

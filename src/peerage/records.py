@@ -178,7 +178,7 @@ class RunRecord:
         rows = read_metrics(folder / "metrics.jsonl")
         return cls(
             folder=folder,
-            experiment=_read_toml(folder / "experiment.toml"),
+            experiment=read_toml(folder / "experiment.toml"),
             setup=read_json(folder / "setup.json"),
             summary=read_json(folder / "summary.json"),
             environment=read_json(folder / "environment.json"),
@@ -309,7 +309,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_read(path).decode())
     except ValueError as error:

@@ -43,6 +43,7 @@ from peerage.records import (
 from peerage.sim.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.sim.pool import PoolTeam
 from peerage.summary import digest, network_row, node_rows, summary_of
+from peerage.vectors import named_tensors
 
 Watch = Callable[[Row], None]  # called with the network row of every finished round
 
@@ -52,12 +53,20 @@ ENDING = 1.0  # seconds that the workers of a killed run may hold its lock: they
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """What a run came to.
+
+    The model of a node is the one that metrics evaluate, `Algorithm.evaluated(node)`, at the end of
+    the last round: `module` and `state_dict` return it, `evaluated` holds its vector. `parameters`
+    are `node.params`, with which the algorithm would continue; most algorithms evaluate these. With
+    evaluation at `exchange` (the default), the last rows were recorded before the last aggregation,
+    so they are not of these models; with evaluation at `end` they are.
+    """
 
     experiment: Experiment
     summary: dict[str, Any]
     rows: list[Row]
-    parameters: Sequence[Tensor] = field(repr=False)  # node -> [d]
+    parameters: Sequence[Tensor] = field(repr=False)  # node -> [d] `node.params`
+    evaluated: Sequence[Tensor] = field(repr=False)  # node -> [d] what metrics evaluate
     buffers: Sequence[Tensor] = field(repr=False)  # node -> [b] running statistics
     architectures: Sequence[Architecture] = field(repr=False)  # of every node
     folder: Path | None = None
@@ -72,12 +81,12 @@ class Result:
         return str(self.summary["digest"])
 
     def state_dict(self, node: int) -> dict[str, Tensor]:
-        """The trained parameters and buffers of a node by name."""
-        return self.architectures[node].state_dict(self.parameters[node], self.buffers[node])
+        """The evaluated model of a node by name, for `load_state_dict` of a module like it."""
+        return named_tensors(self.module(node))
 
     def module(self, node: int) -> nn.Module:
-        """The trained model of a node, in evaluation mode."""
-        return self.architectures[node].module(self.parameters[node], self.buffers[node])
+        """The evaluated model of a node, in evaluation mode."""
+        return self.architectures[node].module(self.evaluated[node], self.buffers[node])
 
     def frame(self, scope: str = "network") -> Any:
         """The rows of one scope (`network` or `node`) as a pandas DataFrame."""
@@ -217,7 +226,7 @@ class _Run:
         try:
             with self._engine() as engine:
                 if saved is not None:
-                    engine.restore(saved.folder, saved.trees, saved.parts)
+                    engine.restore(saved.folder, saved.trees, saved.parts, saved.round)
                 self._rounds(engine, saved.round if saved else 0)
                 keepers = [self.world.keeper(node) for node in range(self.world.nodes)]
                 models = {node: engine.model(node) for node in dict.fromkeys(keepers)}
@@ -230,14 +239,21 @@ class _Run:
         finally:
             if self.writer is not None:
                 self.writer.close()
-        parameters, buffers = zip(*(models[node] for node in keepers), strict=True)
+        parameters, evaluated, buffers = zip(*(models[node] for node in keepers), strict=True)
         architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
-        kept = [params for params, _ in models.values()]
+        kept = [model.params for model in models.values()]
         hashed = digest(kept, [self.world.layout(node) for node in models])
         privacy = account(self.world.noise, released) if self.world.noise.active else None
         summary = self._summarise("finished", digest=hashed, privacy=privacy)
         return Result(
-            self.experiment, summary, self.rows, parameters, buffers, architectures, self.folder
+            self.experiment,
+            summary,
+            self.rows,
+            parameters,
+            evaluated,
+            buffers,
+            architectures,
+            self.folder,
         )
 
     def _take_up(self, folder: Path) -> None:

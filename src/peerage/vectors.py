@@ -123,6 +123,14 @@ def float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
 
 
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The state dictionary of a module: row-major tensors, each with memory of its own."""
+    return {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in module.state_dict().items()
+    }
+
+
 class FlatModel:
     """A module whose parameters and float buffers are views into two flat vectors.
 

@@ -65,6 +65,8 @@ def run_node(place: Place) -> dict[str, Any]:
     prepared = alone(prepare_for(network, me, place), me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that the order of sums is that of the simulator
     with _taken(place.folder):
+        needed = ("classes", "example")  # to build its model without its data
+        write_json(place.folder / "setup.json", {key: prepared.setup[key] for key in needed})
         transport = GrpcTransport(
             identity,
             {member.name: number for number, member in enumerate(network.members)},

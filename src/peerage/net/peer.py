@@ -135,7 +135,7 @@ class Peer(Receiver):
         self._claim(self.folder / "peer.json")
         saved = checkpoint.load(self.folder)
         if saved is not None:
-            self.shard.restore(str(saved.folder), saved.trees, saved.parts)
+            self.shard.restore(str(saved.folder), saved.trees, saved.parts, saved.round)
             self.finished = saved.round
         self._recall()
         metrics = self.folder / "metrics.jsonl"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -55,6 +55,14 @@ class RoundReport:
     bytes: int
     consensus: float | None
     seconds: dict[str, float]
+
+
+class Model(NamedTuple):
+    """What a node holds of its model."""
+
+    params: Tensor  # [d] `node.params`
+    evaluated: Tensor  # [d] `Algorithm.evaluated(node)`: the same tensor, unless overridden
+    buffers: Tensor  # [b]
 
 
 class Lockstep:
@@ -124,18 +132,20 @@ class Lockstep:
         counts = {node: count for part in self._all("released") for node, count in part.items()}
         return [counts[node] for node in sorted(counts)]
 
-    def model(self, node: int) -> tuple[Tensor, Tensor]:
-        """Copies of the parameters [d] and buffers [b] of a node that keeps a model."""
+    def model(self, node: int) -> Model:
+        """Copies of what a node that keeps a model holds."""
         shard = self.owner[node]
         arguments = [
             (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.members)
         ]
-        params, buffers = self.team.call("model", arguments)[shard]
-        return self.team.open(params).clone(), self.team.open(buffers).clone()
+        place, other, buffers = self.team.call("model", arguments)[shard]
+        params = self.team.open(place).clone()
+        evaluated = params if other is place else self.team.open(other).clone()
+        return Model(params, evaluated, self.team.open(buffers).clone())
 
     def parameters(self, node: int) -> Tensor:
         """[d] a copy of a node's parameters."""
-        return self.model(node)[0]
+        return self.model(node).params
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Write every shard's part; (trees, file of each node) go into the manifest."""
@@ -144,8 +154,10 @@ class Lockstep:
         trees = {node: tree for answer in answers for node, tree in answer.items()}
         return trees, {node: names[self.owner[int(node)]] for node in trees}
 
-    def restore(self, folder: Path, trees: Mapping[str, Any], parts: Mapping[str, str]) -> None:
-        self._all("restore", str(folder), trees, parts)
+    def restore(
+        self, folder: Path, trees: Mapping[str, Any], parts: Mapping[str, str], rounds: int
+    ) -> None:
+        self._all("restore", str(folder), trees, parts, rounds)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         return self.team.call(method, [arguments] * len(self.team.members))

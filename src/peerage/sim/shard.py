@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peerage.algorithm import Node
+from peerage.algorithm import Algorithm, Node
 from peerage.errors import InputError, PeerageError
 from peerage.evaluation import Movement, Score, Spread, movement, score
 from peerage.graph import Neighbours
@@ -438,11 +439,17 @@ class Shard:
 
     # Saving
 
-    def model(self, node: int) -> tuple[Any, Any]:
-        """Where copies of the node's parameters and buffers lie."""
+    def model(self, node: int) -> tuple[Any, Any, Any]:
+        """Where copies of the node's parameters, evaluated parameters and buffers lie.
+
+        The first two are the same object where the algorithm evaluates the parameters themselves.
+        """
         self.store.clear()
         held = self.members[node].node
-        return self.store.put(held.params), self.store.put(held.buffers)
+        params, evaluated = held.params, self.world.algorithm.evaluated(held)
+        place = self.store.put(params)
+        other = place if evaluated is params else self.store.put(evaluated)
+        return place, other, self.store.put(held.buffers)
 
     def save(self, path: str) -> dict[str, Any]:
         """Write everything that survives a round; the answer is the JSON part of it."""
@@ -456,11 +463,15 @@ class Shard:
                 "state": pack(member.node.state, tensors, f"{id}.state"),
                 "memory": pack(member.memory, tensors, f"{id}.memory"),
             }
+            if saves_evaluated(self.world.algorithm) and self.world.keeper(id) == id:
+                tensors[f"{id}.evaluated"] = self.world.algorithm.evaluated(member.node)
         save_file(_apart(tensors), path)
         return trees
 
-    def restore(self, folder: str, trees: Mapping[str, Any], parts: Mapping[str, str]) -> None:
-        """Take over what `save` wrote; `parts` says which file holds which node."""
+    def restore(
+        self, folder: str, trees: Mapping[str, Any], parts: Mapping[str, str], rounds: int = 0
+    ) -> None:
+        """Take over what `save` wrote after so many rounds; `parts` says where each node is."""
         for id, member in self.members.items():
             node, tree = member.node, trees[str(id)]
             with safe_open(Path(folder) / parts[str(id)], framework="pt") as file:
@@ -475,6 +486,20 @@ class Shard:
             node.buffers = tensors.get(f"{id}.buffers", node.buffers)
             node.state = unpack(tree["state"], tensors, node.state)
             member.memory = unpack(tree["memory"], tensors, {})
+        self._enter_again(rounds)
+
+    def _enter_again(self, rounds: int) -> None:
+        """Put every node into the last round that it took part in: `evaluated` may depend on it."""
+        graph = cache(lambda round: (self.world.neighbours(round), self.world.listeners(round)))
+        for id, member in self.members.items():
+            present = (r for r in reversed(range(rounds)) if self.world.faults.present(id, r))
+            last = next(present, 0)
+            self._enter(member.node, last, *graph(last))
+
+
+def saves_evaluated(algorithm: Algorithm[Any]) -> bool:
+    """Whether checkpoints hold what metrics evaluate, beside `node.params`."""
+    return type(algorithm).evaluated is not Algorithm.evaluated
 
 
 def _stamped(messages: Iterable[Message]) -> list[Stamped]:
