@@ -250,6 +250,8 @@ def test_metropolis_weights_against_the_reference(degrees, own):
     own %= len(degrees)
     weights = metropolis_weights(degrees, own)
     assert weights.tolist() == pytest.approx(reference.metropolis(degrees, own), abs=1e-6)
+    assert weights.min() >= 0
+    assert float(weights.sum()) == pytest.approx(1.0)
 
 
 def test_metropolis_weights_are_symmetric_and_doubly_stochastic():
@@ -262,6 +264,22 @@ def test_metropolis_weights_are_symmetric_and_doubly_stochastic():
     assert_close(w, w.T)
     assert_close(w.sum(0), torch.ones(len(graph)))
     assert w.min() >= 0
+
+
+@pytest.mark.parametrize("graph", [nx.cycle_graph(6), nx.star_graph(5), nx.empty_graph(3)])
+def test_metropolis_weights_of_an_all_reduce_are_uniform(graph):
+    degrees = [graph.degree[node] for node in graph]
+    for node in graph:
+        assert_close(metropolis_weights(degrees, node), uniform_weights(len(graph)))
+
+
+def test_metropolis_weights_with_a_sender_that_is_no_neighbour():
+    # On a ring, a third for each of two neighbours; with one more sender, a quarter for each.
+    assert_close(metropolis_weights([2, 2, 2], 0), [1 / 3, 1 / 3, 1 / 3])
+    assert_close(metropolis_weights([2, 2, 2, 2], 0), [1 / 4, 1 / 4, 1 / 4, 1 / 4])
+    assert_close(metropolis_weights([1, 9, 1, 1], 0), [1 - 0.1 - 0.25 - 0.25, 0.1, 0.25, 0.25])
+    # What did not arrive is left to the node's own model.
+    assert_close(metropolis_weights([2, 2], 0), [2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("weights", [[1.0], [0.5, 0.25, 0.25]])

@@ -175,6 +175,14 @@ def test_weights_of_the_graph():
     assert Inbox(messages, 1).weights("graph").tolist() == pytest.approx([1 / 3] * 3)
 
 
+def test_metropolis_weights_of_an_inbox():
+    ring = tuple(Message(sender, 1, 2, "m", {}) for sender in range(5))
+    assert Inbox(ring[:3], 1).weights("metropolis").tolist() == pytest.approx([1 / 3] * 3)
+    assert Inbox(ring, 1).weights("metropolis").tolist() == pytest.approx([1 / 5] * 5)
+    with pytest.raises(InputError, match="require node 1's own message in its inbox; use nod"):
+        Inbox(ring, 1).others().weights("metropolis")
+
+
 def test_means_of_the_same_vectors_are_computed_once():
     x = [torch.tensor([0.0, 2.0]), torch.tensor([4.0, 6.0])]
     messages = tuple(Message(sender, 1, 1, "m", {"x": x[sender]}, 0) for sender in (0, 1))

@@ -36,9 +36,17 @@ def data_weights(examples: Sequence[int]) -> Tensor:
 def metropolis_weights(degrees: Sequence[int], own: int) -> Tensor:
     """Metropolis-Hastings weights: symmetric and doubly stochastic using only the two degrees.
 
-    1 / (1 + max(k_i, k_j)) for a neighbour j of i, and what is left for i, at position `own`.
+    1 / (1 + max(k_i, k_j)) for a neighbour j of i, and what is left for i, at position `own`. If i
+    hears more nodes than its neighbours, their number stands for k_i. So weights are never negative
+    and sum to one, and where each node hears all n they are 1 / n.
+
+    >>> metropolis_weights([1, 2, 1], own=1).tolist()
+    [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]
+    >>> metropolis_weights([2, 2, 2, 2], own=0).tolist()
+    [0.25, 0.25, 0.25, 0.25]
     """
-    weights = [1.0 / (1 + max(degrees[own], degree)) for degree in degrees]
+    k = max(degrees[own], len(degrees) - 1)
+    weights = [1.0 / (1 + max(k, degree)) for degree in degrees]
     weights[own] = 0.0
     weights[own] = 1.0 - sum(weights)
     return torch.tensor(weights)

@@ -31,7 +31,10 @@ def unit(vector: Sequence[float]) -> list[float]:
 
 
 def metropolis(degrees: Sequence[int], own: int) -> list[float]:
+    heard = len(degrees) - 1
     weights = {
-        j: 1 / (1 + max(degree, degrees[own])) for j, degree in enumerate(degrees) if j != own
+        j: 1 / (1 + max(degree, degrees[own], heard))
+        for j, degree in enumerate(degrees)
+        if j != own
     }
     return [weights[j] if j != own else 1 - sum(weights.values()) for j in range(len(degrees))]
