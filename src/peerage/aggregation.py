@@ -13,7 +13,6 @@ from torch import Tensor
 Vectors = Tensor | Sequence[Tensor]
 
 PIECE = 1 << 16  # entries; a piece of three float32 vectors stays inside a 1 MB cache
-EPSILON = 1e-12  # curvature below this (times its mean, if that is above one) says nothing
 
 
 def uniform_weights(k: int) -> Tensor:
@@ -73,8 +72,10 @@ def curvature_weighted(
     """[d] every entry of `x` averaged with its own weights, in proportion to the curvature `h`.
 
     Entry p is sum_j h[j, p] x[j, p] / s_p with s_p = sum_j h[j, p] (Eq. 6-8 of P0). Where s_p is
-    zero, or below 1e-12 max(1, mean of h), curvature says nothing and the weights `otherwise`
-    count. They also count outside of the `part` of the vectors that `h` speaks about.
+    zero, curvature says nothing and the weights `otherwise` count. So the scale of `h` does not
+    matter: a power of two that multiplies all of it changes no bit. They also count where s_p is so
+    small or large that 32 bits lose it (below 1.2e-38, or beyond 3.4e38), and outside of the `part`
+    of the vectors that `h` speaks about.
 
     >>> x, h = torch.tensor([[1.0, 1.0], [5.0, 5.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
     >>> curvature_weighted(x, h, otherwise=[0.5, 0.5]).tolist()
@@ -93,8 +94,9 @@ def curvature_weighted(
             s.add_(h[j][piece])
             m.addcmul_(x[j][piece], h[j][piece])
         m.div_(s)
-    threshold = EPSILON * max(1.0, float(total.mean(dtype=torch.float64)) / len(x))
-    silent = torch.nonzero(~(total > threshold)).squeeze(1)
+    limits = torch.finfo(total.dtype)
+    speaks = (total >= limits.tiny).logical_and_(total <= limits.max).logical_and_(mean.isfinite())
+    silent = torch.nonzero(speaks.logical_not_()).squeeze(1)
     if silent.numel():
         mean[silent] = weighted_mean([vector[silent] for vector in x], factors)
     return mean
