@@ -20,7 +20,7 @@ from peerage.training import LocalSGD
 class DecDiff(Algorithm[None]):
     """Move towards the neighbours' mean by delta / (norm of delta + s): always less than 1.
 
-    A node keeps its own running statistics, which fit parameters that move so little; see
+    A node keeps its own running statistics, because they fit its parameters whatever the step; see
     docs/decisions/011-decdiff-keeps-its-statistics.md.
     """
 
