@@ -91,8 +91,9 @@ def test_entries_do_not_depend_on_the_piece_they_lie_in(d, monkeypatch):
     in_pieces = weighted_mean(x, weights), curvature_weighted(x, h, weights)
     monkeypatch.setattr(aggregation, "PIECE", 10 * d)
     at_once = weighted_mean(x, weights), curvature_weighted(x, h, weights)
-    assert torch.equal(in_pieces[0], at_once[0])
-    assert torch.equal(in_pieces[1], at_once[1])
+    # The last few entries of a piece go through another kernel than the rest.
+    assert_close(in_pieces[0], at_once[0])
+    assert_close(in_pieces[1], at_once[1])
 
 
 def test_the_true_size_of_pieces(monkeypatch):
@@ -137,11 +138,20 @@ def test_a_dominant_curvature_wins(problem, winner):
     assert_close(curvature_weighted(x, dominant, otherwise), x[winner])
 
 
-@given(problems(), st.sampled_from([1e-6, 0.3, 2.0, 1e6]))
-@settings(deadline=None, max_examples=50)
+@given(problems(), st.sampled_from([1e-30, 1e-20, 1e-12, 1e-6, 0.3, 2.0, 1e6, 1e30]))
+@settings(deadline=None, max_examples=100)
 def test_the_scale_of_curvature_does_not_matter(problem, c):
     x, h, otherwise = problem
     assert_close(curvature_weighted(x, c * h, otherwise), curvature_weighted(x, h, otherwise))
+
+
+@given(problems(), st.integers(-60, 60))
+@settings(deadline=None, max_examples=50)
+def test_a_power_of_two_changes_no_bit(problem, exponent):
+    x, h, otherwise = problem
+    assert torch.equal(
+        curvature_weighted(x, 2.0**exponent * h, otherwise), curvature_weighted(x, h, otherwise)
+    )
 
 
 @given(problems())
@@ -187,18 +197,22 @@ def test_a_model_alone_keeps_its_values():
 # By hand
 
 
-def test_curvature_below_the_threshold_says_nothing():
-    x = torch.tensor([[0.0, 0.0, 0.0], [4.0, 4.0, 4.0]])
-    h = torch.tensor([[3e-12, 3e-13, 0.0], [1e-12, 1e-13, 0.0]])
-    # The sums are 4e-12, 4e-13 and 0; the mean is below one, so the threshold is 1e-12.
-    assert_close(curvature_weighted(x, h, [0.5, 0.5]), [1.0, 2.0, 2.0])
+def test_only_zero_says_nothing():
+    x = torch.tensor([[0.0] * 5, [4.0] * 5])
+    h = torch.tensor([[3e-12, 3e-30, 0.0, 6e-6, 6e7], [1e-12, 1e-30, 0.0, 2e-6, 0.0]])
+    assert_close(curvature_weighted(x, h, [0.5, 0.5]), [1.0, 1.0, 2.0, 1.0, 0.0])
 
 
-def test_the_threshold_grows_with_the_mean_of_large_curvature():
-    x = torch.tensor([[0.0, 0.0, 0.0], [4.0, 4.0, 4.0]])
-    h = torch.tensor([[6e-6, 9e-6, 6e7], [2e-6, 3e-6, 0.0]])
-    # The mean of the six numbers is 1e7 and the threshold 1e-5, between the sums 8e-6 and 1.2e-5.
-    assert_close(curvature_weighted(x, h, [0.5, 0.5]), [2.0, 1.0, 0.0])
+@pytest.mark.parametrize("h", [1e-39, 1e-45, 3e38])
+def test_sums_that_32_bits_lose_say_nothing(h):
+    x = torch.tensor([[0.25, 1.0], [0.75, 3.0], [0.5, 2.0]])
+    found = curvature_weighted(x, torch.tensor([[h, 1.0], [h, 1.0], [h, 1.0]]), [0.5, 0.25, 0.25])
+    assert_close(found, [0.4375, 2.0])
+
+
+def test_products_that_are_too_large_say_nothing():
+    x, h = torch.tensor([[100.0], [300.0]]), torch.tensor([[1e38], [1e38]])
+    assert_close(curvature_weighted(x, h, [0.5, 0.5]), [200.0])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -249,6 +263,8 @@ def test_metropolis_weights_against_the_reference(degrees, own):
     own %= len(degrees)
     weights = metropolis_weights(degrees, own)
     assert weights.tolist() == pytest.approx(reference.metropolis(degrees, own), abs=1e-6)
+    assert weights.min() >= 0
+    assert float(weights.sum()) == pytest.approx(1.0)
 
 
 def test_metropolis_weights_are_symmetric_and_doubly_stochastic():
@@ -261,6 +277,22 @@ def test_metropolis_weights_are_symmetric_and_doubly_stochastic():
     assert_close(w, w.T)
     assert_close(w.sum(0), torch.ones(len(graph)))
     assert w.min() >= 0
+
+
+@pytest.mark.parametrize("graph", [nx.cycle_graph(6), nx.star_graph(5), nx.empty_graph(3)])
+def test_metropolis_weights_of_an_all_reduce_are_uniform(graph):
+    degrees = [graph.degree[node] for node in graph]
+    for node in graph:
+        assert_close(metropolis_weights(degrees, node), uniform_weights(len(graph)))
+
+
+def test_metropolis_weights_with_a_sender_that_is_no_neighbour():
+    # On a ring, a third for each of two neighbours; with one more sender, a quarter for each.
+    assert_close(metropolis_weights([2, 2, 2], 0), [1 / 3, 1 / 3, 1 / 3])
+    assert_close(metropolis_weights([2, 2, 2, 2], 0), [1 / 4, 1 / 4, 1 / 4, 1 / 4])
+    assert_close(metropolis_weights([1, 9, 1, 1], 0), [1 - 0.1 - 0.25 - 0.25, 0.1, 0.25, 0.25])
+    # What did not arrive is left to the node's own model.
+    assert_close(metropolis_weights([2, 2], 0), [2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("weights", [[1.0], [0.5, 0.25, 0.25]])

@@ -1,7 +1,7 @@
 """Algorithms by numbers: a few nodes, scripted training and curvature, results by hand."""
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx as nx
@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from reference import aggregation as reference
 from torch import Tensor, nn
 
+import peerage as pg
 from peerage import CFA, Algorithm, DecAvg, DecDiff, DecDiffVT, DecHW, Local, Node
 from peerage.curvature import Curvature
-from peerage.errors import InputError
+from peerage.errors import InputError, Interrupted
 from peerage.losses import CrossEntropy, VirtualTeacher
+from peerage.prepare import prepare
 from peerage.requests import Inbox, Message, Receive, Send
+from peerage.sim.lockstep import Lockstep, SerialTeam
 from peerage.testing import NODES, blobs, dealt, simulate, toy
 from peerage.training import LocalSGD, Train, Trained, TrainStats
 from peerage.vectors import Layout
@@ -175,6 +178,14 @@ def test_weights_of_the_graph():
     assert Inbox(messages, 1).weights("graph").tolist() == pytest.approx([1 / 3] * 3)
 
 
+def test_metropolis_weights_of_an_inbox():
+    ring = tuple(Message(sender, 1, 2, "m", {}) for sender in range(5))
+    assert Inbox(ring[:3], 1).weights("metropolis").tolist() == pytest.approx([1 / 3] * 3)
+    assert Inbox(ring, 1).weights("metropolis").tolist() == pytest.approx([1 / 5] * 5)
+    with pytest.raises(InputError, match="require node 1's own message in its inbox; use nod"):
+        Inbox(ring, 1).others().weights("metropolis")
+
+
 def test_means_of_the_same_vectors_are_computed_once():
     x = [torch.tensor([0.0, 2.0]), torch.tensor([4.0, 6.0])]
     messages = tuple(Message(sender, 1, 1, "m", {"x": x[sender]}, 0) for sender in (0, 1))
@@ -262,9 +273,9 @@ def test_decdiff_divides_by_the_norm_of_a_tensor_or_of_the_model(algorithm, move
     up, down = stage.play(x=TENSORS, h=[])
     assert up == pytest.approx(moved)
     assert down == pytest.approx([a - b for a, b in zip(TENSORS[1], moved, strict=True)])
-    # Running statistics are those of the neighbours: they are no direction to step along.
-    assert [float(node.buffers) for node in stage.nodes] == [8.0, 0.0]
-    assert [set(sent.payload) for sent in stage.posted] == [{"x", "b"}] * 2
+    # Running statistics stay each node's own, and are not sent.
+    assert [float(node.buffers) for node in stage.nodes] == [0.0, 8.0]
+    assert [set(sent.payload) for sent in stage.posted] == [{"x"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -277,7 +288,6 @@ def test_decdiff_weighs_the_neighbours(weights, mean):
     delta = mean - 4
     assert second == pytest.approx(4 + delta / (delta + 1))
     assert (first, third) == pytest.approx((4 / 5, 10 - 6 / 7))  # one neighbour, whatever weights
-    assert float(stage.nodes[1].buffers) == pytest.approx(mean)
 
 
 entries = st.just(0.0) | st.floats(1e-3, 1e3) | st.floats(-1e3, -1e-3)
@@ -398,6 +408,46 @@ def test_dechw_after_theta_rounds(after_stop, expected):
     # The accumulated curvature of both nodes is (.6, 1.8) when it stops.
     for _ in range(2):
         assert stage.play(SECOND["x"], h=[]) == [pytest.approx(expected)] * 2
+
+
+@pytest.mark.parametrize("accumulate", ["sum", "ema"])
+def test_dechw_takes_the_first_curvature_of_a_node_in_full_whenever_it_comes(accumulate):
+    algorithm = DecHW(beta=0.25, accumulate=accumulate)
+    node = pair(algorithm).node(0, 2)
+    node.state = algorithm.init(node)
+    keep = 1.0 if accumulate == "sum" else 0.75
+    for round, h, expected in (
+        (4, [0.0, 0.0], [0.0, 0.0]),  # which says nothing
+        (5, [3.0, 4.0], [0.6, 0.8]),
+        (6, [2.0, 0.0], [keep * 0.6 + 0.25, keep * 0.8]),
+    ):
+        node.enter(round, PAIR)
+        node.state = replace(node.state, h=algorithm.add(node, torch.tensor(h)))
+        assert node.state.h.tolist() == pytest.approx(expected)
+
+
+def test_a_node_of_dechw_that_joins_late_begins_with_its_whole_curvature(tmp_path):
+    algorithm = DecHW(LocalSGD(epochs=1, batch_size=4), beta=0.5)
+    experiment = toy(algorithm, rounds=4, faults={"join": "2@3"})
+    world = prepare(experiment).world
+    norms = []
+    with Lockstep(world, SerialTeam(world)) as engine:
+        for round in range(3):
+            engine.round(round, evaluate=False)
+            members = engine.team.shard.members
+            norms.append([float(members[node].node.state.h.norm()) for node in (1, 2)])
+    assert norms[0] == pytest.approx([1.0, 0.0], abs=1e-5)
+    assert 1.0 < norms[1][0] <= 1.5
+    assert norms[2][1] == pytest.approx(1.0, abs=1e-5)
+
+    def stop(row: Any) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        pg.run(experiment, tmp_path / "run", checkpoint_every=1, watch=stop)
+    resumed = pg.resume(tmp_path / "run", experiment=experiment)
+    assert resumed.digest == pg.run(experiment).digest
 
 
 def test_dechw_without_curvature_averages_by_data():

@@ -1,4 +1,4 @@
-"""Gradients by hand: the same bits as autograd's, for perceptrons only."""
+"""Gradients by hand: those of autograd within rounding, for perceptrons only."""
 
 from dataclasses import replace
 
@@ -38,21 +38,34 @@ def batches(
     ]
 
 
+# Two kernels may add in another order, so numbers agree within rounding, never in all bits.
+ROUNDING = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-6},
+    torch.float64: {"rtol": 1e-11, "atol": 1e-14},
+}
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, **ROUNDING[expected.dtype])
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("clamp", [None, 10.0, 2.2])
 @pytest.mark.parametrize("name", PERCEPTRONS)
-def test_loss_and_gradients_have_the_same_bits(name, clamp):
-    module = build(name)
+def test_loss_and_gradients_are_those_of_autograd(name, clamp, dtype):
+    module = build(name).to(dtype)
     tensors = list(module.parameters())
     loss = CrossEntropy()
     hand = by_hand(module, loss, clamp)
     auto = by_autograd(lambda x, y: loss(module(x), y), tensors, clamp)
     above = 0
     for x, y in batches():
-        (l1, g1), (l2, g2) = hand(x, y), auto(x, y)
-        assert torch.equal(l1, l2)
+        (l1, g1), (l2, g2) = hand(x.to(dtype), y), auto(x.to(dtype), y)
+        assert_close(l1, l2)
         assert not l1.requires_grad
         assert [g.stride() for g in g1] == [t.stride() for t in tensors]
-        assert all(torch.equal(a, b) for a, b in zip(g1, g2, strict=True))
+        for a, b in zip(g1, g2, strict=True):
+            assert_close(a, b)
         above += clamp is not None and float(l1) > clamp
     assert above > 0 if clamp == 2.2 else above == 0
 
@@ -75,12 +88,12 @@ def test_gradients_in_a_room_of_their_own():
         _, new = by_hand(model.module, CrossEntropy())(x, y)
         _, there = by_hand(model.module, CrossEntropy(), room=room)(x, y)
         assert all(a is b for a, b in zip(there, room, strict=True))
-        assert torch.equal(vector, torch.cat([gradient.flatten() for gradient in new]))
+        assert_close(vector, torch.cat([gradient.flatten() for gradient in new]))
 
 
 @pytest.mark.parametrize("kind", ["batch", "full"])
 @pytest.mark.parametrize("scope", ["output", "last-hidden", "all", "hidden1", "hidden1+hidden2"])
-def test_curvature_has_the_same_bits(kind, scope, monkeypatch):
+def test_curvature_is_that_of_autograd(kind, scope, monkeypatch):
     found = []
     for quick in (True, False):
         if not quick:
@@ -88,7 +101,7 @@ def test_curvature_has_the_same_bits(kind, scope, monkeypatch):
         model = FlatModel(build("hwa-mlp"))
         part = curvature.scope_of(model.layout, scope)
         found.append(curvature.KINDS[kind](model, iter(batches()), part))
-    assert torch.equal(*found)
+    assert_close(*found)
     assert found[0].count_nonzero() > 0
 
 
@@ -103,7 +116,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (12,)])
-def test_training_ends_with_the_same_bits(order, shape, monkeypatch):
+def test_training_ends_as_with_autograd(order, shape, monkeypatch):
     ended = []
     for quick in (True, False):
         if not quick:
@@ -112,7 +125,7 @@ def test_training_ends_with_the_same_bits(order, shape, monkeypatch):
         stats = train(model, ORDERS[order], iter(batches(shape=shape)), gather=range(2, 5))
         ended.append((model.params, stats.squares, torch.tensor(stats.loss)))
     for hand, auto in zip(*ended, strict=True):
-        assert torch.equal(hand, auto)
+        assert_close(hand, auto)
 
 
 def test_images_with_their_channels_last():
@@ -121,7 +134,8 @@ def test_images_with_their_channels_last():
     y = torch.arange(5)
     _, g1 = by_hand(module, CrossEntropy())(x, y)
     g2 = torch.autograd.grad(CrossEntropy()(module(x), y), list(module.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(g1, g2, strict=True))
+    for a, b in zip(g1, g2, strict=True):
+        assert_close(a, b)
 
 
 def test_a_loss_that_is_no_number_stays_one():

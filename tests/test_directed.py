@@ -10,6 +10,7 @@ import torch
 from command_line import peerage
 from numpy.typing import NDArray
 
+from peerage.errors import InputError
 from peerage.experiment import Experiment
 from peerage.mixing import mixing_matrix
 from peerage.prepare import prepare
@@ -70,6 +71,28 @@ def test_messages_go_one_way() -> None:
 def test_every_algorithm_runs_on_a_directed_graph(algorithm: str) -> None:
     result = still(one_way(), algorithm=algorithm, local={"epochs": 1})
     assert result.summary["status"] == "finished"
+
+
+@pytest.mark.parametrize("weights", ["data", "uniform", "graph"])
+def test_weights_that_need_no_direction(weights: str) -> None:
+    assert still(one_way(), algorithm=f"decavg:weights={weights}").summary["status"] == "finished"
+
+
+def test_metropolis_weights_are_refused_on_a_directed_graph(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="weights=metropolis requires an undirected graph, but"):
+        still(one_way(), algorithm="decavg:weights=metropolis")
+    edges = tmp_path / "edges.txt"
+    edges.write_text("0 1\n1 2\n2 0\n")
+    ended = peerage(
+        "run --nodes 3 --rounds 1 --epochs 1 --algorithm decavg:weights=metropolis",
+        "--topology",
+        f"edge-list:path={edges},directed=true",
+        "--out",
+        tmp_path / "run",
+    )
+    assert (ended.code, "use weights=uniform, data or graph" in ended.err) == (2, True)
+    assert not (tmp_path / "run").exists()
+    assert still(weighted(), algorithm="decavg:weights=metropolis").summary["rounds"] == 3
 
 
 def test_the_gain_keeps_the_size_of_weights() -> None:

@@ -40,7 +40,9 @@ def test_score_over_several_chunks_and_in_evaluation_mode():
     x, y = torch.randn(count, 3, 2, 2), torch.randint(4, (count,))
     found = score(FlatModel(module.train()), Examples(x, y))
     logits = module.eval()(x)
-    assert found.accuracy == float((logits.argmax(1) == y).double().mean())
+    # An example on the edge between two classes may fall to either, by rounding.
+    accuracy = float((logits.argmax(1) == y).double().mean())
+    assert found.accuracy == pytest.approx(accuracy, abs=1.5 / count)
     assert found.loss == pytest.approx(float(F.cross_entropy(logits, y).detach()), rel=1e-5)
 
 

@@ -4,7 +4,7 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from torch import Tensor
 import peerage as pg
 from peerage import HWA, DecAvg, DecHW, Experiment, FedAvg, FedCurv, FedProx, LocalSGD, Node
 from peerage.curvature import scope_of
-from peerage.errors import InputError, PeerageWarning
+from peerage.errors import InputError, Interrupted, PeerageWarning
 from peerage.hub import HubAlgorithm
 from peerage.losses import CurvaturePenalty
 from peerage.prepare import prepare
@@ -230,6 +230,71 @@ def test_a_client_whose_answer_was_lost_is_not_taken_out_of_the_sums():
     assert [v.tolist()[0] for v in algorithm.others(node, order)] == [2.0, 3.0]
     order["who"] = torch.tensor([0, 2])
     assert [v.tolist()[0] for v in algorithm.others(node, order)] == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(("round", "known"), [(6, True), (5, False), (7, False), (None, True)])
+def test_a_client_subtracts_only_what_is_in_the_sums(round, known):
+    algorithm, node = FedCurv(), hub(id=1, round=7)
+    node.state = replace(algorithm.init(node), f=torch.ones(5), fx=torch.ones(5), round=round)
+    order = {"f": torch.full((5,), 3.0), "fx": torch.full((5,), 4.0), "who": torch.tensor([0, 1])}
+    found = algorithm.others(node, order)
+    assert (found is not None) == known
+    node.state = algorithm.init(node)  # a client that was restarted, or rested
+    assert algorithm.others(node, order) is None
+
+
+class Watched(FedCurv):
+    """Keeps what the hub heard, and what clients were told about the others."""
+
+    heard: ClassVar[dict[int, dict[int, tuple[Tensor, Tensor]]]]
+    told: ClassVar[list[tuple[int, int, tuple[Tensor, Tensor] | None]]]
+
+    def merge(self, node: Node[Any], inbox: Inbox) -> None:
+        self.heard[node.round] = {
+            m.sender: (m.payload["f"].clone(), m.payload["fx"].clone()) for m in inbox.messages
+        }
+        super().merge(node, inbox)
+
+    def others(self, node: Node[Any], order: Any) -> tuple[Tensor, Tensor] | None:
+        found = super().others(node, order)
+        self.told.append((node.round, node.id, found))
+        return found
+
+
+@pytest.mark.parametrize("clients", [None, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_penalty_is_always_that_of_the_others_of_the_last_round(clients, seed):
+    Watched.heard, Watched.told = {}, []
+    work = LocalSGD(epochs=1, batch_size=8, lr=0.01)
+    simulate(toy(Watched(work, clients=clients), rounds=12, seed=seed, faults={"loss": 0.5}))
+    assert Watched.told
+    for round, client, found in Watched.told:
+        last = Watched.heard.get(round - 1, {})
+        others = [parts for sender, parts in last.items() if sender != client]
+        if not last:
+            assert found is None
+            continue
+        for sums, number in zip(found, (0, 1), strict=True):
+            expected = sum((parts[number] for parts in others), torch.zeros_like(sums))
+            torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_fedcurv_with_lost_messages_is_the_same_on_every_engine_and_resumed(tmp_path):
+    def lossy(**engine: Any) -> Experiment:
+        work = LocalSGD(epochs=1, batch_size=8, lr=0.01)
+        faults = {"loss": 0.4}
+        return toy(FedCurv(work, clients=1), rounds=15, faults=faults, seed=2, engine=engine)
+
+    whole = pg.run(lossy(name="serial"))
+    assert pg.run(lossy(name="pool", workers=2)).digest == whole.digest
+
+    def stop(row: Any) -> None:
+        if row["round"] == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        pg.run(lossy(name="serial"), tmp_path / "run", checkpoint_every=1, watch=stop)
+    assert pg.resume(tmp_path / "run", experiment=lossy(name="serial")).digest == whole.digest
 
 
 def test_fedcurvs_information_is_a_mean_whatever_its_kind():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 
 import networkx as nx
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.sparse.linalg import ArpackNoConvergence
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, aslinearoperator
 
 from peerage import graph as graphs
 from peerage import mixing
@@ -30,6 +31,7 @@ from peerage.mixing import (
     spectral_gap,
     stationary,
 )
+from peerage.randomness import numpy_stream
 from peerage.topology import (
     BarabasiAlbert,
     Complete,
@@ -445,9 +447,65 @@ def test_large_graphs_agree_with_the_dense_spectrum(
     assert second_eigenvalue(graph) == second_eigenvalue(graph)
 
 
-def test_the_dense_spectrum_helps_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nodes", [1001, 1024, 1025])
+def test_a_large_complete_graph_has_no_second_eigenvalue(nodes: int) -> None:
+    graph = Complete().build(nodes, 0)
+    assert second_eigenvalue(graph) == 0
+    assert spectral_gap(graph) == 1
+
+
+class Whole:
+    """A stream of whole numbers, which add up without any rounding."""
+
+    def standard_normal(self, count: int) -> NDArray[np.float64]:
+        return np.arange(count) - 7.0
+
+
+@pytest.mark.parametrize("stream", [numpy_stream, lambda *_: Whole()])
+@pytest.mark.parametrize("nodes", [11, 64, 90, 256])
+def test_nothing_is_left_beside_eigenvalue_1(
+    nodes: int, stream: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixing, "DENSE_NODES", 10)
+    monkeypatch.setattr(mixing, "numpy_stream", stream)
+    trust = 10 ** np.linspace(-2, 2, nodes)
+    pairs = [(a, b, trust[a] * trust[b]) for a in range(nodes) for b in range(a, nodes)]
+    weighted = nx.Graph()
+    weighted.add_weighted_edges_from(pairs)  # a matrix of rank 1, as that of a complete graph is
+    for kind in (Complete(), FromGraph(weighted), FromGraph(weighted.to_directed())):
+        assert abs(second_eigenvalue(kind.build(nodes, 0))) < 1e-12
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-300, 1e-17, 1e-16])
+def test_an_operator_that_is_zero_but_for_rounding(scale: float) -> None:
+    start = np.random.default_rng(3).standard_normal(50)
+    assert mixing._is_zero(aslinearoperator(scale * np.eye(50)), start)
+
+
+@pytest.mark.parametrize("scale", [1e-13, -1e-9, 0.5])
+def test_one_eigenvalue_alone_is_not_zero(scale: float) -> None:
+    start = np.random.default_rng(3).standard_normal(50)
+    alone = np.full((50, 50), scale / 50)
+    assert not mixing._is_zero(aslinearoperator(alone), start)
+
+
+def test_an_edge_less_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = nx.complete_graph(90)
+    graph.remove_edge(3, 4)
+    built = FromGraph(graph).build(90, 0)
+    dense = second_eigenvalue(built)
+    monkeypatch.setattr(mixing, "DENSE_NODES", 10)
+    assert second_eigenvalue(built) == pytest.approx(dense, abs=1e-12)
+    assert abs(dense) > 0.01
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ArpackNoConvergence("no convergence", np.empty(0), np.empty(0)), ArpackError(-9999)],
+)
+def test_the_dense_spectrum_helps_out(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def gives_up(*args: object, **options: object) -> None:
-        raise ArpackNoConvergence("no convergence", np.empty(0), np.empty(0))
+        raise failure
 
     graph = Ring().build(40, 0)
     dense = second_eigenvalue(graph)

@@ -95,7 +95,9 @@ def test_the_returned_models_are_those_that_were_judged(engine: dict[str, Any]) 
         module.load_state_dict(result.state_dict(row["node"]))
         with torch.no_grad():
             logits = module.eval()(data.test_x)
-        assert (logits.argmax(1) == data.test_y).double().mean().item() == row["accuracy"]
+        # An example on the edge between two classes may fall to either, by rounding.
+        accuracy = (logits.argmax(1) == data.test_y).double().mean().item()
+        assert accuracy == pytest.approx(row["accuracy"], abs=1.5 / len(data.test_y))
         assert nn.functional.cross_entropy(logits, data.test_y).item() == pytest.approx(row["loss"])
     assert result.accuracy == pytest.approx(np.mean([row["accuracy"] for row in last]))
 

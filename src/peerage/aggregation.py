@@ -13,7 +13,6 @@ from torch import Tensor
 Vectors = Tensor | Sequence[Tensor]
 
 PIECE = 1 << 16  # entries; a piece of three float32 vectors stays inside a 1 MB cache
-EPSILON = 1e-12  # curvature below this (times its mean, if that is above one) says nothing
 
 
 def uniform_weights(k: int) -> Tensor:
@@ -36,9 +35,17 @@ def data_weights(examples: Sequence[int]) -> Tensor:
 def metropolis_weights(degrees: Sequence[int], own: int) -> Tensor:
     """Metropolis-Hastings weights: symmetric and doubly stochastic using only the two degrees.
 
-    1 / (1 + max(k_i, k_j)) for a neighbour j of i, and what is left for i, at position `own`.
+    1 / (1 + max(k_i, k_j)) for a neighbour j of i, and what is left for i, at position `own`. If i
+    hears more nodes than its neighbours, their number stands for k_i. So weights are never negative
+    and sum to one, and where each node hears all n they are 1 / n.
+
+    >>> metropolis_weights([1, 2, 1], own=1).tolist()
+    [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]
+    >>> metropolis_weights([2, 2, 2, 2], own=0).tolist()
+    [0.25, 0.25, 0.25, 0.25]
     """
-    weights = [1.0 / (1 + max(degrees[own], degree)) for degree in degrees]
+    k = max(degrees[own], len(degrees) - 1)
+    weights = [1.0 / (1 + max(k, degree)) for degree in degrees]
     weights[own] = 0.0
     weights[own] = 1.0 - sum(weights)
     return torch.tensor(weights)
@@ -65,8 +72,10 @@ def curvature_weighted(
     """[d] every entry of `x` averaged with its own weights, in proportion to the curvature `h`.
 
     Entry p is sum_j h[j, p] x[j, p] / s_p with s_p = sum_j h[j, p] (Eq. 6-8 of P0). Where s_p is
-    zero, or below 1e-12 max(1, mean of h), curvature says nothing and the weights `otherwise`
-    count. They also count outside of the `part` of the vectors that `h` speaks about.
+    zero, curvature says nothing and the weights `otherwise` count. So the scale of `h` does not
+    matter: a power of two that multiplies all of it changes no bit. They also count where s_p is so
+    small or large that 32 bits lose it (below 1.2e-38, or beyond 3.4e38), and outside of the `part`
+    of the vectors that `h` speaks about.
 
     >>> x, h = torch.tensor([[1.0, 1.0], [5.0, 5.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
     >>> curvature_weighted(x, h, otherwise=[0.5, 0.5]).tolist()
@@ -85,8 +94,9 @@ def curvature_weighted(
             s.add_(h[j][piece])
             m.addcmul_(x[j][piece], h[j][piece])
         m.div_(s)
-    threshold = EPSILON * max(1.0, float(total.mean(dtype=torch.float64)) / len(x))
-    silent = torch.nonzero(~(total > threshold)).squeeze(1)
+    limits = torch.finfo(total.dtype)
+    speaks = (total >= limits.tiny).logical_and_(total <= limits.max).logical_and_(mean.isfinite())
+    silent = torch.nonzero(speaks.logical_not_()).squeeze(1)
     if silent.numel():
         mean[silent] = weighted_mean([vector[silent] for vector in x], factors)
     return mean

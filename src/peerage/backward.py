@@ -1,8 +1,9 @@
 """The loss of a batch and its gradients: by autograd, or by hand where that is quicker.
 
 Fully connected networks on small batches spend a third of their time in the bookkeeping of
-autograd. Their gradients are a few products, written down here with the same kernels that autograd
-calls in the same order, so that both give the same bits.
+autograd. Their gradients are a few products, written down here. They equal those of autograd within
+rounding. Their last bits may differ, because a product that is written into a larger vector may be
+added up in another order. Which of the two a model takes does not depend on engine or worker.
 """
 
 from collections.abc import Callable, Sequence

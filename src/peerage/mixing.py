@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
 
 from peerage.errors import InputError, did_you_mean
 from peerage.graph import (
@@ -156,10 +156,10 @@ def second_eigenvalue(graph: Graph) -> float:
     if graph.nodes > DENSE_NODES:
         try:
             return _second_by_iteration(graph)
-        except ArpackNoConvergence:
+        except ArpackError:
             if graph.nodes > MATRIX_NODES:
                 return math.nan
-            # A long thin graph, whose eigenvalues crowd at 1: all of them at once then.
+            # Often a long thin graph, whose eigenvalues crowd at 1: all of them at once then.
     if graph.directed:
         return float(np.sort(np.abs(np.linalg.eigvals(mixing_matrix(graph).toarray())))[-2])
     return _largest(np.linalg.eigvalsh(_symmetric(graph).toarray())[:-1])
@@ -406,7 +406,20 @@ def _iterated(graph: Graph, tolerance: float, restarts: int | None) -> float:
     rest = LinearOperator(
         matrix.shape, matvec=lambda x: matrix @ x - top * (top @ x), dtype=np.float64
     )
+    if _is_zero(rest, start):
+        return 0.0
     return float(eigsh(rest, k=1, which="LM", **options)[0])
+
+
+def _is_zero(operator: LinearOperator, start: Vector) -> bool:
+    """Whether only rounding is left of a vector: of all others then too, nearly surely.
+
+    Nothing but eigenvalue 1 is there if everybody is linked to everybody, and ARPACK cannot begin.
+    A random vector has a share of about 1 / sqrt(n) of every eigenvector, so what is taken for zero
+    is an eigenvalue of some n 10^-16.
+    """
+    rounding = math.sqrt(len(start)) * np.finfo(np.float64).eps
+    return bool(np.linalg.norm(operator @ start) <= rounding * np.linalg.norm(start))
 
 
 def _modes(graph: Graph) -> tuple[Vector, Vector]:

@@ -61,6 +61,7 @@ def prepare(
     if experiment.algorithm.with_hub:  # one node more, without data
         parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
     graph = build_graph(experiment, len(parts))
+    check_weights(experiment, graph)
     gain = experiment.init.gain
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
     world = World(
@@ -152,6 +153,15 @@ def build_graph(experiment: Experiment, nodes: int) -> Graph:
         return Complete().build(nodes, experiment.seed)
     graph: Graph = experiment.topology.build(nodes, experiment.seed)
     return with_assortativity(graph, experiment.assortativity, experiment.seed)
+
+
+def check_weights(experiment: Experiment, graph: Graph) -> None:
+    """Metropolis weights are made of the degrees at both ends of a link that goes both ways."""
+    if graph.directed and getattr(experiment.algorithm, "weights", None) == "metropolis":
+        raise InputError(
+            "weights=metropolis requires an undirected graph, but this one is directed; "
+            "use weights=uniform, data or graph"
+        )
 
 
 def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any]]:

@@ -18,6 +18,7 @@ from peerage.aggregation import (
     uniform_weights,
     weighted_mean,
 )
+from peerage.errors import InputError
 
 if TYPE_CHECKING:
     from peerage.local import Local
@@ -178,6 +179,15 @@ class Inbox:
         return weights / weights.sum()
 
     def metropolis_weights(self) -> Tensor:
-        """[k], from the degrees that the senders state; the owner's own message takes the rest."""
+        """[k], from the degrees that the senders state; the owner's own message takes the rest.
+
+        They belong to undirected graphs. In an inbox with more messages than the owner has
+        neighbours, as after an all-reduce, the number of other senders stands for its degree.
+        """
+        if self.owner not in self.senders:
+            raise InputError(
+                f"metropolis weights require node {self.owner}'s own message in its inbox; "
+                "use node.exchange, or other weights"
+            )
         own = self.senders.index(self.owner)
         return metropolis_weights([message.degree for message in self.messages], own)

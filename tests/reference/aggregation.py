@@ -13,14 +13,11 @@ def weighted_mean(x: Matrix, weights: Sequence[float]) -> list[float]:
 
 
 def curvature_weighted(x: Matrix, h: Matrix, otherwise: Sequence[float]) -> list[float]:
-    """P_j = H_j / s where s, the sum of the H_j, exceeds 1e-12 max(1, mean H); else `otherwise`."""
-    k, d = len(x), len(x[0])
-    mean = sum(sum(row) for row in h) / (k * d)
+    """P_j = H_j / s where s, the sum of the H_j, is not zero; else `otherwise`."""
     result = []
-    for p in range(d):
+    for p in range(len(x[0])):
         s = sum(row[p] for row in h)
-        speaks = s > 1e-12 * max(1.0, mean)
-        weights = [row[p] / s for row in h] if speaks else otherwise
+        weights = [row[p] / s for row in h] if s > 0 else otherwise
         result.append(sum(w * row[p] for w, row in zip(weights, x, strict=True)))
     return result
 
@@ -31,7 +28,10 @@ def unit(vector: Sequence[float]) -> list[float]:
 
 
 def metropolis(degrees: Sequence[int], own: int) -> list[float]:
+    heard = len(degrees) - 1
     weights = {
-        j: 1 / (1 + max(degree, degrees[own])) for j, degree in enumerate(degrees) if j != own
+        j: 1 / (1 + max(degree, degrees[own], heard))
+        for j, degree in enumerate(degrees)
+        if j != own
     }
     return [weights[j] if j != own else 1 - sum(weights.values()) for j in range(len(degrees))]

@@ -18,7 +18,7 @@ class DecAvg(Algorithm[None]):
     """Replace the own model by the weighted mean of the closed neighbourhood."""
 
     local: LocalSGD = LocalSGD()
-    # By examples, equal, doubly stochastic, or those of a weighted graph.
+    # By examples, equal, doubly stochastic (undirected graphs only), or those of a weighted graph.
     weights: Literal["data", "uniform", "metropolis", "graph"] = "data"
     order: Literal["train-first", "combine-first"] = "train-first"  # the latter in P4's code
 

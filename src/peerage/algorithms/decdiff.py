@@ -18,7 +18,11 @@ from peerage.training import LocalSGD
 
 @dataclass(frozen=True)
 class DecDiff(Algorithm[None]):
-    """Move towards the neighbours' mean by delta / (norm of delta + s): always less than 1."""
+    """Move towards the neighbours' mean by delta / (norm of delta + s): always less than 1.
+
+    A node keeps its own running statistics, because they fit its parameters whatever the step; see
+    docs/decisions/011-decdiff-keeps-its-statistics.md.
+    """
 
     local: LocalSGD = LocalSGD()
     weights: Literal["data", "uniform"] = "data"  # of the neighbours; the own model is not one
@@ -38,14 +42,13 @@ class DecDiff(Algorithm[None]):
 
     async def round(self, node: Node[None]) -> None:
         await node.train(self.work())
-        inbox = await node.exchange(x=node.params, b=node.buffers)
+        inbox = await node.exchange(x=node.params)
         others = inbox.alike(node.architecture).others()
         if not len(others):
             return
         a = others.weights(self.weights)
         delta = weighted_mean(others["x"], a) - node.params  # [d]
         node.params = node.params + self.step(delta, [slot.size for slot in node.layout.slots])
-        node.buffers = weighted_mean(others["b"], a)
 
     def step(self, delta: Tensor, sizes: list[int]) -> Tensor:
         """[d] every tensor (or the whole model) of the difference, divided by its norm + s."""

@@ -30,12 +30,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class DecHW(Algorithm[Memory]):
-    """Weight every parameter by how much the local data has had to say about it so far."""
+    """Weight every parameter by how much the local data has had to say about it so far.
+
+    A node's first curvature counts in full; `beta` is the share of those after it. The first is the
+    one that finds nothing accumulated, whether in round 0 or in the round in which a node joins.
+    """
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"h"})
 
     local: LocalSGD = LocalSGD()
-    beta: float = 1.0  # share of each new curvature that is accumulated (Eq. 5)
+    beta: float = 1.0  # share of each curvature after the first that is accumulated (Eq. 5)
     theta: int | None = None  # send curvature in the first theta rounds only (DecHW*)
     after_stop: Literal["average", "frozen"] = (
         "average"  # then: plain averaging, or the last weights
@@ -117,7 +121,7 @@ class DecHW(Algorithm[Memory]):
         """The accumulator [d] after one more curvature (Eq. 4, 5)."""
         if self.normalise == "unit":
             h = unit(h)
-        if node.round == 0 or self.accumulate == "none":
+        if self.accumulate == "none" or not node.state.h.any():  # the first that says anything
             return h
         keep = 1.0 if self.accumulate == "sum" else 1.0 - self.beta
         return keep * node.state.h + self.beta * h

@@ -21,16 +21,22 @@ from peerage.training import LocalSGD
 
 @dataclass(frozen=True)
 class Consolidated:
-    """At the hub, sums over the clients of the last round; at a client, its own part of them."""
+    """At the hub, sums over the clients heard in a round; at a client, its part of such sums."""
 
     f: Tensor  # [d] diagonal of the Fisher information; empty before there is any
     fx: Tensor  # [d] the same times the parameters
     who: Tensor  # [k] the clients in it
+    round: int | None = None  # in which it was sent; not known in checkpoints of older versions
 
 
 @dataclass(frozen=True)
 class FedCurv(HubAlgorithm[Consolidated]):
-    """As FedAvg, with a penalty in training on what matters to the others."""
+    """As FedAvg, with a penalty in training on what matters to the others.
+
+    The penalty is made of what the other clients answered in the last round. There is none if the
+    hub heard no answer in it. There is also none for a client that has forgotten its part of the
+    sums, for example because it was restarted since.
+    """
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"f"})
 
@@ -53,27 +59,35 @@ class FedCurv(HubAlgorithm[Consolidated]):
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
 
     def scatter(self, node: Node[Consolidated]) -> Payload:
-        return {**super().scatter(node), **vars(node.state)}
+        sums = self.recent(node)
+        return {**super().scatter(node), "f": sums.f, "fx": sums.fx, "who": sums.who}
+
+    def recent(self, node: Node[Consolidated]) -> Consolidated:
+        """What the node remembers of the last round; what is older is in no sum any more."""
+        return node.state if node.state.round in (None, node.round - 1) else self.init(node)
 
     async def answer(self, node: Node[Consolidated], order: Mapping[str, Tensor]) -> Payload:
-        if order["who"].numel():
-            work = replace(self.local, correct=CurvaturePenalty(self.strength))
-            a, b = self.others(node, order)
-            await node.train(work, a=a, b=b)
-        else:  # nobody has said anything about curvature yet
+        others = self.others(node, order)
+        if others is None:
             await node.train(self.local)
+        else:
+            work = replace(self.local, correct=CurvaturePenalty(self.strength))
+            await node.train(work, a=others[0], b=others[1])
         f = await node.curvature(self.curvature, self.local.batch_size)
         f = f / max(self.terms(node), 1)
-        node.state = Consolidated(f, f * node.params, torch.tensor([node.id]))
+        node.state = Consolidated(f, f * node.params, torch.tensor([node.id]), node.round)
         return {"x": node.params, "b": node.buffers, "f": f, "fx": node.state.fx}
 
     def others(
         self, node: Node[Consolidated], order: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The sums without the own part, which is not in them if the answer was lost."""
-        if node.id not in order["who"]:
+    ) -> tuple[Tensor, Tensor] | None:
+        """The sums without this client's part; None if they are empty or the part is forgotten."""
+        if not order["who"].numel():
+            return None
+        if node.id not in order["who"]:  # the last answer was lost, or there was none
             return order["f"], order["fx"]
-        return order["f"] - node.state.f, order["fx"] - node.state.fx
+        part = self.recent(node)
+        return (order["f"] - part.f, order["fx"] - part.fx) if part.f.numel() else None
 
     def terms(self, node: Node[Consolidated]) -> int:
         """How many squared gradients were added up, of which the information is the mean."""
@@ -85,7 +99,7 @@ class FedCurv(HubAlgorithm[Consolidated]):
         tau = inbox.data_weights()
         node.params, node.buffers = inbox.mean("x", tau), inbox.mean("b", tau)
         f, fx = (inbox.stack(name).sum(0) for name in ("f", "fx"))
-        node.state = Consolidated(f, fx, torch.tensor(inbox.senders))
+        node.state = Consolidated(f, fx, torch.tensor(inbox.senders), node.round)
 
     def rest(self, node: Node[Consolidated]) -> None:
         node.state = self.init(node)  # it will be in no sum, so there is nothing to remember
