@@ -193,7 +193,13 @@ def test_means_of_the_same_vectors_are_computed_once():
     first, second = (Inbox(messages, owner, {}, shared) for owner in (0, 1))
     half = torch.tensor([0.5, 0.5])
     assert first.mean("x", half).tolist() == [2.0, 4.0]
-    assert second.mean("x", half) is first.mean("x", half)
+    before = shared["x"]
+    again = second.mean("x", half)
+    assert shared["x"] is before  # nothing new was computed,
+    assert again.tolist() == [2.0, 4.0]
+    assert again.data_ptr() != before[1].data_ptr()  # and the answer is a copy
+    before[1][0] = 7.0  # the node that got it first may change it: the next one must not see that
+    assert second.mean("x", half).tolist() == [2.0, 4.0]
     assert second.mean("x", torch.tensor([0.25, 0.75])).tolist() == [3.0, 5.0]
     later = tuple(Message(s, 1, 1, "m", {"x": 10 * x[s]}, 1) for s in (0, 1))
     assert Inbox(later, 0, {}, shared).mean("x", half).tolist() == [20.0, 40.0]
