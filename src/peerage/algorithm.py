@@ -16,7 +16,7 @@ from torch import Tensor
 from peerage.curvature import Curvature, Gradient, Losses, Part
 from peerage.privacy import Veil
 from peerage.randomness import torch_stream
-from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send, Shared
+from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send, Shared, check_dtype
 from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
 
@@ -28,7 +28,10 @@ class Form:
     """What a tensor in a message looks like."""
 
     shape: tuple[int | None, ...]  # None: any length
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = torch.float32  # one of `requests.DTYPES`
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype, "speaks declares a tensor")
 
     def fits(self, tensor: Tensor) -> bool:
         return (

@@ -306,6 +306,7 @@ class Peer(Receiver):
 
     def _post(self, parcel: Parcel, round: int, places: Counter[int], way: Way | None) -> int:
         """Hand a parcel to the outboxes; its bytes, once for every recipient that it goes to."""
+        self.expected.check_own(parcel.architecture, parcel.payload)
         message: tuple[Header, memoryview] | None = None
         sent = 0
         for recipient in parcel.to:

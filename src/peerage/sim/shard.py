@@ -16,7 +16,7 @@ from peerage.errors import InputError, PeerageError
 from peerage.evaluation import Movement, Score, Spread, movement, score
 from peerage.graph import Neighbours
 from peerage.local import Local
-from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared
+from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared, check_dtype
 from peerage.sim.post import Parcel, Step
 from peerage.sim.world import World
 from peerage.state import map_tensors, pack, unpack
@@ -282,6 +282,8 @@ class Shard:
         ]
         if unknown:
             raise PeerageError(f"node {node.id} sent to {unknown[0]}, which is not another node")
+        for name, tensor in request.payload.items():
+            check_dtype(tensor.dtype, f"node {node.id} sends tensor {name!r}")
         message = node.message(dict(request.payload), request.number)
         self.sent += _stamped([message])
         return Parcel(
