@@ -13,8 +13,10 @@ from networking import BROKEN, Stage, on_stage, play
 
 import peerage as pg
 from peerage import DecAvg, FedAvg, Local
+from peerage.errors import PeerageError
 from peerage.net.network import Patience
 from peerage.net.peer import PAUSED, Peer
+from peerage.net.up import Seen, Up, Watched
 from peerage.testing import toy
 
 THREE = {"nodes": 3, "partition": "iid", "topology": "complete"}
@@ -284,3 +286,54 @@ def test_one_process_of_a_stopped_network_plays_no_round_alone(tmp_path):
         lonely = [row["round"] for row in network.rows(0)[1:] if row["heard"][0] == 0]
         assert len(lonely) <= 2
         assert "Traceback" not in network.log(0)
+
+
+# A network on this machine
+
+
+class Process:
+    """As far as `up` looks at one: still running, or ended with a code."""
+
+    def __init__(self, code: int | None = None) -> None:
+        self.returncode = code
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+def watched_by(up: Up, home: Path, pauses: list[str | None], codes: list[int | None]) -> None:
+    up.watched = []
+    for number, (pause, code) in enumerate(zip(pauses, codes, strict=True)):
+        folder = home / str(number)
+        folder.mkdir(parents=True)
+        if pause is not None:
+            (folder / PAUSED).write_text(json.dumps({"state": pause}))
+        up.watched.append(Watched(number, Seen(f"node-{number}", round=3), folder, Process(code)))
+    for peer in up.watched:
+        peer.read, peer.file = 1, 7  # it has written rows in this life
+        peer.look()
+
+
+ALONE = "waiting for node-1, node-2"
+
+
+def test_up_shows_who_waits_and_does_not_wait_with_the_last(tmp_path):
+    up = Up(pg.Experiment(nodes=3, rounds=50), tmp_path)
+    watched_by(up, tmp_path / "a", [ALONE, None, None], [None, None, 0])
+    assert [peer.seen.state for peer in up.watched] == [ALONE, "playing", "finished"]
+    up._check_progress()
+    watched_by(up, tmp_path / "b", [ALONE, ALONE, None], [None, None, 0])
+    up._check_progress()  # they will find each other
+    watched_by(up, tmp_path / "c", [ALONE, None, None], [None, -9, 0])
+    with pytest.raises(PeerageError, match="node-0 is waiting for node-1, node-2 in round 4, and"):
+        up._check_progress()
+
+
+def test_up_restarts_a_peer_early_if_all_others_wait_for_it(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(Up, "_start", lambda up, peer, secret: started.append(peer.number))
+    up = Up(pg.Experiment(nodes=3, rounds=50), tmp_path)
+    for name, pauses, due in (("a", [None, ALONE, None], []), ("b", [ALONE, ALONE, None], [2])):
+        watched_by(up, tmp_path / name, pauses, [None, None, -9])
+        assert up._disturb({}, {2: 40}, tmp_path) == bool(due)
+        assert started == due
