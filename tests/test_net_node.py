@@ -121,7 +121,8 @@ def test_a_log_for_programs(tmp_path):
         network.start(0, more=["--log", "json"])
         network.start(2)
         network.until(lambda: network.round(0) >= 3)
-        network.processes.pop(2).kill()
+        network.processes[2].kill()
+        network.processes.pop(2).wait()
         network.until(lambda: "waits for node-1" in network.log(0))
         network.processes[0].terminate()
         assert network.wait(20) == [130]
@@ -133,11 +134,11 @@ def test_a_log_for_programs(tmp_path):
     assert found[-1]["message"].startswith("stopped in round ")
     warned = [one["message"] for one in found if one["level"] == "warning"]
     assert any("noise" in message for message in warned)
-    assert any("beginning without node-1" in message for message in warned)
+    assert any("round" in message and "waits for node-1" in message for message in warned)
     rows = [one["row"] for one in found if "row" in one]
     assert [row["round"] for row in rows] == list(range(len(rows)))
     assert rows[: len(network.rows(0))] == network.rows(0)[: len(rows)]
-    assert rows[1]["heard"] == [1, 2]
+    assert {row["heard"][1] for row in rows[1:]} == {2}
 
 
 def test_what_is_wrong_is_an_object_as_well(ready):
