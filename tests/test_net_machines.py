@@ -21,7 +21,10 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 @pytest.mark.slow
 @pytest.mark.parametrize("rooms", [((0, 1), (2, 3)), ((0,), (1, 2, 3))])
 def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
-    """Both halves go on by themselves, at their own speeds, and are one network again."""
+    """Halves go on by themselves, at their own speeds, and are one network again.
+
+    A peer that is alone in its room waits, and counts no round.
+    """
     experiment = Experiment(nodes=4, topology="complete", partition="iid", rounds=10**6)
     everybody = range(4)
     patience = Patience(start=600, step=300, gone=5)
@@ -33,11 +36,14 @@ def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
         cable.cut()
         last = max(map(network.round, everybody)) + 1  # of which messages can have come through
         time.sleep(CUT)
-        alone = {me: [len(room) - 1, 3] for room in rooms for me in room}
-        network.until(lambda: all(often(network, me, alone[me], last, 3) for me in everybody))
+        for me in (room[0] for room in rooms if len(room) == 1):
+            network.until(lambda me=me: "waits for node-1" in network.log(me))
+        waiting = {room[0]: network.round(room[0]) for room in rooms if len(room) == 1}
+        halves = {me: [len(room) - 1, 3] for room in rooms for me in room if len(room) > 1}
+        network.until(lambda: all(often(network, me, halves[me], last, 3) for me in halves))
         assert not any(often(network, me, [3, 3], last, 1) for me in everybody)
+        assert {me: network.round(me) for me in waiting} == waiting
         cable.mend()
-        # One that was alone may be far in front, and waits for the others.
         rounds = [network.round(me) for me in everybody]
         network.until(lambda: all(often(network, me, [3, 3], rounds[me], 10) for me in everybody))
 
@@ -68,7 +74,10 @@ def test_a_disk_that_is_really_full_stops_one_peer_and_nobody_else(small_disk, t
         assert stopped[-1].endswith("; free space and start the peer again")
         assert "Traceback" not in network.log(1)
         subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-        network.start(1)
+        network.start(1)  # the others have left, and it does not know that they have finished
+        network.until(lambda: "waits for node-0" in network.log(1))
+        assert network.round(1) < 60
+        network.start(0)  # which says so
         assert network.wait() == [0, 0, 0]
         assert network.round(1) == 60
 

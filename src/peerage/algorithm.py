@@ -17,7 +17,17 @@ from peerage.curvature import Curvature, Gradient, Losses, Part
 from peerage.errors import PeerageError
 from peerage.privacy import Veil
 from peerage.randomness import torch_stream
-from peerage.requests import UNNUMBERED, Call, Inbox, Message, Receive, Send, Shared, recorded
+from peerage.requests import (
+    UNNUMBERED,
+    Call,
+    Inbox,
+    Message,
+    Receive,
+    Send,
+    Shared,
+    check_dtype,
+    recorded,
+)
 from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
 
@@ -29,7 +39,10 @@ class Form:
     """What a tensor in a message looks like."""
 
     shape: tuple[int | None, ...]  # None: any length
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = torch.float32  # one of `requests.DTYPES`
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype, "speaks declares a tensor")
 
     def fits(self, tensor: Tensor) -> bool:
         return (

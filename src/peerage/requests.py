@@ -24,9 +24,33 @@ if TYPE_CHECKING:
     from peerage.local import Local
 
 UNNUMBERED = -1  # of a message that was not sent through a node
+# The types of tensors that a message may hold, in every engine, by their names in safetensors.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 Shared = dict[str, tuple[Any, Tensor]]  # name -> what identifies its last mean, and the mean
 A = TypeVar("A", covariant=True)  # what a request is answered with
 P = ParamSpec("P")
+
+
+def check_dtype(dtype: torch.dtype, of: str) -> None:
+    """Refuse tensors that no message may hold; `of` says whose they are.
+
+    >>> check_dtype(torch.int8, "node 0 sends tensor 'x'")
+    """
+    if dtype not in DTYPES.values():
+        known = ", ".join(str(known).removeprefix("torch.") for known in DTYPES.values())
+        name = str(dtype).removeprefix("torch.")
+        raise InputError(f"{of} of type {name}, which messages cannot hold; use one of {known}")
 
 
 class Request(Generic[A]):

@@ -196,7 +196,10 @@ def traffic(algorithm: Algorithm[Any]) -> None:
 
 
 def declared(algorithm: Algorithm[Any]) -> None:
-    """Every tensor that is sent is one that `speaks` declares, with that shape."""
+    """Every tensor that is sent is one that `speaks` declares, with that shape and type.
+
+    Types that messages cannot hold are refused by `Form`, and by the engine that sends them.
+    """
     experiment = toy(algorithm)
     data, ended = blobs(), simulate(experiment)
     world = prepare(experiment).world

@@ -7,7 +7,7 @@ not there when time is up. One event loop uses a mailbox; it has no locks.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -90,7 +90,7 @@ class Mailbox:
         if h.round > self.round + self.ahead:
             raise Rejected("early", f"{of} is too far ahead of round {self.round}")
         if h.kind == DONE:
-            if link.sent is not None:
+            if link.sent not in (None, h.place):
                 raise Rejected("replayed", f"node {h.sender} was done with round {h.round}")
             return
         if h.place in link.missed:
@@ -128,13 +128,30 @@ class Mailbox:
     ) -> dict[int, Parcel]:
         """The next message of each sender, in their order, without those that do not come.
 
-        Waits until each has sent it, is done with the round, is gone, or the loop's time is
-        `deadline`. The answer is empty if the mailbox enters another round meanwhile.
+        Waits as `wait` does. The answer is empty if the mailbox enters another round meanwhile.
+        """
+        await self.wait(round, senders, deadline, gone)
+        return self.take(senders) if round == self.round else {}
+
+    def take(self, senders: Iterable[int]) -> dict[int, Parcel]:
+        """The next message of each sender in this round, in their order, if it is here."""
+        return self._taken(self._wanted(senders))
+
+    def unsettled(self, senders: Iterable[int]) -> list[int]:
+        """Those of the senders whose next message of this round may still come."""
+        return [sender for sender, link in self._wanted(senders).items() if not link.settled()]
+
+    async def wait(
+        self, round: int, senders: Sequence[int], deadline: float, gone: Callable[[int], bool]
+    ) -> None:
+        """Wait until each sender has sent its next message, or is not to be waited for.
+
+        That is so if it is done with the round, is in a later one, is gone, or the loop's time is
+        `deadline`; and if the mailbox enters another round meanwhile.
         """
         if round != self.round:
             raise PeerageError(f"the mailbox is in round {self.round}, not in {round}")
-        links = self._links.setdefault(round, {})
-        wanted = {sender: links.setdefault(sender, Link()) for sender in sorted(senders)}
+        wanted = self._wanted(senders)
         self._awaited = frozenset(wanted)
         try:
             while round == self.round and not all(
@@ -150,7 +167,10 @@ class Mailbox:
                         await self._news.wait()
         finally:
             self._awaited = frozenset()
-        return self._taken(wanted) if round == self.round else {}
+
+    def _wanted(self, senders: Iterable[int]) -> dict[int, Link]:
+        links = self._links.setdefault(self.round, {})
+        return {sender: links.setdefault(sender, Link()) for sender in sorted(senders)}
 
     def _passed(self, sender: int) -> bool:
         """Whether the sender is in a later round: on a link, messages arrive in order."""

@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from peerage.sim.shard import BEFORE
 from peerage.sim.world import World
 
 LOOK = 0.2  # seconds between two looks at the others
+AGAIN = 1.0  # seconds until a peer that was told nothing says again that it waits
 REMIND = 15.0  # seconds between two words about who is missing
 STARTING, MEETING = "starting", "waiting for others"  # states before the first round
 STOPPED = "stopped: "  # begins the state of a peer that plays no more, but answers
@@ -70,6 +72,7 @@ class Others:
         self.met: dict[int, str] = {}  # peers that were there before the first round, their lives
         self.awaited = True  # whether the others began with us
         self.hurried = False  # whether we began because others had, before we had met everybody
+        self.finished: set[int] = set()  # peers that said that they have played all rounds
         self._talking: set[int] = set()  # those who sent messages
         self._lives: dict[int, str] = {}  # of those who asked, the last
         self.strange: dict[int, str] = {}  # peers with another experiment, and what differs
@@ -83,6 +86,7 @@ class Others:
         """A peer asks; after a restart it may be in an earlier round than before."""
         if self._lives.get(peer, life) != life:
             self.rounds.pop(peer, None)
+            self.finished.discard(peer)
         self._lives[peer] = life
 
     def _note(self, peer: int, round: int) -> None:
@@ -103,6 +107,49 @@ class Others:
             if peer in self.rounds and self.transport.reachable(peer)
         )
         return known[-2] if len(known) > 2 else max(known, default=BEFORE)
+
+    def in_contact(self) -> list[int]:
+        """The peers that this one is in contact with, of those that run the same experiment.
+
+        It can reach them, or they finished all rounds and said so before they left.
+        """
+        return [
+            peer
+            for peer in self.everybody
+            if peer not in self.strange
+            and (peer in self.finished or self.transport.reachable(peer))
+        ]
+
+    def lost(self, round: int) -> list[int]:
+        """All peers that should take part in a round, if this one is in contact with none."""
+        if self.in_contact():
+            return []
+        there = [peer for peer in self.everybody if peer not in self.strange]
+        return [peer for peer in there if self.world.faults.present(peer, max(round, 0))]
+
+    async def say_finished(self, seconds: float) -> None:
+        """Tell every peer that can be reached, and has not finished, that this one has."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*map(self._say_finished, self.everybody))
+
+    async def _say_finished(self, peer: int) -> None:
+        question = json.dumps({"ask": "finished", "life": self.life}).encode()
+        while peer not in self.finished and self.transport.reachable(peer):
+            try:
+                await self.transport.ask(peer, question, ASKING)
+                return
+            except Unreachable:  # it may be busy: it would wait for this peer for ever
+                await asyncio.sleep(LOOK)
+            except Rejected:
+                return
+
+    async def announce(self, round: int, peers: Callable[[], Iterable[int]]) -> None:
+        """Tell peers again and again that this one waits for the end of their round."""
+        question = {"ask": "done", "round": round}
+        while True:
+            await asyncio.gather(*(self._answer(peer, question) for peer in peers()))
+            await asyncio.sleep(AGAIN)
 
     async def ask(self, peers: Iterable[int] | None = None) -> dict[int, Status]:
         """What those say about themselves that answer and take part, all asked at once."""
@@ -127,7 +174,7 @@ class Others:
             missing -= self.strange.keys()
             if missing and now() > reminder:
                 reminder = now() + REMIND
-                log.info("waiting for %s", self._names(missing))
+                log.info("waiting for %s", self.names(missing))
             if missing and self.awaited and not self.hurried:
                 await asyncio.sleep(LOOK)
         if len(self.strange) > len(self.met):
@@ -135,8 +182,8 @@ class Others:
             raise InputError(
                 f"{self.name(peer)} runs another experiment: {what}; give all peers the same files"
             )
-        if missing and self.awaited and not self.hurried:
-            log.warning("beginning without %s", self._names(missing))
+        if missing and self.met and self.awaited and not self.hurried:
+            log.warning("beginning without %s", self.names(missing))
 
     def began_with(self, peer: int, life: str) -> bool:
         """Whether a peer, in this life, is one of those who began together."""
@@ -147,9 +194,10 @@ class Others:
     def name(self, peer: int) -> str:
         return self.network.members[peer].name
 
-    def _names(self, peers: Iterable[int]) -> str:
+    def names(self, peers: Iterable[int], addresses: bool = True) -> str:
         members = [self.network.members[peer] for peer in sorted(peers)]
-        listed = ", ".join(f"{member.name} ({member.address})" for member in members[:5])
+        known = [(member.name, f" ({member.address})" * addresses) for member in members[:5]]
+        listed = ", ".join(name + address for name, address in known)
         return f"{listed} and {len(members) - 5} more" if len(members) > 5 else listed
 
     async def _status(self, peer: int) -> Status | None:

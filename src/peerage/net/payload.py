@@ -17,21 +17,20 @@ from torch import Tensor
 
 from peerage.errors import PeerageError
 from peerage.net.wire import (
-    CODES,
     DATA,
     DONE,
-    DTYPES,
     WIRES,
     Buffer,
     Expected,
-    Form,
     Header,
     Rejected,
     Shape,
     check_content,
+    code_of,
     parsed,
     shown,
 )
+from peerage.requests import DTYPES, check_dtype
 from peerage.sim.post import Parcel
 
 LAYOUT_LIMIT = 100_000  # bytes of the JSON at the beginning of a payload
@@ -113,10 +112,8 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
 
 
 def _code(name: str, tensor: Tensor, wire: str) -> str:
-    if tensor.dtype not in CODES:
-        raise PeerageError(f"tensor {name!r} of type {tensor.dtype} cannot be sent; use float32")
-    code = CODES[tensor.dtype]
-    return "BF16" if code == "F32" and wire == "bf16" else code
+    check_dtype(tensor.dtype, f"tensor {name!r} is")
+    return code_of(tensor.dtype, wire)
 
 
 def _packed(plain: memoryview) -> memoryview:
@@ -164,13 +161,11 @@ def decode(
     if header.packed:
         received = _unpacked(received, expected.max_bytes)
     entries, start = _layout(received)
-    forms = expected.tensors[header.architecture]
-    for entry in entries:
-        _check_form(entry, forms, header.wire, expected.max_bytes)
+    dtypes = {entry.name: _check_form(entry, header, expected) for entry in entries}
     _check_offsets(entries, len(received) - start)
     whole = received if not received.readonly else memoryview(bytearray(received))
     buffer = torch.frombuffer(whole, dtype=torch.uint8)[start:]
-    tensors = {entry.name: _tensor(buffer, entry) for entry in entries}
+    tensors = {entry.name: _tensor(buffer, entry, dtypes[entry.name]) for entry in entries}
     return Parcel(
         header.sender,
         (header.recipient,),
@@ -221,22 +216,21 @@ def _entry(name: str, about: Any) -> Entry:
     raise Rejected("malformed", f"the layout says of {shown(name)}: {shown(about)}")
 
 
-def _check_form(entry: Entry, forms: Mapping[str, Shape | Form], wire: str, max_bytes: int) -> None:
+def _check_form(entry: Entry, header: Header, expected: Expected) -> torch.dtype:
+    """The type that is declared for the tensor, if it may look like this."""
     name = entry.name
-    if name not in forms:
+    form = expected.form(header.architecture, name)
+    if form is None:
         raise Rejected("name", f"nobody sends a tensor {shown(name)}")
-    known = forms[name]
-    form = known if isinstance(known, Form) else Form((known,))
-    code = CODES[form.dtype]
-    if code == "F32" and wire == "bf16":
-        code = "BF16"
+    code = code_of(form.dtype, header.wire)
     if entry.code != code:
         raise Rejected("dtype", f"tensor {name!r} is {code}, not {shown(entry.code)}")
     if not any(_matches(entry.shape, shape) for shape in form.shapes):
         raise Rejected("shape", f"tensor {name!r} cannot have the shape {shown(entry.shape)}")
     # An empty tensor may still have long sides, and their product is a stride.
-    if math.prod(max(n, 1) for n in entry.shape) > max_bytes:
+    if math.prod(max(n, 1) for n in entry.shape) > expected.max_bytes:
         raise Rejected("oversized", f"tensor {name!r} has the shape {shown(entry.shape)}")
+    return form.dtype
 
 
 def _matches(shape: tuple[int, ...], form: Shape) -> bool:
@@ -264,14 +258,14 @@ def _check_offsets(entries: Iterable[Entry], size: int) -> None:
         raise Rejected("malformed", f"{size - position} bytes belong to no tensor")
 
 
-def _tensor(buffer: Tensor, entry: Entry) -> Tensor:
+def _tensor(buffer: Tensor, entry: Entry, dtype: torch.dtype) -> Tensor:
     piece = buffer[entry.begin : entry.end]
     if entry.code == "BOOL" and piece.numel() and int(piece.max()) > 1:
         raise Rejected("malformed", f"tensor {entry.name!r} has truth values above 1")
     tensor = piece.view(DTYPES[entry.code]).view(entry.shape)
     if not tensor.is_floating_point():
         return tensor
-    tensor = tensor.float()
+    tensor = tensor.to(dtype)  # float32 may have been rounded for its way
     if tensor.numel():
         # One pass that cannot overflow, eight times as fast as torch.isfinite: NaN is both.
         low, high = tensor.aminmax()

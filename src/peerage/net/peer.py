@@ -9,9 +9,11 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +25,7 @@ from peerage import checkpoint
 from peerage.errors import DiskError, Diverged, InputError, PeerageError
 from peerage.faults import Way
 from peerage.net.doubts import Doubts
+from peerage.net.endings import Endings
 from peerage.net.mailbox import Mailbox
 from peerage.net.network import Network, check_rejoin
 from peerage.net.offers import Offers, fetch
@@ -31,7 +34,7 @@ from peerage.net.payload import encode
 from peerage.net.reception import Reception
 from peerage.net.traffic import Outbox, expected_of
 from peerage.net.transport import Receiver, Transport, Unreachable
-from peerage.net.wire import REASONS, Header, Rejected, done
+from peerage.net.wire import REASONS, Header, Rejected
 from peerage.prepare import Prepared
 from peerage.privacy import COUNT
 from peerage.records import (
@@ -48,6 +51,7 @@ from peerage.summary import node_row
 
 KEPT = 1 << 28  # bytes of messages in the mailbox, unless a few have more
 FILE = "part-0.safetensors"
+PAUSED = "paused.json"  # in the folder of a peer that waits because it has lost all others
 AGAIN = "start the peer again"
 
 log = logging.getLogger("peerage.peer")
@@ -93,6 +97,7 @@ class Peer(Receiver):
         self.rows: list[Row] = []
         self._listened: set[int] = set()  # whose messages are in this round
         self._outboxes: dict[int, Outbox] = {}
+        self.endings = Endings(network.run, me, self._outbox, network.ahead)
         self._writer: MetricWriter | None = None
         self._noted: Counter[str] = Counter()  # troubles and bytes that are in the rows already
 
@@ -115,14 +120,16 @@ class Peer(Receiver):
             for peer, outbox in self._outboxes.items():
                 if self.transport.reachable(peer):
                     await outbox.flush(patience.step)
+            if self.world.faults.present(self.me, self.world.rounds - 1):
+                await self.others.say_finished(patience.step)
             self._add_late_news()
         except DiskError as error:
             await self._stuck(error)
             raise
         finally:
+            await self.transport.stop()  # first: whoever asks may open another outbox
             for outbox in self._outboxes.values():
                 await outbox.close()
-            await self.transport.stop()
             if self._writer is not None:
                 self._writer.close()
         return self.shard.members[self.me].node.params
@@ -133,6 +140,7 @@ class Peer(Receiver):
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
         self._claim(self.folder / "peer.json")
+        self._show_pause(None)
         saved = checkpoint.load(self.folder)
         if saved is not None:
             self.shard.restore(str(saved.folder), saved.trees, saved.parts, saved.round)
@@ -189,8 +197,12 @@ class Peer(Receiver):
         self._record(0, await self._compute(self.shard.measure), sent, 0.0)
 
     async def _rounds(self, first: int) -> None:
-        round = first
+        round, self.state = first, "playing"
         while round < self.world.rounds:
+            self.endings.enter(round)
+            if await self._pause(round):
+                round = await self._fall_in(round)
+                self.endings.enter(round)
             if not self.world.faults.present(self.me, round):
                 if round + 1 >= self.world.faults.left.get(self.me, self.world.rounds + 1):
                     return
@@ -200,6 +212,44 @@ class Peer(Receiver):
             round += 1
             if self.heard[0] < self.heard[1] and round < self.world.rounds:
                 round = await self._fall_in(round)
+        self.endings.enter(round)
+
+    async def _pause(self, round: int) -> bool:
+        """Wait while this peer is in contact with none of the others; whether it had to."""
+        lost = self.others.lost(round)
+        if not lost:
+            return False
+        before = self.state
+        self.mailbox.enter(round)
+        self.round, self.alive = round, 0
+        self.state = f"waiting for {self.others.names(lost, addresses=False)}"
+        log.warning(
+            "in contact with none of the others: round %d waits for %s",
+            round + 1,
+            self.others.names(lost),
+        )
+        self._show_pause(self.state)
+        while not await self._found(round):
+            await asyncio.sleep(LOOK)
+        log.info("in contact with others again, continuing with round %d", round + 1)
+        self.state = before
+        self._show_pause(None)
+        return True
+
+    async def _found(self, round: int) -> bool:
+        """Whether a peer that was in contact with none of the others can go on."""
+        if self.others.lost(round):
+            return False
+        return bool(self.others.finished or await self.others.ask(self.others.in_contact()))
+
+    def _show_pause(self, state: str | None) -> None:
+        """For `peerage up`, which looks at the folders of its peers."""
+        if self.folder is None:
+            return
+        if state is None:
+            (self.folder / PAUSED).unlink(missing_ok=True)
+        else:
+            write_json(self.folder / PAUSED, {"state": state}, AGAIN)
 
     async def _fall_in(self, round: int) -> int:
         """The round to go on with after messages did not come: perhaps we are out of step.
@@ -231,7 +281,9 @@ class Peer(Receiver):
         playing = [p for p in self.others.everybody if self.world.faults.present(p, round)]
         last = round + 1 == self.world.rounds
         while playing and not last and self.others.newest(playing) <= round:
-            if not await self.others.ask(playing):
+            answers = await self.others.ask(playing)
+            unreachable = not answers and not any(map(self.transport.reachable, playing))
+            if unreachable and not await self._pause(round):
                 return
             await asyncio.sleep(LOOK)
 
@@ -280,7 +332,7 @@ class Peer(Receiver):
         self.mailbox.enter(round)
         self.round = round
         way = self.world.way(round)
-        places: Counter[int] = Counter()  # messages so far, by recipient
+        places = self.endings.sent(round)  # messages so far, by recipient
         asked: Counter[int] = Counter()  # by sender
         sent = 0
         step = await self._compute(begin)
@@ -293,18 +345,12 @@ class Peer(Receiver):
                 break
             parcels = await self._gather(round, step.waiting[self.me], asked, way)
             step = await self._compute(self.shard.resume, {self.me: parcels})
-        self._say_done(round, places)
+        self.endings.finish(round, self.world.listeners(round)[self.me])
         return sent
-
-    def _say_done(self, round: int, places: Counter[int]) -> None:
-        """Tell everybody who might wait that nothing more will come in this round."""
-        run = self.network.run
-        for peer in self.world.listeners(round)[self.me]:
-            word = done(run=run, round=round, sender=self.me, recipient=peer, sent=places[peer])
-            self._outbox(peer).put(word)
 
     def _post(self, parcel: Parcel, round: int, places: Counter[int], way: Way | None) -> int:
         """Hand a parcel to the outboxes; its bytes, once for every recipient that it goes to."""
+        self.expected.check_own(parcel.architecture, parcel.payload)
         message: tuple[Header, memoryview] | None = None
         sent = 0
         for recipient in parcel.to:
@@ -344,20 +390,38 @@ class Peer(Receiver):
                 hoped.append(sender)
             else:
                 self.mailbox.skip(sender)
-        now = asyncio.get_running_loop().time
-        start = now()
-        deadline = start + self.network.patience.step
-        found = await self.mailbox.collect(round, hoped, deadline, self._gone)
-        self.shard.seconds["wait"] += now() - start
-        self.heard = len(found), len(hoped)
+        start = perf_counter()
+        await self._wait(round, hoped)
+        self.shard.seconds["wait"] += perf_counter() - start
+        missing = len(set(self.mailbox.unsettled(hoped)) - self.others.finished)
+        found = self.mailbox.take(hoped)
+        # A sender that is done and sent nothing is not missing: there was nothing to hear.
+        self.heard = len(found), len(found) + missing
         self._listened |= found.keys()
-        if len(found) < len(hoped):
-            self.counters["missing"] += len(hoped) - len(found)
+        if missing:
+            self.counters["missing"] += missing
         return [found[sender] for sender in sorted(found)]
+
+    async def _wait(self, round: int, senders: list[int]) -> None:
+        """Until each has sent its next message or is not to be waited for any more."""
+        listeners, now = self.world.listeners(round), asyncio.get_running_loop().time
+        # Those of whom this peer is no listener do not know that it waits.
+        silent = [peer for peer in senders if self.me not in listeners[peer]]
+        open = partial(self.mailbox.unsettled, silent)
+        async with _beside(self.others.announce(round, open)) if open() else nullcontext():
+            while True:
+                deadline = now() + self.network.patience.step
+                await self.mailbox.wait(round, senders, deadline, self._gone)
+                if not self.mailbox.unsettled(senders) or not await self._pause(round):
+                    return
 
     def _gone(self, peer: int) -> bool:
         """Whether there is no point in waiting; without a hub, its clients have nothing to do."""
-        return peer != self.world.hub and not self.transport.reachable(peer)
+        if peer in self.others.finished:  # whatever it sent came before it said so
+            return True
+        if self.transport.reachable(peer):
+            return False
+        return peer != self.world.hub or bool(self.others.lost(self.round))
 
     async def _stuck(self, error: DiskError) -> None:
         """Say why, and go on answering others for as long as any of them plays.
@@ -367,11 +431,12 @@ class Peer(Receiver):
         self.state = f"{STOPPED}{error}"
         log.error("%s; this peer trains no more, and still answers", error)
         told = self.round + 1
+        self.endings.enter(self.world.rounds)
         while any(status.playing for status in (await self.others.ask()).values()):
             newest = self.others.newest()
             self.mailbox.enter(max(newest, self.mailbox.round))
             for round in range(max(told, newest), min(newest + 2, self.world.rounds)):
-                self._say_done(round, Counter())
+                self.endings.finish(round, self.world.listeners(round)[self.me])
                 told = round + 1
             await asyncio.sleep(LOOK)
 
@@ -471,6 +536,13 @@ class Peer(Receiver):
             asked = {}
         if asked.get("ask") == "status":
             return json.dumps(self.status(identity, str(asked.get("life")))).encode()
+        if asked.get("ask") == "finished":
+            self.others.greet(identity, str(asked.get("life")))
+            self.others.finished.add(identity)
+            return b"{}"
+        if asked.get("ask") == "done" and self._is_round(asked.get("round")):
+            self.endings.announced(identity, asked["round"])
+            return b"{}"
         if asked.get("ask") == "essence":
             return json.dumps(self.others.essence).encode()
         offer = self.offers.answer(asked, identity)
@@ -493,6 +565,9 @@ class Peer(Receiver):
 
     # Small things
 
+    def _is_round(self, value: Any) -> bool:
+        return type(value) is int and BEFORE <= value < self.world.rounds
+
     @property
     def accuracy(self) -> float | None:
         """When it was judged last."""
@@ -510,6 +585,17 @@ class Peer(Receiver):
         """Work of the node, beside the event loop, which goes on answering others."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor, lambda: work(*arguments))
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do this meanwhile, and no longer."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _spent(phases: dict[str, float], total: float) -> dict[str, float]:

@@ -15,6 +15,7 @@ from peerage.net.wire import DONE, Expected, Form, Header, Rejected
 from peerage.sim.world import World
 
 LARGEST = 1 << 26  # bytes of a message with tensors of any length, if its model is small
+WORDS = 8  # that may wait in an outbox before announcements are left unanswered
 SLOW = ("late", "early", "replayed", "full")  # why a message comes to nothing between honest peers
 
 log = logging.getLogger("peerage.peer")
@@ -82,6 +83,10 @@ class Outbox:
         self._waiting.append((header, payload))
         self._idle.clear()
         self._news.set()
+
+    def has_room_for_words(self) -> bool:
+        """Whether few words wait here: a peer cannot make others queue up answers for it."""
+        return sum(header.kind == DONE for header, _ in self._waiting) < WORDS
 
     async def _work(self) -> None:
         while True:

@@ -21,8 +21,9 @@ from peerage.net.certs import Authority
 from peerage.net.gather import AGAIN, Gathering
 from peerage.net.lifeline import Lifeline, ended_once
 from peerage.net.network import Member, Network, Patience, check_rejoin
+from peerage.net.peer import PAUSED
 from peerage.prepare import prepare
-from peerage.records import Row, read_metrics, write_bytes
+from peerage.records import Row, read_json, read_metrics, write_bytes
 from peerage.running import check_free, taken
 
 LOOK = 0.2  # seconds between two looks at the peers
@@ -70,13 +71,24 @@ class Watched:
         code = self.process.poll()
         if code is None:
             new = self.read and self.file != self.old_file
-            self.seen.state = "playing" if new else "starting"
+            self.seen.state = self.pause or ("playing" if new else "starting")
         else:
             self.seen.state = "finished" if code == 0 else "killed" if self.killed else "failed"
 
+    @property
+    def pause(self) -> str | None:
+        """For whom it waits, if it is in contact with none of the others."""
+        with suppress(PeerageError):  # there is no such file while it plays
+            return str(read_json(self.folder / PAUSED)["state"])
+        return None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> bool:
         """With a signal that nobody can catch; whether it was there to be killed."""
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None or not self.alive:
             return False
         self.process.kill()
         self.killed = self.process.wait() < 0
@@ -202,6 +214,7 @@ class Up:
 
     def _start(self, peer: Watched, secret: Path) -> None:
         peer.folder.mkdir(parents=True, exist_ok=True)
+        (peer.folder / PAUSED).unlink(missing_ok=True)  # of an earlier life
         command = [sys.executable, "-m", "peerage", "node"]
         command += ["--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
@@ -230,7 +243,7 @@ class Up:
 
     def _end(self) -> None:
         """Ask politely, then insist; nobody is left behind."""
-        alive = [p for p in self.watched if p.process is not None and p.process.poll() is None]
+        alive = [peer for peer in self.watched if peer.alive]
         processes = [peer.process for peer in alive if peer.process is not None]
         for peer in alive:
             peer.seen.state = "stopped"
@@ -249,10 +262,13 @@ class Up:
         over = False
         while not over:
             # Asked first: what a peer writes before it ends is then seen.
-            over = all(peer.process and peer.process.poll() is not None for peer in self.watched)
+            over = not any(peer.alive for peer in self.watched)
             for peer in self.watched:
                 peer.look()
-            over = not self._disturb(kill, restart, secret) and over
+            disturbed = self._disturb(kill, restart, secret)
+            over = over and not disturbed
+            if not disturbed:
+                self._check_progress()
             if self.show is not None:
                 self.show([peer.seen for peer in self.watched])
             if not over:
@@ -267,13 +283,29 @@ class Up:
                     f"the run was over before node {node} was to be {what}; name an earlier round"
                 )
 
+    def _check_progress(self) -> None:
+        """Refuse to watch the last peer wait for others that have all ended."""
+        alive = [peer for peer in self.watched if peer.alive]
+        if len(alive) == 1 and alive[0].pause is not None:
+            raise PeerageError(
+                f"{alive[0].seen.name} is {alive[0].pause} in round {alive[0].seen.round + 1}, and "
+                "all others have ended; kill fewer peers, or restart them in an earlier round"
+            )
+
     def _disturb(self, kill: dict[int, int], restart: dict[int, int], secret: Path) -> bool:
         """Kill and restart whose time has come; whether somebody was restarted."""
         for node, round in list(kill.items()):
             if self.watched[node].seen.round >= round - 1 and self.watched[node].kill():
                 self.watched[node].seen.state = "killed"
                 del kill[node]
-        due = [n for n, round in restart.items() if n not in kill and self.newest >= round - 1]
+        # Peers that all wait would never reach the round in which others are to come back.
+        alive = [peer for peer in self.watched if peer.alive]
+        stuck = bool(alive) and all(peer.pause for peer in alive)
+        due = [
+            n
+            for n, round in restart.items()
+            if n not in kill and (stuck or self.newest >= round - 1)
+        ]
         for node in due:
             self._start(self.watched[node], secret)
             del restart[node]

@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from peerage.errors import PeerageError
+from peerage.errors import InputError, PeerageError
+from peerage.requests import DTYPES, check_dtype
 from peerage.sim.shard import BEFORE
 
 SCHEMA = 1
@@ -45,15 +47,7 @@ REASONS = (
 )
 LATER = ("early", "full")  # what a sender should try again
 
-DTYPES = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-CODES = {dtype: code for code, dtype in DTYPES.items() if code != "BF16"}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 Shape = tuple[int | None, ...]  # None: any length
 Buffer = bytes | bytearray | memoryview
@@ -98,8 +92,7 @@ class Form:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if self.dtype not in CODES:
-            raise PeerageError(f"tensors of type {self.dtype} cannot travel; use float32")
+        check_dtype(self.dtype, "a tensor")
 
 
 @dataclass(frozen=True)
@@ -113,6 +106,30 @@ class Expected:
     max_bytes: int  # of a payload, as it travels and unpacked
     rounds: int = NUMBER_LIMIT
     pack: bool = True  # whether payloads may come packed
+
+    def form(self, architecture: str, name: str) -> "Form | None":
+        """What a tensor is declared to look like, if it is declared."""
+        known = self.tensors[architecture].get(name)
+        return known if known is None or isinstance(known, Form) else Form((known,))
+
+    def check_own(self, architecture: str, payload: Mapping[str, Tensor]) -> None:
+        """Refuse to send a type that is not declared: others would take BF16 for something else."""
+        for name, tensor in payload.items():
+            form = self.form(architecture, name)
+            if form is not None and form.dtype != tensor.dtype:
+                raise InputError(
+                    f"node {self.me} sends tensor {name!r} as {tensor.dtype}, and speaks declares "
+                    f"{form.dtype}; declare what is sent"
+                )
+
+
+def code_of(dtype: torch.dtype, wire: str) -> str:
+    """How a tensor that is declared with this type is written: only float32 is rounded.
+
+    So BF16 stands for bfloat16 where that is declared, and for rounded float32 elsewhere; the
+    recipient knows the declaration, and gives back the type that was sent.
+    """
+    return "BF16" if dtype is torch.float32 and wire == "bf16" else CODES[dtype]
 
 
 # Headers

@@ -19,7 +19,7 @@ from peerage.graph import Neighbours
 from peerage.isolation import exclusive_torch
 from peerage.local import Local
 from peerage.randomness import torch_stream
-from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared
+from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared, check_dtype
 from peerage.sim.post import Parcel, Step
 from peerage.sim.world import World
 from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
@@ -323,6 +323,8 @@ class Shard:
         ]
         if unknown:
             raise PeerageError(f"node {node.id} sent to {unknown[0]}, which is not another node")
+        for name, tensor in request.payload.items():
+            check_dtype(tensor.dtype, f"node {node.id} sends tensor {name!r}")
         message = node.message(dict(request.payload), request.number)
         self.sent += _stamped([message])
         return Parcel(
