@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,13 @@ class FlatModel:
         self.buffers = self.buffer_layout.flatten(dict(buffers))
         for slot, (_, buffer) in zip(self.buffer_layout.slots, buffers, strict=True):
             buffer.data = slot.view(self.buffers)
+
+    @cached_property
+    def batch_statistics(self) -> bool:
+        """Whether a layer normalises by the statistics of a batch when the model trains."""
+        self.module.train()  # in which a module may leave out layers, to keep their statistics
+        layers = self.module.modules()
+        return any(isinstance(layer, _BatchNorm) and layer.training for layer in layers)
 
     def load(self, params: Tensor, buffers: Tensor | None = None) -> None:
         self.params.copy_(params)
