@@ -94,6 +94,7 @@ CASES = [
     ("run --loss virtual-teacher:share=2", "share must lie in [0, 1], got 2.0"),
     ("run --algorithm decdiff-vt --loss virtual-teacher", "decdiff-vt brings its own loss, got"),
     ("run --algorithm cfa:epsilon=2", "epsilon must lie in (0, 1] or be -1, got 2.0"),
+    ("run --batch-of-one merged", "batch_of_one cannot be 'merged'; did you mean 'merge'?"),
     ("run --early-stop rolback", "early_stop cannot be 'rolback'; did you mean 'rollback'?"),
     ("run --early-stop rollback", "early_stop=rollback needs held-out examples; add --validation"),
     ("run --early-stop rollback --steps 3 --validation 0.2", "got steps=3; give epochs instead"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from peerage.curvature import Curvature, Gradient, Losses, Part
+from peerage.errors import PeerageError
 from peerage.privacy import Veil
 from peerage.randomness import torch_stream
 from peerage.requests import UNNUMBERED, Inbox, Message, Receive, Send, Shared
@@ -129,9 +130,38 @@ class Node(Generic[S]):
         """[d] gradient of the mean loss on the own data, at the own parameters."""
         return await Gradient(self.params, self.buffers)
 
-    async def losses(self, candidates: Sequence[Tensor], examples: int | None = None) -> Tensor:
-        """[k] mean losses of candidate parameters, all on the same examples of the own data."""
-        return await Losses(tuple(candidates), self.buffers, examples)
+    async def losses(
+        self,
+        candidates: Inbox | Sequence[Tensor],
+        examples: int | None = None,
+        *,
+        buffers: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """[k] mean losses of candidate models, all on the same examples of the node's own data.
+
+        An inbox holds a candidate in each message: parameters `x` and, if the model has running
+        statistics, buffers `b`. Candidates may also be parameters, with the buffers of each: a
+        model is never evaluated with the running statistics of another by mistake.
+        """
+        if isinstance(candidates, Inbox):
+            messages = candidates.messages
+            other = next((m for m in messages if m.architecture != self.architecture), None)
+            if other is not None:
+                raise PeerageError(
+                    f"node {self.id} cannot evaluate the model of node {other.sender}: it is of "
+                    f"architecture {other.architecture!r}, not {self.architecture!r}; use "
+                    "inbox.alike(node.architecture)"
+                )
+            candidates = candidates["x"]
+            buffers = [m.payload["b"] for m in messages if "b" in m.payload] or None
+        if buffers is None:
+            buffers = [torch.empty(0)] * len(candidates)
+        if len(buffers) != len(candidates):
+            raise PeerageError(
+                f"node {self.id} has {len(candidates)} candidates and the buffers of "
+                f"{len(buffers)}; give one of each for every candidate"
+            )
+        return await Losses(tuple(candidates), tuple(buffers), examples)
 
     async def send(self, to: int | Iterable[int], **payload: Tensor) -> None:
         """Send to one node or several; messages between two nodes arrive in order."""

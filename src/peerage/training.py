@@ -15,7 +15,6 @@ from peerage.losses import Correction, CrossEntropy, Lesson, Loss
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
 
-
 BATCH_OF_ONE = ("auto", "keep", "merge", "drop")
 
 
