@@ -47,7 +47,7 @@ def works(draw: st.DrawFn) -> pg.LocalSGD:
     return pg.LocalSGD(
         **{length: draw(st.integers(1, 9))},
         batch_size=draw(st.integers(1, 99)),
-        batch_of_one=draw(st.sampled_from(["auto", "keep", "merge", "drop"])),
+        batch_of_one=draw(st.sampled_from([None, "keep", "merge", "drop"])),
         lr=draw(st.floats(0, 10)),
         momentum=momentum,
         weight_decay=draw(st.floats(0, 1)),

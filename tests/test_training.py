@@ -18,6 +18,7 @@ from peerage.errors import InputError
 from peerage.evaluation import Score
 from peerage.local import Examples, Local
 from peerage.losses import CrossEntropy, Lesson
+from peerage.prepare import prepare
 from peerage.testing import NODES, dealt, simulate, toy
 from peerage.training import LocalSGD, Train, Trained
 from peerage.vectors import FlatModel, Layout, float_buffers
@@ -774,7 +775,7 @@ def test_epochs_and_steps_count_differently():
         ("merge", 1, [1]),  # there is no batch before
         ("keep", 1, [1]),
         ("drop", 1, []),
-        ("auto", 10, [3, 3, 3, 1]),  # of a model without batch statistics
+        (None, 10, [3, 3, 3, 1]),  # of a model without batch statistics
     ],
 )
 def test_what_happens_to_a_last_batch_of_one_example(of_one, count, sizes):
@@ -789,14 +790,14 @@ def test_what_happens_to_a_last_batch_of_one_example(of_one, count, sizes):
     assert (first if count == 10 else sorted(first)) == whole[: sum(sizes)]
 
 
-@pytest.mark.parametrize("of_one", ["auto", "keep", "merge", "drop"])
+@pytest.mark.parametrize("of_one", [None, "keep", "merge", "drop"])
 def test_batches_of_one_example_are_whole_where_that_is_the_size(of_one):
     work = LocalSGD(epochs=1, batch_size=1, batch_of_one=of_one)
     assert [len(batch) for batch in seen(work.batches(stream()))] == [1] * 10
     assert work.last_pass(stream()) == range(10)
 
 
-@pytest.mark.parametrize("of_one", ["auto", "keep", "merge", "drop"])
+@pytest.mark.parametrize("of_one", [None, "keep", "merge", "drop"])
 def test_the_endless_stream_has_whole_batches_anyway(of_one):
     work = LocalSGD(steps=7, batch_size=3, batch_of_one=of_one)
     assert [len(batch) for batch in seen(work.batches(stream()))] == [3] * 7
@@ -889,9 +890,26 @@ def test_which_models_have_batch_statistics(module, found):
     assert FlatModel(module).batch_statistics == found
 
 
+@pytest.mark.parametrize("seed", [0, 2])
+def test_nodes_of_a_default_split_train_models_with_batch_statistics(seed):
+    """With these seeds, a node has one example more than whole batches."""
+    work = LocalSGD(epochs=1)
+    settings = {"model": on_digits, "local": work, "rounds": 1, "seed": seed}
+    experiment = Experiment(algorithm=DecAvg(work), engine={"name": "serial"}, **settings)
+    sizes = [len(part) for part in prepare(experiment).world.parts]
+    assert any(size % 16 == 1 for size in sizes)
+    pool = Experiment(algorithm=DecAvg(work), engine={"workers": 2}, **settings)
+    assert run(experiment).digest == run(pool).digest
+
+
+def on_digits() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+
+
 def test_a_run_keeps_in_its_file_what_happens_to_a_batch_of_one():
     experiment = Experiment(local={"batch_of_one": "drop"})
     assert Experiment.from_toml(experiment.to_toml()).local == LocalSGD(batch_of_one="drop")
+    assert "batch_of_one" not in Experiment().to_toml()
 
 
 def test_a_sample_is_drawn_without_replacement():
@@ -966,7 +984,7 @@ def test_batches_of_images_are_channels_last():
         ({"nesterov": True}, "nesterov needs a momentum above 0, got momentum=0.0"),
         (
             {"batch_of_one": "join"},
-            "unknown batch_of_one 'join'; known: auto, drop, keep, merge",
+            "unknown batch_of_one 'join'; known: drop, keep, merge",
         ),
         ({"early_stop": "stop"}, "early_stop must be none or rollback, got 'stop'"),
         (

@@ -42,8 +42,8 @@ REPRODUCED = Path("reproduced")
 # What an experiment is made of without a file and without flags; a test compares it with the code.
 DEFAULTS = (
     "--algorithm dechw --dataset digits --model digits-mlp --nodes 50 --topology er:p=0.2 "
-    "--partition dirichlet:alpha=0.2 --rounds 20 --epochs 5 --batch-size 16 --batch-of-one auto "
-    "--lr 0.05 --momentum 0 --weight-decay 0 --optimizer sgd --loss cross-entropy "
+    "--partition dirichlet:alpha=0.2 --rounds 20 --epochs 5 --batch-size 16 --lr 0.05 "
+    "--momentum 0 --weight-decay 0 --optimizer sgd --loss cross-entropy "
     "--early-stop none --init independent --scheme torch --gain none --eval-every 1 "
     "--eval-at exchange --validation 0 --engine pool --seed 0"
 )
@@ -72,7 +72,7 @@ def settings(
     batch_size: Annotated[int | None, typer.Option(help="Examples in a batch.")] = None,
     batch_of_one: Annotated[
         str | None,
-        typer.Option(help="A last batch of one example: keep, merge or drop; default auto."),
+        typer.Option(help="A last batch of one example: keep, merge or drop."),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,

@@ -84,8 +84,15 @@ def prepare(experiment: Experiment, dataset: Dataset | None = None) -> Prepared:
         "topology": describe(graph).as_dict(),
         "parameters": [world.layout(node).size for node in range(world.nodes)],
         "test_examples": len(world.test),
+        **({"constants": constants} if (constants := constants_of(world)) else {}),
     }
     return Prepared(experiment, world, setup)
+
+
+def constants_of(world: World) -> dict[str, str]:
+    """The hash of the frozen parameters of every architecture that has any."""
+    hashes = {name: kind.constants_hash for name, kind in world.architectures.items()}
+    return {name: known for name, known in hashes.items() if known is not None}
 
 
 def alone(prepared: Prepared, node: int, secret: int | None = None) -> Prepared:
@@ -163,14 +170,18 @@ def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, A
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
             architecture = own_architecture(
-                model, name, experiment.init.scheme, experiment.init.bias
+                model, name, experiment.init.scheme, experiment.init.bias, experiment.seed
             )
         else:
             build: Callable[[], nn.Module] = partial(
                 model.build, dataset.shape, len(dataset.classes)
             )
             architecture = Architecture(
-                name, build, experiment.init.scheme, bias=experiment.init.bias
+                name,
+                build,
+                experiment.init.scheme,
+                bias=experiment.init.bias,
+                seed=experiment.seed,
             )
         check_fit(architecture, dataset)
         # A start that cannot be drawn should be known before anything is written.
@@ -181,9 +192,14 @@ def build_architectures(experiment: Experiment, dataset: Dataset) -> dict[str, A
 
 def check_fit(architecture: Architecture, dataset: Dataset) -> None:
     """Try two examples: a model that does not fit the data should say so before the run."""
-    module = architecture.build().eval()
+    module = architecture.specimen().eval()
     if not list(module.parameters()):
         raise InputError(f"model {architecture.name!r} has no parameters to learn")
+    if not architecture.layout.size:
+        raise InputError(
+            f"all parameters of model {architecture.name!r} are frozen (requires_grad=False); "
+            "leave at least one layer to train"
+        )
     examples = dataset.train_x[:2]
     wanted = (len(examples), len(dataset.classes))
     try:

@@ -34,6 +34,7 @@ from peerage.records import (
     MetricWriter,
     Row,
     disk_errors,
+    read_json,
     read_metrics,
     read_status,
     truncate_after,
@@ -146,6 +147,7 @@ def resume(
         prepared = prepare(experiment, dataset)
         if given:
             check_same(folder, prepared.experiment)
+        check_constants(folder, prepared.setup)
         for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
             left.unlink(missing_ok=True)
         if (folder / "metrics.jsonl").exists():
@@ -185,6 +187,17 @@ def check_same(folder: Path, experiment: Experiment) -> None:
                 f"run {folder} began with {key} = {old.get(key)}, the experiment given now has "
                 f"{new.get(key)}; resume with the same experiment"
             )
+
+
+def check_constants(folder: Path, setup: Mapping[str, Any]) -> None:
+    """Frozen parameters are in no checkpoint: a run goes on with those that it began with."""
+    path = folder / "setup.json"
+    old = read_json(path).get("constants") if path.exists() else setup.get("constants")
+    if old != setup.get("constants"):
+        raise CheckpointError(
+            f"run {folder} began with other frozen parameters than the model has now; "
+            "resume with the same pretrained values"
+        )
 
 
 class _Run:

@@ -15,7 +15,7 @@ from peerage.losses import Correction, CrossEntropy, Lesson, Loss
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
 
-BATCH_OF_ONE = ("auto", "keep", "merge", "drop")
+BATCH_OF_ONE = ("keep", "merge", "drop")
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class LocalSGD:
     steps: int | None = None  # batches from an endless shuffled stream
     batch_size: int = 16
     # What happens to the last batch of a pass if one example is left for it: it is kept, merged
-    # into the batch before, or dropped. `auto` merges for models with batch statistics (BatchNorm)
-    # and keeps for all others; such a model does not train on the only example of a node.
-    batch_of_one: Literal["auto", "keep", "merge", "drop"] = "auto"
+    # into the batch before, or dropped. Left open, models with batch statistics (BatchNorm) merge
+    # it, and do not train on the only example of a node; all others keep it.
+    batch_of_one: Literal["keep", "merge", "drop"] | None = None
     lr: float = 0.05
     momentum: float = 0.0  # of SGD; AdamW has its own decays, 0.9 and 0.999
     weight_decay: float = 0.0
@@ -58,7 +58,7 @@ class LocalSGD:
                 raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if self.batch_of_one not in BATCH_OF_ONE:
+        if self.batch_of_one is not None and self.batch_of_one not in BATCH_OF_ONE:
             known = did_you_mean(self.batch_of_one, BATCH_OF_ONE)
             raise InputError(f"unknown batch_of_one {self.batch_of_one!r}; {known}")
         if self.early_stop not in ("none", "rollback"):
@@ -92,7 +92,7 @@ class LocalSGD:
 
     def of_one(self, local: Local) -> str:
         """What happens to the last batch of one example, of this node."""
-        if self.batch_of_one != "auto":
+        if self.batch_of_one is not None:
             return self.batch_of_one
         model = local.models.get(local.architecture)
         if model is None or not model.batch_statistics:
@@ -221,6 +221,7 @@ def train(
     )
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
+    versions = [parameter._version for parameter in model.frozen]
     total, examples = torch.zeros(()), 0
     for number, (x, y) in enumerate(batches):
         try:
@@ -246,6 +247,11 @@ def train(
             optimiser.step([model.params], [g], optimiser.whole, weight_decay=0.0)
         total += loss * len(y)
         examples += len(y)
+    if [parameter._version for parameter in model.frozen] != versions:
+        raise InputError(
+            "the model changes a frozen parameter when it trains, which must be equal on all "
+            "nodes; register what changes as a buffer"
+        )
     return TrainStats(float(total) / examples, examples, squares)
 
 
