@@ -172,8 +172,8 @@ class Architecture:
     """A kind of model: how to build it, and how its initial values are drawn.
 
     Parameters that do not require gradients are constants of the architecture: no node trains or
-    sends them, they are no part of its vector, and they are equal on all nodes. A function that
-    draws them at random is asked once, with the random numbers of the shared start.
+    sends them, they are no part of its vector, and they are equal on all nodes. If a function draws
+    them at random, all models get the values of one draw, that of the shared start.
     """
 
     name: str

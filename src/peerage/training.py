@@ -25,10 +25,6 @@ class LocalSGD:
     epochs: int | None = None  # passes over the own data; 5 unless steps are given
     steps: int | None = None  # batches from an endless shuffled stream
     batch_size: int = 16
-    # What happens to the last batch of a pass if one example is left for it: it is kept, merged
-    # into the batch before, or dropped. Left open, models with batch statistics (BatchNorm) merge
-    # it, and do not train on the only example of a node; all others keep it.
-    batch_of_one: Literal["keep", "merge", "drop"] | None = None
     lr: float = 0.05
     momentum: float = 0.0  # of SGD; AdamW has its own decays, 0.9 and 0.999
     weight_decay: float = 0.0
@@ -41,6 +37,10 @@ class LocalSGD:
     loss_clamp: float | None = None  # a batch of a larger loss gives no gradient; 10 in P4's code
     loss: Loss | Lesson = CrossEntropy()
     correct: Correction | None = None
+    # What happens to the last batch of a pass if one example is left for it: it is kept, merged
+    # into the batch before, or dropped. Left open, models with batch statistics (BatchNorm) merge
+    # it, and do not train on the only example of a node; all others keep it.
+    batch_of_one: Literal["keep", "merge", "drop"] | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
