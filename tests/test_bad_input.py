@@ -156,7 +156,7 @@ def test_a_command_without_arguments_shows_its_help() -> None:
     ("content", "expected"),
     [
         (b"rouns = 3", "experiment has no key 'rouns'; did you mean 'rounds'?"),
-        (b"[local]\nlearning_rate = 3", "local has no key 'learning_rate'; known: batch_size,"),
+        (b"[local]\nlearning_rate = 3", "local has no key 'learning_rate'; known: batch_of_one,"),
         (b"nodes = ", "file.toml is not valid TOML: Invalid value (at"),
         (b"nodes = 3 # \xff", "file.toml cannot be read: 'utf-8' codec can't decode byte 0xff"),
         (b"topology = 3", "topology cannot be 3; give a name such as 'ba'"),
