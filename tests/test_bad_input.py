@@ -95,6 +95,7 @@ CASES = [
     ("run --loss virtual-teacher:share=2", "share must lie in [0, 1], got 2.0"),
     ("run --algorithm decdiff-vt --loss virtual-teacher", "decdiff-vt brings its own loss, got"),
     ("run --algorithm cfa:epsilon=2", "epsilon must lie in (0, 1] or be -1, got 2.0"),
+    ("run --batch-of-one merged", "batch_of_one cannot be 'merged'; did you mean 'merge'?"),
     ("run --early-stop rolback", "early_stop cannot be 'rolback'; did you mean 'rollback'?"),
     ("run --early-stop rollback", "early_stop=rollback needs held-out examples; add --validation"),
     ("run --early-stop rollback --steps 3 --validation 0.2", "got steps=3; give epochs instead"),
@@ -156,7 +157,7 @@ def test_a_command_without_arguments_shows_its_help() -> None:
     ("content", "expected"),
     [
         (b"rouns = 3", "experiment has no key 'rouns'; did you mean 'rounds'?"),
-        (b"[local]\nlearning_rate = 3", "local has no key 'learning_rate'; known: batch_size,"),
+        (b"[local]\nlearning_rate = 3", "local has no key 'learning_rate'; known: batch_of_one,"),
         (b"nodes = ", "file.toml is not valid TOML: Invalid value (at"),
         (b"nodes = 3 # \xff", "file.toml cannot be read: 'utf-8' codec can't decode byte 0xff"),
         (b"topology = 3", "topology cannot be 3; give a name such as 'ba'"),

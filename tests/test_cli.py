@@ -431,7 +431,7 @@ def test_run_has_the_promised_flags() -> None:
     text = ok("run --help").out
     flags = "algorithm dataset model nodes topology partition rounds epochs steps batch-size lr "
     flags += "momentum weight-decay optimizer init gain eval-every eval-samples eval-at engine "
-    flags += "workers seed out json checkpoint-every until loss early-stop"
+    flags += "workers seed out json checkpoint-every until loss early-stop batch-of-one"
     for flag in flags.split():
         assert f"--{flag} " in text
 

@@ -1,6 +1,7 @@
 """Curvature, gradients and candidate losses against sums of gradients computed one by one."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerage.curvature import KINDS, LARGE_BATCH, Curvature, Gradient, Losses, check_kind
-from peerage.errors import InputError
+from peerage.errors import InputError, PeerageError
 from peerage.local import Examples, Local
 from peerage.vectors import FlatModel
 
@@ -153,7 +154,7 @@ def test_a_node_without_examples_has_no_curvature(kind):
     params, buffers = local.models["net"].params.clone(), torch.empty(0)
     assert not Curvature(params, buffers, kind, 5).run(local).any()
     assert not Gradient(params, buffers).run(local).any()
-    assert Losses((params, params), buffers, None).run(local).tolist() == [0.0, 0.0]
+    assert Losses((params, params), (buffers, buffers), None).run(local).tolist() == [0.0, 0.0]
 
 
 def test_unknown_kinds_are_refused():
@@ -187,17 +188,41 @@ def test_losses_of_candidates(name, size, monkeypatch):
     monkeypatch.setattr("peerage.curvature.LARGE_BATCH", size)
     local, params, buffers = node(name)
     candidates = (params, 2 * params, torch.zeros_like(params))
-    found = Losses(candidates, buffers, None).run(local)
+    found = Losses(candidates, (buffers,) * 3, None).run(local)
     expected = [loss_of(local, local.indices, x, buffers) for x in candidates]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_candidates_are_evaluated_with_their_own_running_statistics():
+    local, params, buffers = node("normalised")
+    pairs = [(params, buffers), (params, buffers + 1), (2 * params, 3 * buffers)]
+    found = Losses(*(tuple(part) for part in zip(*pairs, strict=True)), None).run(local).tolist()
+    expected = [loss_of(local, local.indices, *pair) for pair in pairs]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert min(abs(a - b) for a, b in pairwise(found)) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("params", "buffers", "message"),
+    [
+        (0, -8, "with 0 running statistics: its model 'net' has 8; send b=node.buffers"),
+        (0, 1, "with 9 running statistics: its model 'net' has 8; send b=node.buffers"),
+        (-3, 0, "with 132 parameters: its model 'net' has 135; choose candidates of the same"),
+    ],
+)
+def test_candidates_that_are_not_models_of_the_node_are_refused(params, buffers, message):
+    local, x, b = node("normalised")
+    order = Losses((x, torch.ones(len(x) + params)), (b, torch.ones(len(b) + buffers)), None)
+    with pytest.raises(PeerageError, match=f"node 1 cannot evaluate a candidate {message}"):
+        order.run(local)
 
 
 def test_losses_on_some_examples_use_the_same_for_all_candidates():
     local, params, buffers = node("linear")
     own = [loss_of(local, local.indices[i : i + 1], params, buffers) for i in range(EXAMPLES)]
-    [one, other] = Losses((params, params), buffers, 1).run(local).tolist()
+    [one, other] = Losses((params, params), (buffers, buffers), 1).run(local).tolist()
     assert one == other
     assert min(abs(one - loss) for loss in own) < 1e-6
-    [pair] = Losses((params,), buffers, 2).run(local).tolist()
+    [pair] = Losses((params,), (buffers,), 2).run(local).tolist()
     means = [(a + b) / 2 for i, a in enumerate(own) for b in own[:i]]
     assert min(abs(pair - mean) for mean in means) < 1e-6

@@ -47,6 +47,7 @@ def works(draw: st.DrawFn) -> pg.LocalSGD:
     return pg.LocalSGD(
         **{length: draw(st.integers(1, 9))},
         batch_size=draw(st.integers(1, 99)),
+        batch_of_one=draw(st.sampled_from([None, "keep", "merge", "drop"])),
         lr=draw(st.floats(0, 10)),
         momentum=momentum,
         weight_decay=draw(st.floats(0, 1)),
@@ -372,15 +373,17 @@ def captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Captured:
 def test_every_flag_reaches_the_experiment(captured: Captured) -> None:
     experiment = captured(
         "run --algorithm decavg:weights=uniform --dataset mnist --model logistic --model mlp "
-        "--nodes 9 --topology ring --partition iid --rounds 8 --epochs 2 --batch-size 3 --lr 0.3 "
-        "--momentum 0.4 --nesterov --weight-decay 0.1 --optimizer sgd --init shared --scheme he "
-        "--loss virtual-teacher:share=0.5 --early-stop rollback --until loss=0.7 "
+        "--nodes 9 --topology ring --partition iid --rounds 8 --epochs 2 --batch-size 3 "
+        "--batch-of-one drop --lr 0.3 --momentum 0.4 --nesterov --weight-decay 0.1 "
+        "--optimizer sgd --init shared --scheme he --loss virtual-teacher:share=0.5 "
+        "--early-stop rollback --until loss=0.7 "
         "--gain sqrt --eval-every 4 --eval-samples 77 --eval-at end --validation 0.25 "
         "--engine serial --workers 5 --seed 6"
     )
     work = pg.LocalSGD(
         epochs=2,
         batch_size=3,
+        batch_of_one="drop",
         lr=0.3,
         momentum=0.4,
         nesterov=True,

@@ -14,8 +14,8 @@ ROOT = Path(peerage.__file__).parent
 # stands here as a whole.
 ORDER = [
     ["errors", "randomness", "isolation"],
-    ["specs", "records", "environment", "aggregation", "vectors", "losses", "persample", "graph"],
-    ["random_edges", "local", "state", "requests", "faults", "privacy", "backward"],
+    ["specs", "records", "environment", "aggregation", "vectors", "losses", "graph"],
+    ["random_edges", "local", "state", "requests", "faults", "privacy", "backward", "persample"],
     ["topology", "mixing", "rewiring", "models", "data"],
     ["diffusion", "estimation", "evaluation"],
     ["initialise"],

@@ -497,6 +497,32 @@ def test_one_whose_messages_break_rounds_is_found_and_left_out():
         assert sum(row.get("troubles", {}).get("poisoned round", 0) for row in peer.rows) == 2
 
 
+class EmptyAtLast(DecAvg):
+    """One node sends a message without tensors in the second round."""
+
+    async def round(self, node):
+        if node.id == 0 and node.round == 1:
+            await node.send(node.listeners)
+            await node.receive()
+        else:
+            await super().round(node)
+
+
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.9}, {"optimizer": "adamw"}])
+def test_a_round_that_failed_leaves_nothing_with_the_optimiser(optimizer):
+    work = LocalSGD(epochs=1, keep_optimizer=True, **optimizer)
+    kept = []
+    for rounds in (1, 2):
+        experiment = toy(EmptyAtLast(work), rounds=rounds, nodes=2, partition="iid")
+        peer = play(experiment)[1]
+        assert peer.counters["poisoned round"] == rounds - 1
+        member = peer.shard.members[1]
+        kept.append({"params": member.node.params, **member.memory})
+    assert len(kept[0]) > 1
+    assert kept[0].keys() == kept[1].keys()
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+
+
 # A hub that is another one in every round
 
 

@@ -15,7 +15,8 @@ from peerage.persample import squares_by_vmap, sum_squared_gradients
 
 def one_at_a_time(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """The definition: one forward and one backward pass for each example."""
-    parameters = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
+    named = list(module.named_parameters())
+    parameters = {n: p.detach().clone().requires_grad_() for n, p in named if p.requires_grad}
     squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for b in range(len(x)):
         own_loss = F.cross_entropy(

@@ -18,6 +18,7 @@ from peerage.errors import InputError
 from peerage.evaluation import Score
 from peerage.local import Examples, Local
 from peerage.losses import CrossEntropy, Lesson
+from peerage.prepare import prepare
 from peerage.testing import NODES, dealt, simulate, toy
 from peerage.training import LocalSGD, Train, Trained
 from peerage.vectors import FlatModel, Layout, float_buffers
@@ -211,6 +212,45 @@ def test_otherwise_the_optimiser_is_fresh_in_every_round(name):
     assert torch.equal(again.params, first.params)
 
 
+KEPT = {
+    "momentum": replace(WORKS["momentum"], epochs=1, keep_optimizer=True),
+    "adamw": replace(WORKS["adamw"], epochs=1, keep_optimizer=True),
+    "steps": replace(WORKS["steps"], steps=3, keep_optimizer=True),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_training_leaves_what_was_remembered_before_as_it_is(name):
+    """So that a round can be taken back: the memory of then is its tensors of then."""
+    memory: dict[str, Tensor] = {}
+    train(KEPT[name], local_data(network(), memory=memory))
+    before = dict(memory)
+    values = {key: tensor.clone() for key, tensor in before.items()}
+    assert values
+    first = train(KEPT[name], local_data(network(), round=1, memory=memory))
+    for key, tensor in before.items():
+        assert torch.equal(tensor, values[key])
+        assert not torch.equal(memory[key], values[key])
+    memory.clear()
+    memory.update(before)
+    again = train(KEPT[name], local_data(network(), round=1, memory=memory))
+    assert torch.equal(again.params, first.params)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_a_round_that_is_taken_back_takes_back_what_the_optimiser_remembers(name, monkeypatch):
+    scripted(monkeypatch, 1.0, 2.0)  # the only epoch of the second training makes it worse
+    memory: dict[str, Tensor] = {}
+    train(KEPT[name], local_data(network(), memory=memory))
+    values = {key: tensor.clone() for key, tensor in memory.items()}
+    worse = replace(KEPT[name], early_stop="rollback")
+    local = held_out(local_data(network(), round=1, memory=memory))
+    start = local.models["net"].params.clone()
+    assert torch.equal(train(worse, local).params, start)
+    assert memory.keys() == values.keys()
+    assert all(torch.equal(memory[key], values[key]) for key in values)
+
+
 # Corrections
 
 
@@ -262,6 +302,55 @@ def test_a_correction_sees_what_the_algorithm_gives():
     work = LocalSGD(epochs=1, batch_size=EXAMPLES, lr=0.5, correct=Shifted())
     expected = x0 - 0.5 * (linear_gradient(x0, local) + shift)
     torch.testing.assert_close(train(work, local, shift=shift).params, expected)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Keeps the first entries where they are; in place, as g is a vector of the training's own."""
+
+    entries: int = 40
+
+    def __call__(self, g: Tensor, x: Tensor, x0: Tensor) -> Tensor:
+        g[: self.entries] = 0
+        return g
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adamw"])
+def test_what_a_correction_sets_to_zero_stays_also_under_weight_decay(name, decay):
+    local = local_data(linear())
+    start = local.models["net"].params.clone()
+    work = replace(WORKS[name], weight_decay=decay)
+    found = train(replace(work, correct=Masked()), local).params
+    assert torch.equal(found[:40], start[:40])
+    # The other entries train, and decay.
+    free = train(replace(work, correct=Masked(0)), local_data(linear())).params
+    plain = train(work, local_data(linear())).params
+    torch.testing.assert_close(free, plain, rtol=1e-4, atol=1e-6)
+    assert (found[40:] != start[40:]).all()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_weight_decay_beside_a_correction_in_numbers(optimizer):
+    """One step on all examples, of half of whose gradient the rest is set to zero."""
+
+    @dataclass(frozen=True)
+    class Halved:
+        def __call__(self, g: Tensor, x: Tensor, x0: Tensor) -> Tensor:
+            return torch.cat([0.5 * g[:50], 0 * g[50:]])
+
+    local = local_data(linear())
+    x0 = local.models["net"].params.clone()
+    work = LocalSGD(epochs=1, batch_size=EXAMPLES, lr=0.1, weight_decay=0.3, optimizer=optimizer)
+    g = linear_gradient(x0, local)
+    expected = x0.clone()
+    if optimizer == "sgd":
+        expected[:50] -= 0.1 * 0.5 * (g + 0.3 * x0)[:50]
+    else:  # the first step of Adam goes by the sign of the gradient
+        expected[:50] -= 0.1 * (0.5 * 0.3 * x0 + g / (g.abs() + 2e-8))[:50]
+    found = train(replace(work, correct=Halved()), local).params
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert torch.equal(found[50:], x0[50:])
 
 
 def test_proximal_refuses_a_push():
@@ -317,7 +406,7 @@ def test_squares_are_those_of_the_last_pass(work, last):
 @pytest.mark.parametrize("size", [5, EXAMPLES])
 def test_squares_of_a_model_that_stands_still_are_its_batch_curvature(size):
     local = local_data(linear())
-    local.epoch = lambda size: local.data.chunks(local.indices, size)  # type: ignore[method-assign]
+    local.epoch = lambda size, *_: local.data.chunks(local.indices, size)  # type: ignore[method-assign]
     work = LocalSGD(epochs=3, batch_size=size, lr=0.0)
     squares = train(work, local, squares=True).stats.squares
     model = local.models["net"]
@@ -588,7 +677,7 @@ def test_noise_of_dropout_belongs_to_the_node_and_the_round():
         module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(32, 3))
         torch.manual_seed(outside)  # must not matter
         local = local_data(module, node=node, round=round)
-        local.epoch = lambda size: local.data.chunks(local.indices, size)  # type: ignore[method-assign]
+        local.epoch = lambda size, *_: local.data.chunks(local.indices, size)  # type: ignore[method-assign]
         return train(LocalSGD(epochs=1, batch_size=8, lr=0.1), local).params
 
     assert torch.equal(trained(1, 0), trained(1, 0, outside=5))
@@ -670,6 +759,159 @@ def test_epochs_and_steps_count_differently():
     assert len(seen(steps.batches(local))) == 2
 
 
+# A last batch of one example
+
+
+@pytest.mark.parametrize(
+    ("of_one", "count", "sizes"),
+    [
+        ("keep", 10, [3, 3, 3, 1]),
+        ("merge", 10, [3, 3, 4]),
+        ("drop", 10, [3, 3, 3]),
+        ("merge", 9, [3, 3, 3]),
+        ("merge", 8, [3, 3, 2]),
+        ("drop", 8, [3, 3, 2]),
+        ("merge", 4, [4]),
+        ("merge", 1, [1]),  # there is no batch before
+        ("keep", 1, [1]),
+        ("drop", 1, []),
+        (None, 10, [3, 3, 3, 1]),  # of a model without batch statistics
+    ],
+)
+def test_what_happens_to_a_last_batch_of_one_example(of_one, count, sizes):
+    local = replace(stream(), indices=torch.arange(100, 100 + count))
+    work = LocalSGD(epochs=2, batch_size=3, batch_of_one=of_one)
+    batches = seen(work.batches(local))
+    assert [len(batch) for batch in batches] == 2 * sizes
+    assert work.last_pass(local) == range(len(sizes), 2 * len(sizes))
+    # The order is the same: only where it is cut differs.
+    whole = flat(seen(stream().epoch(3))) if count == 10 else sorted(range(100, 100 + sum(sizes)))
+    first = flat(batches[: len(sizes)])
+    assert (first if count == 10 else sorted(first)) == whole[: sum(sizes)]
+
+
+@pytest.mark.parametrize("of_one", [None, "keep", "merge", "drop"])
+def test_batches_of_one_example_are_whole_where_that_is_the_size(of_one):
+    work = LocalSGD(epochs=1, batch_size=1, batch_of_one=of_one)
+    assert [len(batch) for batch in seen(work.batches(stream()))] == [1] * 10
+    assert work.last_pass(stream()) == range(10)
+
+
+@pytest.mark.parametrize("of_one", [None, "keep", "merge", "drop"])
+def test_the_endless_stream_has_whole_batches_anyway(of_one):
+    work = LocalSGD(steps=7, batch_size=3, batch_of_one=of_one)
+    assert [len(batch) for batch in seen(work.batches(stream()))] == [3] * 7
+    assert work.last_pass(stream()) == range(3, 7)  # the last ten examples are in four batches
+
+
+def normalised() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(32, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)
+    )
+
+
+@pytest.mark.parametrize("size", [11, 22])  # of 23 examples
+def test_models_with_batch_statistics_merge_a_last_batch_of_one(size):
+    work = LocalSGD(epochs=2, batch_size=size, lr=0.1)
+    batches = list(work.batches(local_data(normalised())))
+    assert [len(y) for _, y in batches] == ([11, 12, 11, 12] if size == 11 else [23, 23])
+    expected = normalised()
+    loss = torch_trained(expected, work, iter(batches))
+    trained = train(work, local_data(normalised()))
+    assert (trained.stats.loss, trained.stats.examples) == (pytest.approx(loss), 2 * EXAMPLES)
+    wanted = nn.utils.parameters_to_vector(expected.parameters()).detach()
+    torch.testing.assert_close(canonical(expected, trained.params), wanted, rtol=1e-4, atol=1e-5)
+    merged = train(replace(work, batch_of_one="merge"), local_data(normalised()))
+    assert torch.equal(merged.params, trained.params)
+
+
+def test_squares_of_a_last_pass_with_a_merged_batch():
+    work = LocalSGD(epochs=2, batch_size=11, lr=0.1)
+    expected = normalised()
+    wanted = torch_squares(expected, work, local_data(normalised()), last=2)
+    squares = train(work, local_data(normalised()), squares=True).stats.squares
+    assert squares is not None
+    torch.testing.assert_close(canonical(expected, squares), wanted, rtol=1e-3, atol=1e-7)
+
+
+def test_a_model_with_batch_statistics_does_not_train_on_a_single_example():
+    local = replace(local_data(normalised()), indices=torch.tensor([3]))
+    start = local.models["net"].params.clone()
+    trained = train(LocalSGD(epochs=2), local, squares=True)
+    assert torch.equal(trained.params, start)
+    assert (trained.stats.loss, trained.stats.examples) == (0.0, 0)
+    assert trained.stats.squares is not None
+    assert not trained.stats.squares.any()
+    # In a stream, the example fills whole batches.
+    assert train(LocalSGD(steps=2, batch_size=4), local).stats.examples == 8
+    # Another model trains on it.
+    other = replace(local_data(linear()), indices=torch.tensor([3]))
+    assert train(LocalSGD(epochs=2), other).stats.examples == 2
+
+
+@pytest.mark.parametrize(
+    "work",
+    [LocalSGD(batch_size=1), LocalSGD(batch_size=22, batch_of_one="keep")],
+    ids=["size", "keep"],
+)
+def test_batch_statistics_of_one_example_are_one_clear_line(work):
+    with pytest.raises(InputError) as caught:
+        train(work, local_data(normalised()))
+    assert str(caught.value) == (
+        "the model has batch statistics and cannot train on a batch of one example; "
+        "use --batch-size 2 or more, and --batch-of-one merge or drop"
+    )
+
+
+class StillNorm(nn.Sequential):
+    """Keeps its statistics when it trains, as many do who fine-tune a pretrained model."""
+
+    def train(self, mode: bool = True) -> "StillNorm":
+        super().train(mode)
+        for layer in self:
+            if isinstance(layer, nn.BatchNorm1d):
+                layer.eval()
+        return self
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), True),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.SyncBatchNorm(2)), True),
+        (nn.Sequential(nn.Linear(4, 3), nn.GroupNorm(1, 3), nn.LayerNorm(3)), False),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2)), False),
+        (StillNorm(nn.Linear(4, 3), nn.BatchNorm1d(3)), False),
+    ],
+)
+def test_which_models_have_batch_statistics(module, found):
+    module.eval()
+    assert FlatModel(module).batch_statistics == found
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_nodes_of_a_default_split_train_models_with_batch_statistics(seed):
+    """With these seeds, a node has one example more than whole batches."""
+    work = LocalSGD(epochs=1)
+    settings = {"model": on_digits, "local": work, "rounds": 1, "seed": seed}
+    experiment = Experiment(algorithm=DecAvg(work), engine={"name": "serial"}, **settings)
+    sizes = [len(part) for part in prepare(experiment).world.parts]
+    assert any(size % 16 == 1 for size in sizes)
+    pool = Experiment(algorithm=DecAvg(work), engine={"workers": 2}, **settings)
+    assert run(experiment).digest == run(pool).digest
+
+
+def on_digits() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+
+
+def test_a_run_keeps_in_its_file_what_happens_to_a_batch_of_one():
+    experiment = Experiment(local={"batch_of_one": "drop"})
+    assert Experiment.from_toml(experiment.to_toml()).local == LocalSGD(batch_of_one="drop")
+    assert "batch_of_one" not in Experiment().to_toml()
+
+
 def test_a_sample_is_drawn_without_replacement():
     local = stream()
     first, second = (flat(seen(local.sample(6, 4))) for _ in range(2))
@@ -740,6 +982,10 @@ def test_batches_of_images_are_channels_last():
         ({"loss_clamp": float("nan")}, "loss_clamp must be a number above 0, got nan"),
         ({"loss_clamp": float("inf")}, "loss_clamp must be a number above 0, got inf"),
         ({"nesterov": True}, "nesterov needs a momentum above 0, got momentum=0.0"),
+        (
+            {"batch_of_one": "join"},
+            "unknown batch_of_one 'join'; known: drop, keep, merge",
+        ),
         ({"early_stop": "stop"}, "early_stop must be none or rollback, got 'stop'"),
         (
             {"early_stop": "rollback", "steps": 3},

@@ -148,9 +148,38 @@ class Node(Generic[S]):
         return await Gradient(self.params, self.buffers)
 
     @recorded
-    async def losses(self, candidates: Sequence[Tensor], examples: int | None = None) -> Tensor:
-        """[k] mean losses of candidate parameters, all on the same examples of the own data."""
-        return await Losses(tuple(candidates), self.buffers, examples)
+    async def losses(
+        self,
+        candidates: Inbox | Sequence[Tensor],
+        examples: int | None = None,
+        *,
+        buffers: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """[k] mean losses of candidate models, all on the same examples of the node's own data.
+
+        An inbox holds a candidate in each message: parameters `x` and, if the model has running
+        statistics, buffers `b`. Candidates may also be parameters, with the buffers of each: a
+        model is never evaluated with the running statistics of another by mistake.
+        """
+        if isinstance(candidates, Inbox):
+            messages = candidates.messages
+            other = next((m for m in messages if m.architecture != self.architecture), None)
+            if other is not None:
+                raise PeerageError(
+                    f"node {self.id} cannot evaluate the model of node {other.sender}: it is of "
+                    f"architecture {other.architecture!r}, not {self.architecture!r}; use "
+                    "inbox.alike(node.architecture)"
+                )
+            candidates = candidates["x"]
+            buffers = [m.payload["b"] for m in messages if "b" in m.payload] or None
+        if buffers is None:
+            buffers = [torch.empty(0)] * len(candidates)
+        if len(buffers) != len(candidates):
+            raise PeerageError(
+                f"node {self.id} has {len(candidates)} candidates and the buffers of "
+                f"{len(buffers)}; give one of each for every candidate"
+            )
+        return await Losses(tuple(candidates), tuple(buffers), examples)
 
     @recorded
     async def send(self, to: int | Iterable[int], **payload: Tensor) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from peerage.errors import InputError
 from peerage.losses import CrossEntropy
 
 Gradients = tuple[Tensor, ...]  # one for each parameter
@@ -20,13 +21,21 @@ Differentiate = Callable[[Tensor, Tensor], tuple[Tensor, Gradients]]
 def by_autograd(
     loss_of: Callable[[Tensor, Tensor], Tensor], tensors: Sequence[Tensor], clamp: float | None
 ) -> Differentiate:
-    """Of any loss; one above the clamp gives no gradient."""
+    """Of any loss; one above the clamp gives no gradient.
+
+    The gradient of a parameter on which the loss does not depend is zero.
+    """
 
     def differentiate(x: Tensor, y: Tensor) -> tuple[Tensor, Gradients]:
         loss = loss_of(x, y)
         # The loss of the record is the true one; only what is differentiated is clamped.
         clamped = loss if clamp is None else loss.clamp(max=clamp)
-        return loss.detach(), torch.autograd.grad(clamped, tensors)
+        if not clamped.requires_grad:
+            raise InputError(
+                "the loss does not depend on any parameter that is trained; check that the model "
+                "uses its trained layers, and that the loss can be differentiated"
+            )
+        return loss.detach(), torch.autograd.grad(clamped, tensors, materialize_grads=True)
 
     return differentiate
 

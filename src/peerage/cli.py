@@ -43,9 +43,9 @@ REPRODUCED = Path("reproduced")
 DEFAULTS = (
     "--algorithm dechw --dataset digits --model digits-mlp --nodes 50 --topology er:p=0.2 "
     "--partition dirichlet:alpha=0.2 --rounds 20 --epochs 5 --batch-size 16 --lr 0.05 "
-    "--momentum 0 --weight-decay 0 --optimizer sgd --loss cross-entropy --early-stop none "
-    "--init independent --scheme torch --gain none --eval-every 1 --eval-at exchange "
-    "--validation 0 --engine pool --seed 0"
+    "--momentum 0 --weight-decay 0 --optimizer sgd --loss cross-entropy "
+    "--early-stop none --init independent --scheme torch --gain none --eval-every 1 "
+    "--eval-at exchange --validation 0 --engine pool --seed 0"
 )
 EPILOG = f"Defaults: {DEFAULTS}"
 # The base of all complaints about flags; some versions of typer bring it along, others import it.
@@ -70,6 +70,10 @@ def settings(
     epochs: Annotated[int | None, typer.Option(help="Passes over the own data a round.")] = None,
     steps: Annotated[int | None, typer.Option(help="Batches a round, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a batch.")] = None,
+    batch_of_one: Annotated[
+        str | None,
+        typer.Option(help="A last batch of one example: keep, merge or drop."),
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,
     nesterov: Annotated[bool | None, typer.Option(help="Nesterov's form of momentum.")] = None,
@@ -146,6 +150,7 @@ def settings(
         "epochs": epochs,
         "steps": steps,
         "batch_size": batch_size,
+        "batch_of_one": batch_of_one,
         "lr": lr,
         "momentum": momentum,
         "nesterov": nesterov,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from peerage.backward import Differentiate, by_autograd, by_hand
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError, PeerageError, did_you_mean
 from peerage.local import Batches, Local
 from peerage.losses import CrossEntropy
 from peerage.persample import sum_squared_gradients
@@ -153,20 +153,37 @@ class Gradient(Compute[Tensor]):
 
 @dataclass(frozen=True)
 class Losses(Compute[Tensor]):
-    """Mean losses of several candidates, all judged on the same examples."""
+    """Mean losses of several candidates on the same examples, each with buffers of its own."""
 
     phase: ClassVar[str] = "losses"
 
     candidates: tuple[Tensor, ...]
-    buffers: Tensor
+    buffers: tuple[Tensor, ...]
     examples: int | None
 
     def run(self, local: Local) -> Tensor:
+        models = list(zip(self.candidates, self.buffers, strict=True))
+        for params, buffers in models:
+            self.check(local, params, buffers)
         batches = list(local.sample(self.examples, LARGE_BATCH))
-        return torch.tensor([self.judge(local, params, batches) for params in self.candidates])
+        return torch.tensor([self.loss(local.model(*model), batches) for model in models])
 
-    def judge(self, local: Local, params: Tensor, batches: list[tuple[Tensor, Tensor]]) -> float:
-        model = local.model(params, self.buffers)
+    def check(self, local: Local, params: Tensor, buffers: Tensor) -> None:
+        model = local.models[local.architecture]
+        if params.shape != model.params.shape:
+            raise PeerageError(
+                f"node {local.node} cannot evaluate a candidate with {params.numel()} parameters: "
+                f"its model {local.architecture!r} has {model.params.numel()}; choose candidates "
+                "of the same architecture, as in inbox.alike(node.architecture)"
+            )
+        if buffers.shape != model.buffers.shape:
+            raise PeerageError(
+                f"node {local.node} cannot evaluate a candidate with {buffers.numel()} running "
+                f"statistics: its model {local.architecture!r} has {model.buffers.numel()}; send "
+                "b=node.buffers with every model, and give node.losses the inbox, or buffers=..."
+            )
+
+    def loss(self, model: FlatModel, batches: list[tuple[Tensor, Tensor]]) -> float:
         model.module.eval()
         total, count = 0.0, 0
         with torch.no_grad():

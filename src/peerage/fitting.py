@@ -19,9 +19,14 @@ def check_fit(architecture: Architecture, dataset: Dataset) -> torch.dtype:
 
     It is tried out, so that a model that does not fit the data says so before the run.
     """
-    module = architecture.build().eval()
+    module = architecture.specimen().eval()
     if not list(module.parameters()):
         raise InputError(f"model {architecture.name!r} has no parameters to learn")
+    if not architecture.layout.size:
+        raise InputError(
+            f"all parameters of model {architecture.name!r} are frozen (requires_grad=False); "
+            "leave at least one layer to train"
+        )
     tables = [layer for layer in module.modules() if isinstance(layer, TABLES)]
     # The smallest and the largest id show whether an embedding has a row for each.
     x = _with_extremes(dataset) if tables else dataset.train_x[:2]
@@ -62,7 +67,8 @@ def common_dtype(
     for name, architecture in architectures.items():
         if not integers or name in integers:
             continue
-        if isinstance(_attempt(architecture.build().eval(), dataset.train_x[:2].long()), Exception):
+        module = architecture.specimen().eval()
+        if isinstance(_attempt(module, dataset.train_x[:2].long()), Exception):
             raise InputError(
                 f"model {integers[0]!r} takes whole numbers only and model {name!r} takes none; "
                 "convert the examples inside the models, with x.long() or x.float()"

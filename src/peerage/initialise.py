@@ -1,7 +1,9 @@
 """Initial models: one start for all or one for each node, and the gain that the graph asks for."""
 
 import copy
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod, sqrt
@@ -17,7 +19,13 @@ from peerage.graph import Graph, component_labels, degrees
 from peerage.isolation import exclusive_torch
 from peerage.mixing import gains
 from peerage.randomness import stream_seed
-from peerage.vectors import FlatModel, Layout, float_buffers
+from peerage.vectors import (
+    FlatModel,
+    Layout,
+    float_buffers,
+    frozen_parameters,
+    trained_parameters,
+)
 
 
 class Gain(Protocol):
@@ -157,9 +165,17 @@ Scheme = Literal["torch", "he", "he-normal"]
 Bias = Literal["zero", "default", "scaled"]
 
 
+SHARED = -1  # the number of the start that all nodes may share
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of model: how to build it, and how its initial values are drawn."""
+    """A kind of model: how to build it, and how its initial values are drawn.
+
+    Parameters that do not require gradients are constants of the architecture: no node trains or
+    sends them, they are no part of its vector, and they are equal on all nodes. If a function draws
+    them at random, all models get the values of one draw, that of the shared start.
+    """
 
     name: str
     build: Callable[[], nn.Module]
@@ -168,30 +184,46 @@ class Architecture:
     # them are. Left open, it is what the scheme does: torch keeps its own, He takes zero.
     bias: Bias | None = None
     given: bool = False  # the built values are the user's own and are the shared start
+    seed: int = 0  # of the experiment: with it, constants are drawn
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.of(self._specimen().named_parameters())
+        return Layout.of(trained_parameters(self.specimen()))
+
+    @cached_property
+    def constants(self) -> dict[str, Tensor]:
+        """The frozen parameters by name."""
+        with drawing(stream_seed(self.seed, "init", SHARED)):
+            module = self.build()
+        return {name: p.detach().clone() for name, p in frozen_parameters(module)}
+
+    @cached_property
+    def constants_hash(self) -> str | None:
+        """SHA-256 over names, shapes and values of the frozen parameters; None without any."""
+        if not self.constants:
+            return None
+        hashed = hashlib.sha256()
+        for name, value in sorted(self.constants.items()):
+            hashed.update(f"{name} {tuple(value.shape)} {value.dtype} ".encode())
+            hashed.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+        return hashed.hexdigest()
 
     @cached_property
     def buffer_layout(self) -> Layout:
-        return Layout.of(float_buffers(self._specimen()))
+        return Layout.of(float_buffers(self.specimen()))
 
     @cached_property
     def amplifiable(self) -> frozenset[str]:
         """The names of the parameters that a gain multiplies."""
-        module = self._specimen()
+        module = self.specimen()
         return frozenset(weights(module)).union(biases(module) if self.bias == "scaled" else ())
 
     def workbench(self) -> FlatModel:
-        return FlatModel(self._specimen())
+        return FlatModel(self.specimen())
 
     def initial(self, seed: int, start: int | None, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         """(params [d], buffers [b]) of the start with this number; None is the shared one."""
-        with exclusive_torch():
-            torch.default_generator.manual_seed(
-                stream_seed(seed, "init", -1 if start is None else start)
-            )
+        with drawing(stream_seed(seed, "init", SHARED if start is None else start)):
             module = self.build()
             if self.given and start is not None:
                 redraw(module)
@@ -199,7 +231,7 @@ class Architecture:
                 he(module, self.scheme, self.bias or "zero")
             elif self.bias == "zero":
                 zero_biases(module)
-        named, buffers = list(module.named_parameters()), float_buffers(module)
+        named, buffers = trained_parameters(module), float_buffers(module)
         return (
             self.amplified(Layout.of(named).flatten(dict(named)), gain),
             Layout.of(buffers).flatten(dict(buffers)),
@@ -216,20 +248,32 @@ class Architecture:
         return params
 
     def state_dict(self, params: Tensor, buffers: Tensor) -> dict[str, Tensor]:
-        """The values [d] and [b] by name, each tensor in row-major order."""
+        """The values [d] and [b] and the constants by name, each tensor in row-major order."""
         views = self.layout.views(params) | self.buffer_layout.views(buffers)
-        return {name: view.contiguous() for name, view in views.items()}
+        constants = {name: value.clone() for name, value in self.constants.items()}
+        return {name: value.contiguous() for name, value in (constants | views).items()}
 
     def module(self, params: Tensor, buffers: Tensor) -> nn.Module:
         """A model with these values, in evaluation mode."""
-        module = self._specimen()
+        module = self.specimen()
         module.load_state_dict(self.state_dict(params, buffers), strict=False)  # but for counters
         return module.eval()
 
-    def _specimen(self) -> nn.Module:
-        """A model to look at; building it draws values, which must not be noticed elsewhere."""
-        with exclusive_torch():
-            return self.build()
+    def specimen(self) -> nn.Module:
+        """A new model of this kind with the constants; its other values mean nothing."""
+        with drawing(stream_seed(self.seed, "init", SHARED)):
+            module = self.build()
+        for name, parameter in frozen_parameters(module):
+            parameter.data.copy_(self.constants[name])
+        return module
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Draw from torch's global generator under this seed, and leave it as it was."""
+    with exclusive_torch():
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def own_architecture(
@@ -237,17 +281,22 @@ def own_architecture(
     name: str,
     scheme: Scheme = "torch",
     bias: Bias | None = None,
+    seed: int = 0,
 ) -> Architecture:
     """An architecture from the user's module, or from a function that builds one."""
     if not isinstance(model, nn.Module):
-        return Architecture(name, model, scheme, bias)
-    return Architecture(name, lambda: copy.deepcopy(model), scheme, bias, given=True)
+        return Architecture(name, model, scheme, bias, seed=seed)
+    return Architecture(name, lambda: copy.deepcopy(model), scheme, bias, given=True, seed=seed)
 
 
 def redraw(module: nn.Module) -> None:
-    """New random values for every layer of a module that the user built."""
+    """New random values for every layer of a module that the user built, but not for frozen ones.
+
+    A layer all of whose parameters are frozen also keeps its running statistics.
+    """
+    frozen = [(parameter, parameter.detach().clone()) for _, parameter in frozen_parameters(module)]
     for name, layer in module.named_modules():
-        if not list(layer.parameters(recurse=False)):
+        if not any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
             continue
         reset = getattr(layer, "reset_parameters", None)
         if reset is None:
@@ -256,6 +305,8 @@ def redraw(module: nn.Module) -> None:
                 "independent starts cannot be drawn; pass a function that builds the model instead"
             )
         reset()
+    for parameter, value in frozen:  # in layers of which another parameter is trained
+        parameter.data.copy_(value)
 
 
 def he(module: nn.Module, scheme: Scheme, bias: Bias = "zero") -> None:
@@ -294,22 +345,25 @@ SHAPED_NORMS = (nn.LayerNorm, nn.RMSNorm)  # their weights may have more than on
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """Matrices, kernels and the like by name, in their order; nothing that a norm layer owns."""
+    """Matrices, kernels and the like by name, in their order; nothing that a norm layer owns.
+
+    Only those that are trained.
+    """
     norms = [layer for layer in module.modules() if isinstance(layer, SHAPED_NORMS)]
     owned = {id(parameter) for layer in norms for parameter in layer.parameters()}
-    named = module.named_parameters()
+    named = trained_parameters(module)
     return {name: p for name, p in named if p.dim() > 1 and id(p) not in owned}
 
 
 def biases(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """The biases by name, with the fan-in of the weight that stands beside each in its layer.
+    """The trained biases by name, with the fan-in of the weight beside each in its layer.
 
     A norm layer has no weight of more than one dimension that a bias could stand beside.
     """
     found: dict[str, tuple[Tensor, int]] = {}
     for path, layer in module.named_modules():
         for name, parameter in layer.named_parameters(recurse=False):
-            if parameter.dim() == 1 and name.endswith("bias"):
+            if parameter.requires_grad and parameter.dim() == 1 and name.endswith("bias"):
                 beside = getattr(layer, f"{name.removesuffix('bias')}weight", None)
                 if isinstance(beside, Tensor) and beside.dim() > 1:
                     found[f"{path}.{name}".removeprefix(".")] = parameter, fan_in(beside)

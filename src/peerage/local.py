@@ -39,12 +39,22 @@ class Examples:
         x = self.x.index_select(0, indices)
         return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, indices)
 
-    def chunks(self, indices: Tensor, size: int) -> Batches:
-        """Batches in the order of the indices; several small ones are gathered at once."""
+    def chunks(self, indices: Tensor, size: int, of_one: str = "keep") -> Batches:
+        """Batches in the order of the indices; several small ones are gathered at once.
+
+        A last one of a single example may be dropped, or merged into the batch before.
+        """
+        whole, left = divmod(len(indices), size)
+        alone = left == 1 and (of_one == "drop" or (of_one == "merge" and whole > 0))
+        if alone:
+            last = indices[-size - 1 :]
+            indices = indices[:-1] if of_one == "drop" else indices[: -size - 1]
         together = max(1, GATHERED // (size * max(1, self.x.shape[1:].numel()))) * size
         for start in range(0, len(indices), together):  # torch.split would make one of nothing
             x, y = self.take(indices[start : start + together])
             yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+        if alone and of_one == "merge":
+            yield self.take(last)
 
     def in_order(self, size: int) -> Batches:
         """All examples as they lie, without copying."""
@@ -89,15 +99,18 @@ class Local:
         """The node's own random numbers for something that it does in this round."""
         return torch_stream(self.seed, purpose, self.node, self.round, self.orders)
 
-    def epoch(self, size: int) -> Batches:
-        """One pass over the own examples in a fresh order."""
+    def epoch(self, size: int, of_one: str = "keep") -> Batches:
+        """One pass over the own examples in a fresh order; see `LocalSGD.batch_of_one`."""
         rng = numpy_stream(self.seed, "batches", self.node, self.round, self.orders)
         self.orders += 1
         order = torch.from_numpy(rng.permutation(len(self.indices)))
-        return self.data.chunks(self.indices[order], size)
+        return self.data.chunks(self.indices[order], size, of_one)
 
     def steps(self, count: int, size: int) -> Batches:
-        """The next `count` batches of an endless shuffled stream that rounds do not restart."""
+        """The next `count` batches of an endless shuffled stream that rounds do not restart.
+
+        All have the same size: one that begins in a pass may end in the next.
+        """
         start = int(self.memory["position"]) if "position" in self.memory else 0
         stop = start + count * size
         self.memory["position"] = torch.tensor(stop)

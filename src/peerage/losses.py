@@ -120,7 +120,13 @@ def with_features(module: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor
 
 
 class Correction(Protocol):
-    """A new gradient [d] from the batch gradient, the parameters and those at the round's start."""
+    """A new gradient [d] from a gradient g, the parameters x and those at the training's start, x0.
+
+    g is the gradient of the mean loss of a batch. With weight decay and SGD, weight_decay * x is in
+    it. With AdamW, a second call in every step asks for the correction of g + weight_decay * x: the
+    decay of the parameters is what that changes. So an entry that a correction sets to zero is not
+    decayed either; only momentum that is kept from before can still move it.
+    """
 
     def __call__(self, g: Tensor, x: Tensor, x0: Tensor, *_: Any, **given: Any) -> Tensor: ...
 

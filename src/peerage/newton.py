@@ -83,6 +83,11 @@ def summed(model: FlatModel, batches: Batches, weight: float) -> tuple[Tensor, T
     classes, size = problems(model.layout)
     g, h = torch.zeros(classes, size), torch.zeros(classes, size, size)
     head = last_linear(model.module)
+    if head.weight is not model.tensors[0]:
+        raise InputError(
+            "fednl needs logistic regression, and the last linear layer of this model is frozen; "
+            "freeze the layers before it instead"
+        )
     for x, y in batches:
         logits, features = with_features(model.module, head, x)
         x = torch.cat([features, torch.ones(len(y), 1)], dim=1)  # [n, p]

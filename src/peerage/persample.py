@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
+from peerage.vectors import trained_parameters
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 Layer = nn.Linear | nn.Conv2d
 
@@ -26,7 +28,7 @@ _MEMORY = 2**23  # numbers that per-example gradients may hold at once: 32 MB
 
 
 def sum_squared_gradients(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """For each parameter, the sum over examples of the square of the example's own gradient.
+    """For each trained parameter, the sum over examples of the squares of their own gradients.
 
     The loss must be a mean over examples, so that its gradient times the batch size is, at the
     outputs of an example, the gradient of that example's own loss. The module is in eval mode and
@@ -42,12 +44,12 @@ def sum_squared_gradients(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -
         squares[layer.weight] = weight
         if layer.bias is not None:
             squares[layer.bias] = bias
-    return {name: squares[parameter] for name, parameter in module.named_parameters()}
+    return {name: squares[parameter] for name, parameter in trained_parameters(module)}
 
 
 def squares_by_vmap(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """The same for any module, from the gradients of single examples, many at a time."""
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in trained_parameters(module)}
 
     def own_loss(parameters: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(module, parameters, (example.unsqueeze(0),))
@@ -63,8 +65,12 @@ def squares_by_vmap(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> dict
 
 
 def _layers(module: nn.Module) -> list[Layer]:
-    """The layers that own the parameters; none at all unless each of them has a closed form."""
-    owners = [owner for owner in module.modules() if list(owner.parameters(recurse=False))]
+    """The layers that own trained parameters; none at all unless each of them has a closed form."""
+    owners = [
+        owner
+        for owner in module.modules()
+        if any(parameter.requires_grad for parameter in owner.parameters(recurse=False))
+    ]
     layers = [owner for owner in owners if _has_closed_form(owner)]
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     is_shared = len(names) > len(list(module.parameters()))

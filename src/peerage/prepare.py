@@ -1,7 +1,7 @@
 """From an experiment to a world: load, split, wire and check, before anything is written."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -96,6 +96,7 @@ def prepare(
         "topology": describe(graph).as_dict(),
         "parameters": [world.layout(node).size for node in range(world.nodes)],
         "test_examples": len(world.test),
+        **({"constants": constants} if (constants := constants_of(architectures)) else {}),
     }
     return Prepared(experiment, world, setup)
 
@@ -118,6 +119,12 @@ def whole_numbers(world: World, dataset: Dataset) -> Iterable[str]:
             "noise and clip leave tensors of whole numbers in messages as they are, here "
             f"{', '.join(sorted(names))}; they have no privacy"
         )
+
+
+def constants_of(architectures: Mapping[str, Architecture]) -> dict[str, str]:
+    """The hash of the frozen parameters of every architecture that has any."""
+    hashes = {name: kind.constants_hash for name, kind in architectures.items()}
+    return {name: known for name, known in hashes.items() if known is not None}
 
 
 def alone(prepared: Prepared, node: int, secret: int | None = None) -> Prepared:
@@ -233,12 +240,16 @@ def name_architectures(
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
             architecture = own_architecture(
-                model, name, experiment.init.scheme, experiment.init.bias
+                model, name, experiment.init.scheme, experiment.init.bias, experiment.seed
             )
         else:
             build: Callable[[], nn.Module] = partial(model.build, shape, classes)
             architecture = Architecture(
-                name, build, experiment.init.scheme, bias=experiment.init.bias
+                name,
+                build,
+                experiment.init.scheme,
+                bias=experiment.init.bias,
+                seed=experiment.seed,
             )
         architectures[name] = architecture
     return architectures

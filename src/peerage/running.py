@@ -34,6 +34,7 @@ from peerage.records import (
     MetricWriter,
     Row,
     disk_errors,
+    read_json,
     read_metrics,
     read_status,
     truncate_after,
@@ -155,6 +156,8 @@ def resume(
         prepared = prepare(experiment, dataset)
         if given:
             check_same(folder, prepared.experiment)
+        if (folder / "setup.json").exists():
+            check_constants(folder, read_json(folder / "setup.json"), prepared.setup)
         for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
             left.unlink(missing_ok=True)
         if (folder / "metrics.jsonl").exists():
@@ -194,6 +197,15 @@ def check_same(folder: Path, experiment: Experiment) -> None:
                 f"run {folder} began with {key} = {old.get(key)}, the experiment given now has "
                 f"{new.get(key)}; resume with the same experiment"
             )
+
+
+def check_constants(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Frozen parameters are in no checkpoint: its models need those that the run began with."""
+    if old.get("constants") != new.get("constants"):
+        raise CheckpointError(
+            f"run {folder} began with other frozen parameters than the model has now; "
+            "use the same pretrained values"
+        )
 
 
 class _Run:

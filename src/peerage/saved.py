@@ -20,9 +20,15 @@ from peerage.checkpoint import Checkpoint
 from peerage.errors import CheckpointError, InputError
 from peerage.experiment import PYTHON_OBJECT, Experiment
 from peerage.initialise import Architecture
-from peerage.prepare import describe_example, load_dataset, name_architectures, with_model
+from peerage.prepare import (
+    constants_of,
+    describe_example,
+    load_dataset,
+    name_architectures,
+    with_model,
+)
 from peerage.records import Row, read_json, read_metrics, read_toml
-from peerage.running import check_same
+from peerage.running import check_constants, check_same
 from peerage.sim.shard import saves_evaluated
 from peerage.vectors import named_tensors
 
@@ -294,6 +300,8 @@ def _open(
     experiment = with_model(experiment, shape)
     if given is not None:
         check_same(file.parent, experiment)
+    kinds = name_architectures(experiment, shape, len(setup["classes"]))
+    check_constants(folder, setup, {"constants": constants_of(kinds) or None})
     nodes, hub = experiment.nodes_and_hub, bool(experiment.algorithm.with_hub)
     if not places:
         nodes = len(setup["parameters"])
@@ -308,7 +316,7 @@ def _open(
         folder,
         experiment,
         None if "algorithm" in objects else experiment.algorithm,
-        list(name_architectures(experiment, shape, len(setup["classes"])).values()),
+        list(kinds.values()),
         torch.zeros(1, *shape, dtype=getattr(torch, setup["example"]["dtype"])),
         nodes,
         nodes - 1 if hub else None,

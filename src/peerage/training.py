@@ -15,6 +15,8 @@ from peerage.losses import Correction, CrossEntropy, Lesson, Loss
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
 
+BATCH_OF_ONE = ("keep", "merge", "drop")
+
 
 @dataclass(frozen=True)
 class LocalSGD:
@@ -35,6 +37,10 @@ class LocalSGD:
     loss_clamp: float | None = None  # a batch of a larger loss gives no gradient; 10 in P4's code
     loss: Loss | Lesson = CrossEntropy()
     correct: Correction | None = None
+    # What happens to the last batch of a pass if one example is left for it: it is kept, merged
+    # into the batch before, or dropped. Left open, models with batch statistics (BatchNorm) merge
+    # it, and do not train on the only example of a node; all others keep it.
+    batch_of_one: Literal["keep", "merge", "drop"] | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -52,6 +58,9 @@ class LocalSGD:
                 raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.batch_of_one is not None and self.batch_of_one not in BATCH_OF_ONE:
+            known = did_you_mean(self.batch_of_one, BATCH_OF_ONE)
+            raise InputError(f"unknown batch_of_one {self.batch_of_one!r}; {known}")
         if self.early_stop not in ("none", "rollback"):
             raise InputError(f"early_stop must be none or rollback, got {self.early_stop!r}")
         if self.early_stop == "rollback" and self.steps is not None:
@@ -76,11 +85,31 @@ class LocalSGD:
         if self.steps is not None:
             yield from local.steps(self.steps, self.batch_size)
         for _ in range(self.epochs or 0):
-            yield from local.epoch(self.batch_size)
+            yield from self.epoch(local)
 
-    def last_pass(self, examples: int) -> range:
+    def epoch(self, local: Local) -> Batches:
+        return local.epoch(self.batch_size, self.of_one(local))
+
+    def of_one(self, local: Local) -> str:
+        """What happens to the last batch of one example, of this node."""
+        if self.batch_of_one is not None:
+            return self.batch_of_one
+        model = local.models.get(local.architecture)
+        if model is None or not model.batch_statistics:
+            return "keep"
+        return "merge" if len(local.indices) > 1 else "drop"
+
+    def in_a_pass(self, local: Local) -> int:
+        """The number of batches in one pass over the node's examples."""
+        whole, left = divmod(len(local.indices), self.batch_size)
+        if self.steps is None and left == 1:
+            of_one = self.of_one(local)
+            left = of_one == "keep" or (of_one == "merge" and whole == 0)
+        return whole + (left > 0)
+
+    def last_pass(self, local: Local) -> range:
         """The numbers of the batches that go over the examples for the last time."""
-        one_pass = -(-examples // self.batch_size)
+        one_pass = self.in_a_pass(local)
         total = self.steps if self.steps is not None else (self.epochs or 0) * one_pass
         return range(max(0, total - one_pass), total)
 
@@ -115,11 +144,11 @@ class Train(Compute[Trained]):
     squares: bool = False  # whether to gather squared gradients in the last pass
 
     def run(self, local: Local) -> Trained:
-        if len(local.indices) == 0:
+        if self.work.in_a_pass(local) == 0:
             nothing = torch.zeros_like(self.params) if self.squares else None
             return Trained(self.params, self.buffers, TrainStats(0.0, 0, nothing))
         model = local.model(self.params, self.buffers)
-        memory = local.memory if self.work.keep_optimizer else None
+        memory = remembered(local.memory) if self.work.keep_optimizer else None
         local.seed_dropout()
         guard = Rollback(model, self.work, local) if self.work.early_stop == "rollback" else None
         stats = train(
@@ -128,11 +157,12 @@ class Train(Compute[Trained]):
             guard.batches() if guard else self.work.batches(local),
             memory,
             self.given,
-            gather=self.work.last_pass(len(local.indices)) if self.squares else None,
+            gather=self.work.last_pass(local) if self.squares else None,
             rng=local.stream("lesson") if isinstance(self.work.loss, Lesson) else None,
         )
         if guard and guard.worse:
             return Trained(self.params, self.buffers, stats)
+        local.memory.update(memory or {})  # only now, when the training stands
         finite = bool(torch.isfinite(model.params.sum() + stats.loss))  # while it is in the cache
         params = local.allocate(model.params.numel()).copy_(model.params)
         return Trained(params, model.buffers.clone(), stats, finite)
@@ -149,7 +179,7 @@ class Rollback:
         """The loop has trained on an epoch when it asks for the next: then it is judged."""
         before = self.judge()
         for _ in range(self.work.epochs or 0):
-            yield from self.local.epoch(self.work.batch_size)
+            yield from self.work.epoch(self.local)
             after = self.judge()
             self.worse = after > before
             if self.worse:
@@ -173,7 +203,7 @@ def train(
     gather: range | None = None,
     rng: torch.Generator | None = None,
 ) -> TrainStats:
-    """Run the work order on the model in place; `memory` keeps what the optimiser remembers.
+    """Run the work order on the model in place, and on what the optimiser keeps in `memory`.
 
     In the batches whose numbers are in `gather`, squared gradients are added up. What is `given`
     goes to the loss if that is a lesson, which also draws from `rng`, and else to the correction.
@@ -184,16 +214,25 @@ def train(
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
     left = {} if isinstance(work.loss, Lesson) else given
-    corrected = Corrected(model, work.correct, left) if work.correct else None
+    corrected = Corrected(model, work, work.correct, left) if work.correct else None
     room = corrected.parts if corrected else None
     differentiate = by_hand(model.module, work.loss, work.loss_clamp, room=room) or by_autograd(
         batch_loss(work.loss, model.module, given, rng), model.tensors, work.loss_clamp
     )
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
+    versions = [parameter._version for parameter in model.frozen]
     total, examples = torch.zeros(()), 0
     for number, (x, y) in enumerate(batches):
-        loss, gradients = differentiate(x, y)
+        try:
+            loss, gradients = differentiate(x, y)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise InputError(
+                "the model has batch statistics and cannot train on a batch of one example; "
+                "use --batch-size 2 or more, and --batch-of-one merge or drop"
+            ) from None
         if [gradient.stride() for gradient in gradients] != strides:
             # The fused kernels walk through memory and trust that all tensors lie alike.
             pairs = zip(parameters, gradients, strict=True)
@@ -202,11 +241,17 @@ def train(
             torch._foreach_addcmul_(square_parts, gradients, gradients)
         if corrected is None:
             # Straight from autograd to the fused kernel: no copy into one vector.
-            optimiser.step(parameters, list(gradients), optimiser.parts)
+            optimiser.step(parameters, list(gradients), optimiser.parts, work.weight_decay)
         else:
-            optimiser.step([model.params], [corrected(gradients)], optimiser.whole)
+            g = corrected(gradients)
+            optimiser.step([model.params], [g], optimiser.whole, weight_decay=0.0)
         total += loss * len(y)
         examples += len(y)
+    if [parameter._version for parameter in model.frozen] != versions:
+        raise InputError(
+            "the model changes a frozen parameter when it trains, which must be equal on all "
+            "nodes; register what changes as a buffer"
+        )
     return TrainStats(float(total) / examples, examples, squares)
 
 
@@ -223,10 +268,21 @@ def batch_loss(
 
 
 class Corrected:
-    """Gathers the gradients of all parameters into one vector [d] and corrects it."""
+    """Gathers the gradients of all parameters into one vector [d] and corrects it.
 
-    def __init__(self, model: FlatModel, correct: Correction, given: Mapping[str, Tensor]) -> None:
-        self.model, self.correct, self.given = model, correct, given
+    Weight decay passes through the correction, so an entry that a correction sets to zero stays as
+    it is: SGD's decay is a part of the gradient. AdamW's is not, and acts on the parameters alone,
+    by the difference that it makes to the corrected gradient.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        work: LocalSGD,
+        correct: Correction,
+        given: Mapping[str, Tensor],
+    ) -> None:
+        self.model, self.work, self.correct, self.given = model, work, correct, given
         self.start = model.params.clone()
         self.gradient = torch.empty_like(model.params)
         self.parts = model.like_tensors(self.gradient)
@@ -234,11 +290,31 @@ class Corrected:
     def __call__(self, gradients: tuple[Tensor, ...]) -> Tensor:
         if gradients[0] is not self.parts[0]:  # those that are computed by hand lie there already
             torch._foreach_copy_(self.parts, gradients)
-        return self.correct(self.gradient, self.model.params, self.start, **self.given)
+        g, x, decay = self.gradient, self.model.params, self.work.weight_decay
+        if decay == 0:
+            return self.corrected(g)
+        if self.work.optimizer == "sgd":
+            return self.corrected(g.add_(x, alpha=decay))
+        decayed = self.corrected(torch.add(g, x, alpha=decay))
+        plain = self.corrected(g)
+        x.sub_(decayed - plain, alpha=self.work.lr)
+        return plain
+
+    def corrected(self, g: Tensor) -> Tensor:
+        return self.correct(g, self.model.params, self.start, **self.given)
 
 
 # An optimiser remembers vectors [d], each seen in two ways: whole, and as one view per parameter.
 Remembered = list[list[Tensor]]
+NAMES = ("momentum", "first", "second", "count")  # under which a node's memory keeps them
+
+
+def remembered(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of what an optimiser keeps from round to round, for one to change in place.
+
+    The tensors in a node's memory never change, so that a round can be taken back.
+    """
+    return {name: memory[name].clone() for name in NAMES if name in memory}
 
 
 class SGD:
@@ -257,12 +333,14 @@ class SGD:
             momentum = shelf["momentum"]
             self.whole, self.parts = [[momentum]], [model.like_tensors(momentum)]
 
-    def step(self, x: list[Tensor], g: list[Tensor], remembered: Remembered) -> None:
+    def step(
+        self, x: list[Tensor], g: list[Tensor], remembered: Remembered, weight_decay: float
+    ) -> None:
         torch._fused_sgd_(
             x,
             g,
             remembered[0],
-            weight_decay=self.work.weight_decay,
+            weight_decay=weight_decay,
             momentum=self.work.momentum,
             lr=self.work.lr,
             dampening=0.0,
@@ -286,7 +364,9 @@ class AdamW:
         self.whole: Remembered = [[moment] for moment in moments]
         self.parts: Remembered = [model.like_tensors(moment) for moment in moments]
 
-    def step(self, x: list[Tensor], g: list[Tensor], remembered: Remembered) -> None:
+    def step(
+        self, x: list[Tensor], g: list[Tensor], remembered: Remembered, weight_decay: float
+    ) -> None:
         self.count += 1
         first, second = remembered
         torch._fused_adamw_(
@@ -299,7 +379,7 @@ class AdamW:
             lr=self.work.lr,
             beta1=0.9,
             beta2=0.999,
-            weight_decay=self.work.weight_decay,
+            weight_decay=weight_decay,
             eps=1e-8,
             amsgrad=False,
             maximize=False,

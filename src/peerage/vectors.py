@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,16 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
+def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that a node's vector holds, by name and in their order."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def frozen_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Those that do not require gradients: constants of the architecture, equal on all nodes."""
+    return [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+
+
 def float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Running statistics and the like; integer buffers, such as counters, stay with the module."""
     return [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
@@ -132,26 +143,37 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 class FlatModel:
-    """A module whose parameters and float buffers are views into two flat vectors.
+    """A module whose trained parameters and float buffers are views into two flat vectors.
 
-    One such workbench serves all nodes of an architecture in a process: to work on a node's model
-    is one copy into `params`.
+    Frozen parameters stay with the module. One such workbench serves all nodes of an architecture
+    in a process: to work on a node's model is one copy into `params`.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        named = list(module.named_parameters())
+        named = trained_parameters(module)
         self.layout = Layout.of(named)
         self.params = self.layout.flatten(dict(named))
         self.tensors = [parameter for _, parameter in named]
         self.scratch: dict[str, Tensor] = {}  # for whoever works here; what it holds is forgotten
         for slot, parameter in zip(self.layout.slots, self.tensors, strict=True):
             parameter.data = slot.view(self.params)
+        self.frozen = [parameter for _, parameter in frozen_parameters(module)]
+        for parameter in self.frozen:
+            if parameter.dim() == 4:  # as it lies in a vector
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         buffers = float_buffers(module)
         self.buffer_layout = Layout.of(buffers)
         self.buffers = self.buffer_layout.flatten(dict(buffers))
         for slot, (_, buffer) in zip(self.buffer_layout.slots, buffers, strict=True):
             buffer.data = slot.view(self.buffers)
+
+    @cached_property
+    def batch_statistics(self) -> bool:
+        """Whether a layer normalises by the statistics of a batch when the model trains."""
+        self.module.train()  # in which a module may leave out layers, to keep their statistics
+        layers = self.module.modules()
+        return any(isinstance(layer, _BatchNorm) and layer.training for layer in layers)
 
     def load(self, params: Tensor, buffers: Tensor | None = None) -> None:
         self.params.copy_(params)
@@ -159,5 +181,5 @@ class FlatModel:
             self.buffers.copy_(buffers)
 
     def like_tensors(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector [d], one for each parameter, with the parameter's own strides."""
+        """Views of a vector [d], one for each trained parameter, with its own strides."""
         return [slot.view(vector) for slot in self.layout.slots]

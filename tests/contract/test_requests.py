@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, run
+from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, RunRecord, run
 from peerage.aggregation import weighted_mean
 from peerage.local import Local
 from peerage.prepare import prepare
@@ -298,6 +298,93 @@ def test_candidate_losses_equal_a_direct_computation(engine):
         expected = [float(direct), float(np.log(3))]
         assert params[:2].tolist() == pytest.approx(expected, rel=1e-6)
         assert params[2] == params[3] != params[0]
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+@dataclass(frozen=True)
+class Evaluates(Algorithm[Any]):
+    """Trains, and evaluates the models of all nodes on its own data."""
+
+    with_buffers: bool = True
+    as_inbox: bool = True
+
+    async def round(self, node: Node[Any]) -> None:
+        await node.train(LocalSGD(epochs=3, batch_size=4))
+        b = {"b": node.buffers} if self.with_buffers else {}
+        inbox = await node.exchange(x=node.params, **b)
+        buffers = inbox["b"] if self.with_buffers else None
+        losses = (
+            await node.losses(inbox)
+            if self.as_inbox
+            else await node.losses(inbox["x"], buffers=buffers)
+        )
+        own = inbox.senders.index(node.id)
+        node.note(**{f"of_{sender}": float(loss) for sender, loss in enumerate(losses)})
+        node.note(own=float(losses[own]))
+
+
+@pytest.mark.parametrize("as_inbox", [True, False])
+def test_a_neighbours_model_is_evaluated_with_its_own_statistics(engine, as_inbox, tmp_path):
+    """All evaluate the same models: on equal data, they find equal losses."""
+    settings = {"model": normalised, "topology": "complete", "rounds": 1, "partition": Everything()}
+    experiment = toy(Evaluates(as_inbox=as_inbox), engine=engine, **settings)
+    result = run(experiment, tmp_path / "run")
+    notes = RunRecord.load(tmp_path / "run").notes
+    found = [[notes(f"of_{j}")[i][1][0] for j in range(NODES)] for i in range(NODES)]
+    assert len(set(found[0])) == NODES  # of different models
+    for i, row in enumerate(found):
+        assert row == pytest.approx(found[0], rel=1e-5)
+        assert row[i] == notes("own")[i][1][0]
+    data = blobs()
+    for node, loss in enumerate(found[0]):
+        with torch.no_grad():
+            direct = F.cross_entropy(result.module(node)(data.train_x), data.train_y)
+        assert loss == pytest.approx(float(direct), rel=1e-5)
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All nodes have all examples."""
+
+    def split(self, labels: Any, nodes: int, classes: int, rng: Any) -> list[Any]:
+        return [np.arange(len(labels))] * nodes
+
+
+@pytest.mark.parametrize("as_inbox", [True, False])
+def test_a_model_without_its_statistics_is_not_evaluated(engine, as_inbox):
+    experiment = toy(Evaluates(False, as_inbox), engine=engine, model=normalised)
+    match = r"node . cannot evaluate a candidate with 0 running statistics: .* has 10; send b="
+    with pytest.raises(PeerageError, match=match):
+        run(experiment)
+    run(toy(Evaluates(False, as_inbox), engine=engine))  # a model without any needs none
+
+
+@pytest.mark.parametrize(
+    ("as_inbox", "found"),
+    [
+        (True, r"the model of node .: it is of architecture 'mlp-.', not 'mlp-.'; use inbox.alike"),
+        (False, r"a candidate with \d\d parameters: its model 'mlp-.' has \d\d; choose candid"),
+    ],
+)
+def test_a_model_of_another_architecture_is_not_evaluated(engine, as_inbox, found):
+    models = ["mlp:hidden=8", "mlp:hidden=4"]
+    experiment = toy(Evaluates(as_inbox=as_inbox), engine=engine, model=models)
+    with pytest.raises(PeerageError, match=f"node . cannot evaluate {found}"):
+        run(experiment)
+
+
+@dataclass(frozen=True)
+class Forgets(Algorithm[Any]):
+    async def round(self, node: Node[Any]) -> None:
+        await node.losses([node.params, node.params], buffers=[node.buffers])
+
+
+def test_every_candidate_needs_its_buffers(engine):
+    with pytest.raises(PeerageError, match="node 0 has 2 candidates and the buffers of 1; give"):
+        run(toy(Forgets(), engine=engine, model=normalised))
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,9 @@ def run_node(place: Place) -> dict[str, Any]:
     prepared = alone(prepare_for(network, me, place), me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that the order of sums is that of the simulator
     with _taken(place.folder):
-        needed = ("classes", "example")  # to build its model without its data
-        write_json(place.folder / "setup.json", {key: prepared.setup[key] for key in needed})
+        needed = ("classes", "example", "constants")  # to build its model without its data
+        facts = {key: prepared.setup[key] for key in needed if key in prepared.setup}
+        write_json(place.folder / "setup.json", facts)
         transport = GrpcTransport(
             identity,
             {member.name: number for number, member in enumerate(network.members)},

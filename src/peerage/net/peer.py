@@ -35,7 +35,7 @@ from peerage.net.reception import Reception
 from peerage.net.traffic import Outbox, expected_of
 from peerage.net.transport import Receiver, Transport, Unreachable
 from peerage.net.wire import REASONS, Header, Rejected
-from peerage.prepare import Prepared
+from peerage.prepare import Prepared, constants_of
 from peerage.privacy import COUNT
 from peerage.records import (
     MetricWriter,
@@ -608,9 +608,12 @@ def essence_of(network: Network, prepared: Prepared) -> dict[str, str]:
     """Everything that must be the same on all peers, also what they find in their own data."""
     world = prepared.world
     sizes = {name: kind.layout.size for name, kind in world.architectures.items()}
+    hashes = constants_of(world.architectures)
+    constants = {"constants": json.dumps(hashes)} if hashes else {}
     return {
         **network.essence,
         "models": json.dumps(sizes),
+        **constants,
         "classes": ", ".join(map(str, prepared.setup["classes"])),
         "example": str(world.test.example),
     }
