@@ -30,7 +30,10 @@ class Outcome:
 
 
 def peerage(line: str, *more: object) -> Outcome:
-    """What `peerage LINE MORE...` prints, and its exit code; other exceptions pass through."""
+    """What `peerage LINE MORE...` prints, and its exit code; other exceptions pass through.
+
+    A run that is asked for JSON writes a report without pictures, as they take a second to draw.
+    """
     out, err = io.StringIO(), io.StringIO()
     code: Any = 0
     before = signal.getsignal(signal.SIGTERM)
@@ -39,6 +42,7 @@ def peerage(line: str, *more: object) -> Outcome:
         mock.patch.object(sys, "argv", words),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
+        blank_pictures("--json" in words and "report" not in words),
     ):
         try:
             main()
@@ -47,6 +51,15 @@ def peerage(line: str, *more: object) -> Outcome:
         finally:
             signal.signal(signal.SIGTERM, before)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def blank_pictures(wanted: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if wanted:
+            where = "peerage.report.figures.data_uri"
+            stack.enter_context(mock.patch(where, return_value="data:image/svg+xml,"))
+        yield
 
 
 def start(

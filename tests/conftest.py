@@ -1,15 +1,98 @@
-"""What all tests share."""
+"""What all tests share, and what the marker `slow` means."""
 
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from peerage import environment
+from peerage.data import cache_folder
+
 # Two busy processes fill a small machine: tests use one thread each, as workers do.
 torch.set_num_threads(1)
+
+
+# The marker `slow`. A test needs it if it starts a process, opens a connection, reads fetched data
+# or takes seconds. All but the last are enforced: in other tests these audit events are errors.
+
+PROCESSES = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+CONNECTIONS = {"socket.bind", "socket.connect", "socket.getaddrinfo", "socket.sendto"}
+FETCHED = f"{cache_folder()}{os.sep}"
+
+
+class Guard:
+    """Refuses what the current test must not do, and remembers it where a test hides the error."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.refused: list[str] = []
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.active and (what := described(event, arguments)):
+            self.refused.append(what)
+            raise RuntimeError(f"a test without the marker slow {what}; mark it, or do without")
+
+
+def described(event: str, arguments: tuple[Any, ...]) -> str | None:
+    if event in PROCESSES:
+        return f"starts a process ({event})"
+    if event in CONNECTIONS:
+        return f"uses the network ({event})"
+    if event == "open" and isinstance(arguments[0], str | os.PathLike):
+        path = os.fspath(arguments[0])
+        if isinstance(path, str) and path.startswith(FETCHED):
+            return f"opens {path}, which belongs to the user"
+    return None
+
+
+GUARD = Guard()
+sys.addaudithook(GUARD)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests whose parameter `engine` is the pool, as it starts worker processes."""
+    for item in items:
+        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
+        if "pool" in str(engine) or "small_disk" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    GUARD.active, GUARD.refused = item.get_closest_marker("slow") is None, []
+    try:
+        return (yield)
+    finally:
+        GUARD.active = False
+
+
+@pytest.fixture(autouse=True)
+def nothing_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test without the marker has done nothing that needs it."""
+    if not GUARD.active:
+        yield
+        return
+    # Each run asks git for the commit of the checkout.
+    monkeypatch.setattr(environment, "_git", lambda *arguments: None)
+    environment._commit.cache_clear()
+    yield
+    environment._commit.cache_clear()
+    assert GUARD.refused == []
+
+
+@pytest.fixture
+def guard() -> Guard:
+    return GUARD
+
+
+# Fixtures
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Networks of peers in one process, for tests: over memory, or over real connections."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +24,12 @@ CALM = Patience(start=120.0, step=120.0, gone=30.0)  # where all are there, if s
 BROKEN = 300.0  # seconds; only a broken program needs them
 
 
-def network_of(experiment: Experiment, **changes: Any) -> Network:
+def network_of(experiment: Experiment, ports: Sequence[int] = (), **changes: Any) -> Network:
+    """Without ports, a network in memory, where nobody uses its addresses."""
     count = experiment.nodes_and_hub
     members = tuple(
         Member(f"node-{number}", f"127.0.0.1:{port}")
-        for number, port in enumerate(free_ports(count))
+        for number, port in enumerate(ports or range(10_000, 10_000 + count))
     )
     settings: dict[str, Any] = {"patience": QUICK}
     return Network("test", experiment, members, **(settings | changes))
@@ -70,7 +71,8 @@ def play(
     ready = prepared or (lambda me: prepare(experiment))
 
     async def together() -> list[Peer]:
-        network = network_of(experiment, **({"patience": CALM} | changes))
+        ports = free_ports(experiment.nodes_and_hub) if isinstance(make, OverSockets) else ()
+        network = network_of(experiment, ports, **({"patience": CALM} | changes))
         with ThreadPoolExecutor(1) as executor:
             peers = [
                 Peer(

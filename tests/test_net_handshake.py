@@ -13,6 +13,8 @@ from identities import serial_of, wrong_identities
 
 from peerage.net.certs import Authority, Identity, server_name
 
+pytestmark = pytest.mark.slow  # real connections
+
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
 
 

@@ -25,6 +25,8 @@ from peerage.prepare import prepare
 from peerage.records import read_metrics
 from peerage.testing import toy
 
+pytestmark = pytest.mark.slow  # real connections and processes
+
 KILLS = int(os.environ.get("PEERAGE_KILLS", "200"))
 CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in two halves
 
@@ -32,7 +34,6 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 # 1. Nothing is lost
 
 
-@pytest.mark.slow
 def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
     settings = {"nodes": 8, "topology": "regular:k=4", "partition": "iid", "rounds": 60}
     experiment = pg.Experiment(**settings, local={"epochs": 20})
@@ -136,7 +137,6 @@ class Wire:
                 await writer.wait_closed()
 
 
-@pytest.mark.slow
 def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
     count, half = 4, {0, 1}
     experiment = toy(DecAvg(), nodes=count, topology="complete", partition="iid", rounds=10**6)
