@@ -130,6 +130,7 @@ def test_a_named_output_folder_is_not_made(line: str, home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["run --algorithm dechv", "run --lr abc", "run --nodes 1438 --topology ring --out here"]
 )
@@ -273,6 +274,7 @@ def damage(checkpoint: Path, how: str) -> None:
         manifest.write_text("[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     ["flipped", "truncated", "missing", "manifest truncated", "manifest missing", "manifest else"],
@@ -300,6 +302,7 @@ def test_no_byte_of_a_manifest_can_change_unseen(stopped: Path, home: Path) -> N
         assert "round-000002" in complaint(peerage("resume run"))
 
 
+@pytest.mark.slow
 def test_the_only_checkpoint_is_damaged(stopped: Path, digest: str, home: Path) -> None:
     shutil.copytree(stopped, "run")
     shutil.rmtree("run/checkpoint/round-000001")
@@ -356,6 +359,7 @@ class Full:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 def test_metrics_that_the_disk_refuses(
     home: Path, monkeypatch: pytest.MonkeyPatch, digest: str
 ) -> None:
@@ -439,6 +443,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, engine: str) -> None:
     assert resumed.digest == pg.run(tiny(rounds=9)).digest
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_before_the_first_round(small_disk: Path) -> None:
     folder = small_disk / "run"
     line = f"run {TINY} --rounds 1 --engine serial --out"

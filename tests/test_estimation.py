@@ -122,6 +122,7 @@ def settings(**changes: Any) -> Experiment:
     return Experiment(**{**base, **changes})
 
 
+@pytest.mark.slow
 def test_messages_are_counted_before_the_first_round_on_every_engine() -> None:
     serial, pool = run(settings()), run(settings(engine={"name": "pool", "workers": 2}))
     assert serial.digest == pool.digest

@@ -54,6 +54,7 @@ def test_a_network_ends_with_the_bits_of_the_simulator(name, monkeypatch, tmp_pa
     assert [dict(peer.counters) for peer in peers] == [{}] * len(peers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypatch, tmp_path):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))

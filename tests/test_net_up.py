@@ -24,6 +24,8 @@ from peerage.net.network import Member, Network, Patience
 from peerage.net.up import free_ports
 from peerage.records import RunRecord, read_metrics
 
+pytestmark = pytest.mark.slow  # every peer is a process
+
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
 
 
@@ -31,7 +33,6 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-@pytest.mark.slow
 def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     before = children()
     done = peerage(f"up {SETTINGS} --json --out", tmp_path / "up")
@@ -60,7 +61,6 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     assert verified.out.endswith(f"same numbers in every round, same digest {wanted['digest']}\n")
 
 
-@pytest.mark.slow
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
         "up --nodes 4 --topology complete --partition iid --rounds 50 --epochs 25 "
@@ -117,7 +117,6 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
                 peer.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp_path):
     with playing(tmp_path) as (process, peers):
@@ -168,7 +167,6 @@ def test_what_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.slow
 def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
     with playing(tmp_path) as (process, peers):
         process.kill()
@@ -181,7 +179,6 @@ def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
     assert (record.status, record.rounds) == ("running", 0)  # it had no time to say more
 
 
-@pytest.mark.slow
 def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
     line = f"up {SETTINGS} --rounds 100 --out"
     process = start(line, tmp_path / "up", cwd=tmp_path)
@@ -207,7 +204,6 @@ def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
     assert [record.network[r]["nodes"] for r in (0, 100)] == [3, 2]
 
 
-@pytest.mark.slow
 def test_a_network_that_diverges(tmp_path):
     line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30 --out"
     done = peerage(line, tmp_path / "up")
@@ -218,7 +214,6 @@ def test_a_network_that_diverges(tmp_path):
     assert "lower --lr" in complaint(peerage("verify", tmp_path / "up"))
 
 
-@pytest.mark.slow
 def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
     settings = pg.Experiment(nodes=2, topology="ring", partition="iid", model="logistic", rounds=2)
     with Machines(tmp_path, settings, Patience(step=5.0, gone=1.0)) as machines:

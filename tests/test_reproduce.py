@@ -33,6 +33,7 @@ OFF = "reproduce p0-cost --scale smoke --out"
 # Every study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", P0)
 def test_every_study_runs_at_smoke_scale(id, home):
     files = smoke_files(id, home)

@@ -43,6 +43,7 @@ def test_all_ids_are_there():
     assert [study.id for study in studies.STUDIES] == IDS
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No differential privacy")  # Fig. 11 does not clip
 @pytest.mark.parametrize("id", IDS)
 def test_every_study_runs_at_smoke_scale(id, home):
