@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gated
 import psutil
 import pytest
 from command_line import complaint, peerage, start
@@ -63,10 +64,11 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
 
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
-        "up --nodes 4 --topology complete --partition iid --rounds 50 --epochs 25 "
-        "--kill 2@4 --restart 2@6 --json --out"
+        "up --nodes 4 --topology complete --partition iid --rounds 30 --epochs 2 "
+        f"--algorithm {gated.ALGORITHM} --kill 2@4 --restart 2@6 --json --out"
     )
-    done = peerage(line, tmp_path / "up")
+    with gated.gates(tmp_path / "lives", {2: 4}, meeting=12):
+        done = peerage(line, tmp_path / "up")
     assert done.code == 0, done.err
     summary = json.loads(done.lines[-1])
     assert [peer["starts"] for peer in summary["peers"]] == [1, 1, 2, 1]
@@ -74,13 +76,13 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
         read_metrics(tmp_path / "up" / "peers" / f"node-{node}" / "metrics.jsonl")[-1]
         for node in range(4)
     ]
-    assert [row["round"] for row in ends] == [50] * 4
+    assert [row["round"] for row in ends] == [30] * 4
     assert all(row["heard"] == [3, 3] for row in ends)  # it is one of them again
     rows = read_metrics(tmp_path / "up" / "peers" / "node-2" / "metrics.jsonl")
     assert summary["peers"][2]["bytes_sent"] == sum(row["bytes"] for row in rows)  # of both lives
     verdict = pg.verify(tmp_path / "up", watch=(calm := []).append)
     assert not verdict.same
-    missed = min(set(range(51)) - {row["round"] for row in rows})
+    missed = min(set(range(31)) - {row["round"] for row in rows})
     assert verdict.difference == f"node 2 recorded nothing about round {missed}"
     assert summary["accuracy"] == pytest.approx(calm[-1]["accuracy"], abs=0.02)
 

@@ -60,7 +60,10 @@ def test_convolution_by_hand():
     torch.testing.assert_close(found["0.bias"], torch.ones(1))
 
 
-@pytest.mark.parametrize("name", SIZES)
+LARGE = {"vgg16": [pytest.mark.slow]}  # takes seconds
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=LARGE.get(n, [])) for n in SIZES])
 def test_models_against_one_at_a_time(name):
     module, (x, y) = network(name).double(), batch(3, *SIZES[name][0])
     expected = one_at_a_time(module, x, y)

@@ -541,6 +541,7 @@ def test_fewer_writers_than_there_are_have_fewer_examples():
     assert examples(some.model_copy(update={"partition": Iid()})) == 723_000
 
 
+@pytest.mark.slow
 def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     monkeypatch.undo()  # the real thing
     fresh = Speeds(tmp_path / "speeds.json")
