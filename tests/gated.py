@@ -47,9 +47,9 @@ class Gate(Compute[None]):
             return len(list(folder.glob(f"{node} *")))
 
         while lives(self.node) == 1 and self.round >= victims.get(str(self.node), float("inf")):
-            sleep(0.01)  # until it is killed
+            sleep(0.05)  # until it is killed
         while self.round >= plan["meeting"] and any(lives(victim) < 2 for victim in victims):
-            sleep(0.01)
+            sleep(0.05)
 
 
 @dataclass(frozen=True)

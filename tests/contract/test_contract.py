@@ -111,7 +111,7 @@ def test_laws_hold(name, law):
         check_law(law, GOOD[name])
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_run_that_was_stopped_goes_on_without_a_pool(name, tmp_path):
     """The law about resuming in one process, so that fast tests know checkpoints as well."""
     experiment = toy(GOOD[name], rounds=4)
