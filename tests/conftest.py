@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,16 @@ class Guard:
     def __init__(self) -> None:
         self.active = False
         self.refused: list[str] = []
+        self.strangers: set[int | None] = set()  # threads that tests before it have left behind
+
+    def begin(self, active: bool) -> None:
+        self.active, self.refused = active, []
+        self.strangers = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.active and (what := described(event, arguments)):
+        if not self.active or threading.get_ident() in self.strangers:
+            return
+        if what := described(event, arguments):
             self.refused.append(what)
             raise RuntimeError(f"a test without the marker slow {what}; mark it, or do without")
 
@@ -66,24 +74,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    GUARD.active, GUARD.refused = item.get_closest_marker("slow") is None, []
-    try:
-        return (yield)
-    finally:
-        GUARD.active = False
+    fast = item.get_closest_marker("slow") is None
+    with pytest.MonkeyPatch.context() as patch:
+        if fast:  # else every run in a folder would ask git
+            patch.setattr(environment, "_commit", lambda file: None)
+        GUARD.begin(fast)
+        try:
+            return (yield)
+        finally:
+            GUARD.active = False
 
 
 @pytest.fixture(autouse=True)
-def nothing_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test without the marker has done nothing that needs it."""
-    if not GUARD.active:
-        yield
-        return
-    # Each run asks git for the commit of the checkout.
-    monkeypatch.setattr(environment, "_git", lambda *arguments: None)
-    environment._commit.cache_clear()
+def nothing_slow() -> Iterator[None]:
+    """A test without the marker has done nothing that needs it, also where it hid the error."""
     yield
-    environment._commit.cache_clear()
     assert GUARD.refused == []
 
 
