@@ -112,6 +112,7 @@ def test_a_second_process_on_the_same_folder_stops_and_says_so(tmp_path):
     assert text == f"another process is working in {tmp_path}; wait for it"
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path):
     jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
     wild = Experiment(

@@ -15,7 +15,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": _version("torch"),
         "numpy": _version("numpy"),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "git": _commit(Path(__file__)),
@@ -27,6 +27,10 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _platform() -> str:
+    return platform.platform()  # asks uname in a process of its own, once
 
 
 def _cpu() -> str:

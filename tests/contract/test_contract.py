@@ -117,7 +117,7 @@ def test_a_run_that_was_stopped_goes_on_without_a_pool(name, tmp_path):
     experiment = toy(GOOD[name], rounds=4)
     with pytest.raises(Stopped):
         run(experiment, tmp_path / "run", checkpoint_every=2, watch=stop_in_round_three)
-    resumed = resume(tmp_path / "run", experiment=experiment)
+    resumed = resume(tmp_path / "run", experiment=experiment, engine={"name": "serial"})
     assert resumed.digest == run(experiment).digest
 
 
