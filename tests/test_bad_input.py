@@ -292,6 +292,7 @@ def test_a_damaged_checkpoint(how: str, stopped: Path, digest: str, home: Path) 
     assert pg.resume("run").digest == digest
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_manifest_can_change_unseen(stopped: Path, home: Path) -> None:
     shutil.copytree(stopped, "run")
     manifest = Path("run/checkpoint/round-000002/manifest.json")
@@ -314,6 +315,7 @@ def test_the_only_checkpoint_is_damaged(stopped: Path, digest: str, home: Path) 
     assert pg.resume("run").digest == digest
 
 
+@pytest.mark.slow
 def test_resuming_with_a_wrong_engine(stopped: Path, home: Path) -> None:
     shutil.copytree(stopped, "run")
     assert "'serail'; did you mean 'serial'" in complaint(peerage("resume run --engine serail"))
@@ -321,6 +323,7 @@ def test_resuming_with_a_wrong_engine(stopped: Path, home: Path) -> None:
     assert "at least 1 round, got 0" in complaint(peerage("resume run --checkpoint-every 0"))
 
 
+@pytest.mark.slow
 def test_verifying_a_run_that_is_not_finished(stopped: Path) -> None:
     message = complaint(peerage("verify", stopped))
     assert "is interrupted, so there is no result to verify; finish it with `peerage r" in message
@@ -385,6 +388,7 @@ def test_metrics_that_the_disk_refuses(
     assert pg.resume("here").digest == digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["serial", "pool --workers 2"])
 def test_a_checkpoint_that_the_disk_refuses(
     home: Path, monkeypatch: pytest.MonkeyPatch, digest: str, engine: str
