@@ -2,12 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+# Tests start many processes; where this is set, each of them would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
+# Neighbouring tests share what they prepare, so a worker keeps a row of them and gives some away
+# only when another one has nothing left to do.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench golden data clean
+.PHONY: help setup demo test test-fast check bench golden data tools clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.ready  ## Set up .venv with pinned dependencies and the package
 
@@ -25,8 +30,18 @@ demo: setup  ## DecHW against plain averaging, 50 peers, with a report (about a 
 data: setup  ## Fetch MNIST for the tests that use real data; they are skipped without it
 	-$(BIN)/peerage data get mnist
 
-test: setup data  ## Set up, fetch MNIST and run all tests
-	$(BIN)/python -m pytest -n auto
+# Network namespaces need `ip`. Where it is missing and cannot be installed, their tests are skipped.
+tools:
+	@command -v ip >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	  { timeout 120 apt-get -qq update; timeout 120 apt-get -qq install --no-install-recommends iproute2; } \
+	  >/dev/null 2>&1; } || \
+	  echo "ip is missing (package iproute2): tests that pull network cables are skipped"
+
+test: check data tools  ## Set up, check style and types, fetch MNIST and run all tests
+	$(PYTEST)
+
+test-fast: setup  ## Tests without processes, network and fetched data (about a minute)
+	$(PYTEST) -m "not slow"
 
 check: setup  ## Style and types
 	$(BIN)/ruff format --check .

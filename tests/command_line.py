@@ -30,7 +30,11 @@ class Outcome:
 
 
 def peerage(line: str, *more: object) -> Outcome:
-    """What `peerage LINE MORE...` prints, and its exit code; other exceptions pass through."""
+    """What `peerage LINE MORE...` prints, and its exit code; other exceptions pass through.
+
+    Only the command `report` draws: other commands write reports without pictures, each of which
+    would take a second. The documents and the tests of reports draw all of them.
+    """
     out, err = io.StringIO(), io.StringIO()
     code: Any = 0
     before = signal.getsignal(signal.SIGTERM)
@@ -39,6 +43,7 @@ def peerage(line: str, *more: object) -> Outcome:
         mock.patch.object(sys, "argv", words),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
+        blank_pictures("report" not in words),
     ):
         try:
             main()
@@ -47,6 +52,15 @@ def peerage(line: str, *more: object) -> Outcome:
         finally:
             signal.signal(signal.SIGTERM, before)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def blank_pictures(wanted: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if wanted:
+            where = "peerage.report.figures.data_uri"
+            stack.enter_context(mock.patch(where, return_value="data:image/svg+xml,"))
+        yield
 
 
 def start(

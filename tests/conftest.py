@@ -1,13 +1,20 @@
-"""What all tests share."""
+"""What all tests share, and what the marker `slow` means."""
 
+import os
 import shutil
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from peerage import environment
+from peerage.data import cache_folder
 
 # Two busy processes fill a small machine: tests use one thread each, as workers do.
 torch.set_num_threads(1)
@@ -15,6 +22,88 @@ torch.set_num_threads(1)
 # Examples take as long as they take: on a busy machine that says nothing about the program.
 settings.register_profile("peerage", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("peerage")
+
+
+# The marker `slow`. A test needs it if it starts a process, opens a connection, reads fetched data
+# or takes seconds. All but the last are enforced: in other tests these audit events are errors.
+
+PROCESSES = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+CONNECTIONS = {"socket.bind", "socket.connect", "socket.getaddrinfo", "socket.sendto"}
+FETCHED = f"{cache_folder()}{os.sep}"
+
+
+class Guard:
+    """Refuses what the current test must not do, and remembers it where a test hides the error."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.refused: list[str] = []
+        self.strangers: set[int | None] = set()  # threads that tests before it have left behind
+
+    def begin(self, active: bool) -> None:
+        self.active, self.refused = active, []
+        self.strangers = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.active or threading.get_ident() in self.strangers:
+            return
+        if what := described(event, arguments):
+            self.refused.append(what)
+            raise RuntimeError(f"a test without the marker slow {what}; mark it, or do without")
+
+
+def described(event: str, arguments: tuple[Any, ...]) -> str | None:
+    if event in PROCESSES:
+        return f"starts a process ({event})"
+    if event in CONNECTIONS:
+        return f"uses the network ({event})"
+    if event == "open" and isinstance(arguments[0], str | os.PathLike):
+        path = os.fspath(arguments[0])
+        if isinstance(path, str) and path.startswith(FETCHED):
+            return f"opens {path}, which belongs to the user"
+    return None
+
+
+GUARD = Guard()
+sys.addaudithook(GUARD)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests whose parameter `engine` is the pool, as it starts worker processes."""
+    for item in items:
+        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
+        if "pool" in str(engine) or "small_disk" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    fast = item.get_closest_marker("slow") is None
+    with pytest.MonkeyPatch.context() as patch:
+        if fast:  # else a run in a folder would ask git and uname
+            patch.setattr(environment, "_commit", lambda file: None)
+            patch.setattr(environment, "_platform", lambda: "any")
+        GUARD.begin(fast)
+        try:
+            return (yield)
+        finally:
+            GUARD.active = False
+
+
+@pytest.fixture(autouse=True)
+def nothing_slow() -> Iterator[None]:
+    """A test without the marker has done nothing that needs it, also where it hid the error."""
+    yield
+    assert GUARD.refused == []
+
+
+@pytest.fixture
+def guard() -> Guard:
+    return GUARD
+
+
+# Fixtures
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Peers as processes of their own, on machines that fail: disks fill up, cables are pulled."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,10 +156,11 @@ def host(me: int) -> str:
 
 @contextmanager
 def two_rooms(*rooms: Sequence[int]) -> Iterator[Cable]:
-    try:
-        trial = "unshare --user --map-root-user --net ip link add end0 type veth peer name end1"
-        subprocess.run(trial.split(), check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces are not possible here: {error}")
+    if missing := [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)} (packages util-linux and iproute2)")
+    trial = "unshare --user --map-root-user --net ip link add end0 type veth peer name end1"
+    tried = subprocess.run(trial.split(), capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"network namespaces are not possible here: {tried.stderr.strip()}")
     with ExitStack() as stack:
         yield Cable(rooms, stack)

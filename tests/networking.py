@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,11 +58,12 @@ def run_skipping(main: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(limited())
 
 
-def network_of(experiment: Experiment, **changes: Any) -> Network:
+def network_of(experiment: Experiment, ports: Sequence[int] = (), **changes: Any) -> Network:
+    """Without ports, a network in memory, where nobody uses its addresses."""
     count = experiment.nodes_and_hub
     members = tuple(
         Member(f"node-{number}", f"127.0.0.1:{port}")
-        for number, port in enumerate(free_ports(count))
+        for number, port in enumerate(ports or range(10_000, 10_000 + count))
     )
     settings: dict[str, Any] = {"patience": QUICK}
     return Network("test", experiment, members, **(settings | changes))
@@ -104,7 +105,8 @@ def play(
     ready = prepared or (lambda me: prepare(experiment))
 
     async def together() -> list[Peer]:
-        network = network_of(experiment, **({"patience": CALM} | changes))
+        ports = free_ports(experiment.nodes_and_hub) if isinstance(make, OverSockets) else ()
+        network = network_of(experiment, ports, **({"patience": CALM} | changes))
         with ThreadPoolExecutor(1) as executor:
             peers = [
                 Peer(

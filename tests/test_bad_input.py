@@ -132,6 +132,7 @@ def test_a_named_output_folder_is_not_made(line: str, home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["run --algorithm dechv", "run --lr abc", "run --nodes 1438 --topology ring --out here"]
 )
@@ -275,6 +276,7 @@ def damage(checkpoint: Path, how: str) -> None:
         manifest.write_text("[]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     ["flipped", "truncated", "missing", "manifest truncated", "manifest missing", "manifest else"],
@@ -292,6 +294,7 @@ def test_a_damaged_checkpoint(how: str, stopped: Path, digest: str, home: Path) 
     assert pg.resume("run").digest == digest
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_manifest_can_change_unseen(stopped: Path, home: Path) -> None:
     shutil.copytree(stopped, "run")
     manifest = Path("run/checkpoint/round-000002/manifest.json")
@@ -302,6 +305,7 @@ def test_no_byte_of_a_manifest_can_change_unseen(stopped: Path, home: Path) -> N
         assert "round-000002" in complaint(peerage("resume run"))
 
 
+@pytest.mark.slow
 def test_the_only_checkpoint_is_damaged(stopped: Path, digest: str, home: Path) -> None:
     shutil.copytree(stopped, "run")
     shutil.rmtree("run/checkpoint/round-000001")
@@ -313,6 +317,7 @@ def test_the_only_checkpoint_is_damaged(stopped: Path, digest: str, home: Path) 
     assert pg.resume("run").digest == digest
 
 
+@pytest.mark.slow
 def test_resuming_with_a_wrong_engine(stopped: Path, home: Path) -> None:
     shutil.copytree(stopped, "run")
     assert "'serail'; did you mean 'serial'" in complaint(peerage("resume run --engine serail"))
@@ -320,6 +325,7 @@ def test_resuming_with_a_wrong_engine(stopped: Path, home: Path) -> None:
     assert "at least 1 round, got 0" in complaint(peerage("resume run --checkpoint-every 0"))
 
 
+@pytest.mark.slow
 def test_verifying_a_run_that_is_not_finished(stopped: Path) -> None:
     message = complaint(peerage("verify", stopped))
     assert "is interrupted, so there is no result to verify; finish it with `peerage r" in message
@@ -358,6 +364,7 @@ class Full:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 def test_metrics_that_the_disk_refuses(
     home: Path, monkeypatch: pytest.MonkeyPatch, digest: str
 ) -> None:
@@ -383,6 +390,7 @@ def test_metrics_that_the_disk_refuses(
     assert pg.resume("here").digest == digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["serial", "pool --workers 2"])
 def test_a_checkpoint_that_the_disk_refuses(
     home: Path, monkeypatch: pytest.MonkeyPatch, digest: str, engine: str
@@ -441,6 +449,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, engine: str) -> None:
     assert resumed.digest == pg.run(tiny(rounds=9)).digest
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_before_the_first_round(small_disk: Path) -> None:
     folder = small_disk / "run"
     line = f"run {TINY} --rounds 1 --engine serial --out"

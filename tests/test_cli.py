@@ -84,6 +84,7 @@ def test_run_shows_progress_on_standard_error_only() -> None:
     assert Path("here/report.html").read_text().startswith("<!")
 
 
+@pytest.mark.slow
 def test_a_real_process_prints_the_same() -> None:
     process = start(f"run {QUICK} --json --out there", cwd=Path.cwd())
     out, err = process.communicate(timeout=PATIENCE)
@@ -111,6 +112,7 @@ def test_a_recipe_runs_by_its_name() -> None:
     assert stored["local"]["momentum"] == 0.9
 
 
+@pytest.mark.slow
 def test_all_engines_print_the_same_digest() -> None:
     line = f"run {TINY} --rounds 2 --json --engine"
     engines = ["serial", "pool --workers 1", "pool --workers 2"]

@@ -23,6 +23,8 @@ from peerage import running as running_module
 from peerage.records import RunRecord, read_metrics
 from peerage.running import locked
 
+pytestmark = pytest.mark.slow  # processes that are killed
+
 ROUNDS = 120  # enough that a signal finds the run on its way, also on a busy machine
 SETTINGS = "--nodes 8 --topology ring --epochs 1 --partition dirichlet:alpha=1"
 
@@ -213,7 +215,6 @@ def work_until_killed(folder: Path, small: pg.Experiment, seconds: float) -> Non
     until(lambda: gone(workers), "the workers were gone")
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(tmp_path: Path) -> None:
     """Rounds take a moment and every one is saved, so that most kills hit a checkpoint."""
     small = experiment(model="logistic", nodes=4, rounds=100, engine={"name": "pool", "workers": 2})

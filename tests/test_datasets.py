@@ -1,6 +1,7 @@
 import gzip
 import struct
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from peerage.data import DATASETS, PUBLISHED, Dataset, cache_folder, in_memory, status
+from peerage.data import DATASETS, PUBLISHED, Dataset, cache_folder, datasets, in_memory, status
 from peerage.data.datasets import (
     FACTS,
     Cifar10,
@@ -376,6 +377,18 @@ def test_digits_split_is_fixed_and_standardised(tmp_path):
     assert digits.classes == tuple("0123456789")
     # The split is part of every published number: it must never change.
     assert digits.test_y[:12].tolist() == [1, 7, 8, 5, 5, 5, 2, 2, 7, 5, 2, 8]
+
+
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(tmp_path, monkeypatch):
+    found = Digits().load(tmp_path)
+    monkeypatch.setattr(datasets, "DIGITS_FILE", Path("moved.csv.gz"))
+    datasets._read_digits.cache_clear()
+    official = Digits().load(tmp_path)
+    datasets._read_digits.cache_clear()
+    assert torch.equal(found.train_x, official.train_x)
+    assert torch.equal(found.test_x, official.test_x)
+    assert torch.equal(found.train_y, official.train_y)
+    assert torch.equal(found.test_y, official.test_y)
 
 
 @pytest.mark.parametrize(

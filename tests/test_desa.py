@@ -380,6 +380,7 @@ def test_a_correction_of_the_gradient_goes_with_the_lesson():
         assert 0 < (near - start).norm() < (far - start).norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["digits-cnn", "digits-mlp"])
 def test_engines_agree_on_images_bit_for_bit(model, monkeypatch, tmp_path):
     (tmp_path / "file").touch()

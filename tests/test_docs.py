@@ -93,6 +93,7 @@ def perform(block: Block, document: str, module: ModuleType) -> None:
             cli.main()  # leaves by SystemExit unless all went well
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", RUN)
 def test_code_and_commands_run(document: str, workplace: ModuleType) -> None:
     found = blocks(document)
@@ -171,6 +172,7 @@ def test_decisions_stay_short() -> None:
             assert f"## {part}\n" in text, f"{note.name} has no part {part!r}"
 
 
+@pytest.mark.slow
 def test_the_example_runs(capsys: pytest.CaptureFixture[str], workplace: ModuleType) -> None:
     path = ROOT / "examples" / "own_everything.py"
     assert len(path.read_text().splitlines()) <= 80

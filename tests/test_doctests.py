@@ -17,7 +17,10 @@ def examples(name: str) -> list[doctest.DocTest]:
     return [test for test in tests if test.examples]
 
 
-@pytest.mark.parametrize("name", NAMES)
+POOL = {name: [pytest.mark.slow] for name in ("peerage", "peerage.testing")}  # they run on it
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=POOL.get(n, [])) for n in NAMES])
 def test_examples(name):
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     report: list[str] = []

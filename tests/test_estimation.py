@@ -82,7 +82,7 @@ def test_the_error_of_extrema_propagation_is_as_predicted() -> None:
     """The estimate has mean n and a relative deviation of 1 / sqrt(numbers - 2)."""
     numbers, n, runs = 50, 20, 150
     protocol = EstimatedGain(numbers=numbers, walks=1, steps=1)
-    graph = nx.complete_graph(n)
+    graph = nx.star_graph(n - 1)  # any graph gives the same minima, and a star has few messages
     found = np.array([gossip(protocol, graph, seed)[0]["estimated_nodes"] for seed in range(runs)])
     predicted = 1 / np.sqrt(numbers - 2)
     assert found.mean() / n == pytest.approx(1, abs=4 * predicted / np.sqrt(runs))
@@ -122,6 +122,7 @@ def settings(**changes: Any) -> Experiment:
     return Experiment(**{**base, **changes})
 
 
+@pytest.mark.slow
 def test_messages_are_counted_before_the_first_round_on_every_engine() -> None:
     serial, pool = run(settings()), run(settings(engine={"name": "pool", "workers": 2}))
     assert serial.digest == pool.digest

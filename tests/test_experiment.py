@@ -105,6 +105,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(experiments())
 def test_an_experiment_comes_back_from_its_file(experiment: pg.Experiment) -> None:

@@ -126,6 +126,7 @@ def test_who_left_keeps_the_last_model_and_who_joins_begins_with_the_initial_one
     assert torch.equal(late.parameters[5], start.parameters[5])
 
 
+@pytest.mark.slow
 def test_engines_agree_under_all_faults() -> None:
     faults = {"links": 0.6, "nodes": 0.9, "directed": True, "loss": 0.2, "join": "4@2"}
     for algorithm in ("decavg:weights=metropolis", "dechw", "cfa", "decdiff"):

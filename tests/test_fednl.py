@@ -316,6 +316,7 @@ def test_bytes_by_hand(option, start):
 # Engines, checkpoints
 
 
+@pytest.mark.slow
 def test_engines_agree_and_a_run_can_be_resumed(tmp_path):
     def made(**engine: Any) -> Experiment:
         return experiment(
@@ -336,6 +337,7 @@ def test_engines_agree_and_a_run_can_be_resumed(tmp_path):
     assert resumed.digest == digest
 
 
+@pytest.mark.slow
 def test_images_and_a_command_line():
     settings: dict[str, Any] = {"dataset": "digits", "model": "logistic", "nodes": 3, "rounds": 8}
     result = run(Experiment(algorithm="fednl:rank=3", partition="iid", **settings))

@@ -32,6 +32,8 @@ from peerage.data.sources import (
 from peerage.data.store import Content, cache_folder
 from peerage.errors import DataError, DiskError, InputError
 
+pytestmark = pytest.mark.slow  # servers on loopback, and package managers as processes
+
 IMAGES = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()
 LABELS = bytes(range(10)) * 50
 FILES = {"images": IMAGES, "labels": LABELS}

@@ -523,6 +523,7 @@ def test_the_command_line_complains_before_it_writes_anything(algorithm, complai
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_compare_gives_a_hub_its_own_graph(tmp_path):
     home = tmp_path / "both"
     done = peerage(f"compare --algorithms decavg,hwa {TINY} --rounds 1 --json --out", home)
@@ -532,6 +533,7 @@ def test_compare_gives_a_hub_its_own_graph(tmp_path):
     assert "with 4 nodes" in (home / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_warning_is_one_line_on_the_command_line(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # not an error, as it is in tests

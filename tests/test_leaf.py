@@ -360,6 +360,7 @@ UNSEEN = pytest.mark.filterwarnings("ignore:femnist. no training example is of c
 
 
 @UNSEEN
+@pytest.mark.slow
 def test_a_run_with_a_writer_on_every_node(tmp_path):
     """Three writers of 5, 4 and 3 images; the model is LEAF's without being asked for."""
     result = pg.run(small(files(tmp_path)))

@@ -117,6 +117,7 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, li
     assert not (tmp_path / "certs").exists()
 
 
+@pytest.mark.slow
 def test_the_commands_load_without_the_library() -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None; import peerage.net.cert_commands;"

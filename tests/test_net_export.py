@@ -324,6 +324,7 @@ def unpacked(place: Path) -> Path:
     return place / "deploy/node-0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_the_unit_starts_the_peer_whatever_its_folder_is_called(name, unpacked, tmp_path):
     folder = tmp_path / "homes" / name
@@ -348,6 +349,7 @@ def test_the_unit_starts_the_peer_whatever_its_folder_is_called(name, unpacked, 
     assert done.stdout.split("\n")[: len(said)] == said
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_where_the_unit_expects_it_stays_as_it_is(unpacked, tmp_path):
     machine = Machine(tmp_path / "machine")
     folder = machine.srv / "peerage" / "node-0"
@@ -359,6 +361,7 @@ def test_a_folder_that_is_where_the_unit_expects_it_stays_as_it_is(unpacked, tmp
     assert (files(folder), folder.is_symlink()) == (before, False)
 
 
+@pytest.mark.slow
 def test_the_unit_is_one_that_systemd_understands(unpacked, tmp_path):
     unit = Machine(tmp_path / "machine").install(unpacked)
     service = service_of(unit)

@@ -36,10 +36,13 @@ from peerage.net.network import Network, Patience
 from peerage.net.payload import encode
 from peerage.net.peer import Peer
 from peerage.net.transport import CHUNK
+from peerage.net.up import free_ports
 from peerage.net.wire import REASONS, header_bytes
 from peerage.prepare import prepare
 from peerage.sim.post import Parcel
 from peerage.testing import toy
+
+pytestmark = pytest.mark.slow  # connections, and the attacker is a process
 
 BUDGET = int(os.environ.get("PEERAGE_FUZZ", "2000"))  # calls
 GROWTH = 50 << 20  # bytes of memory
@@ -336,7 +339,7 @@ def test_a_peer_under_fire_from_a_member_goes_on(
 ) -> None:
     experiment = toy(DecHW(), nodes=4, topology="complete", partition="iid", rounds=2)
     patience = Patience(start=2.0, step=3600.0, gone=5.0)
-    network = network_of(experiment, patience=patience, pack=True)
+    network = network_of(experiment, free_ports(4), patience=patience, pack=True)
     authority = Authority.create(tmp_path / "certs", "tests")
     for member in network.members:
         authority.issue(member.name)

@@ -29,6 +29,8 @@ from peerage.net.identity import Identity, server_name
 from peerage.net.transport import ANSWER_LIMIT, CHUNK, Unreachable
 from peerage.net.wire import Expected, Header, Rejected, header_bytes, parse_header
 
+pytestmark = pytest.mark.slow  # real connections
+
 NAMES = {"node-0": 0, "node-1": 1, "node-2": 2}
 LATE = 1000.0  # seconds until the deadline of what never succeeds; more than BROKEN
 NOWHERE = "127.0.0.1:9"

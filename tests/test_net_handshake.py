@@ -14,6 +14,8 @@ from processes import PATIENCE
 
 from peerage.net.certs import Authority, Identity, server_name
 
+pytestmark = pytest.mark.slow  # real connections
+
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
 
 

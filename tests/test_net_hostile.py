@@ -190,6 +190,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([*json.loads(valid()[0])]), JSON, min_size=1, max_size=3))
 @settings(deadline=None, max_examples=300)
 def test_any_json_in_the_fields_of_a_header(changes):

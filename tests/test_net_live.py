@@ -46,6 +46,7 @@ def valid(peer: Peer, sender: int, round: int, place: int) -> tuple[bytes, bytes
     return header_bytes(header), bytes(data)
 
 
+@pytest.mark.slow
 def test_a_peer_under_fire_goes_on():
     """Node 1 waits for node 0, who sends nothing but mutations, and node 2 behaves."""
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=2)

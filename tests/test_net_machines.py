@@ -15,10 +15,11 @@ from peerage.errors import DataError
 from peerage.net.network import Patience
 from peerage.net.up import Up
 
+pytestmark = pytest.mark.slow  # every peer is a process
+
 CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in two halves
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rooms", [((0, 1), (2, 3)), ((0,), (1, 2, 3))])
 def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
     """Halves go on by themselves, at their own speeds, and are one network again.
@@ -54,7 +55,6 @@ def often(network: Machines, me: int, heard: list[int], since: int, count: int) 
     return sum(row["heard"] == heard for row in rows) >= count
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_really_full_stops_one_peer_and_nobody_else(small_disk, tmp_path):
     settings = {"nodes": 3, "topology": "complete", "partition": "iid", "model": "logistic"}
     experiment = Experiment(**settings, rounds=60, local={"epochs": 1})
@@ -89,7 +89,6 @@ def fill(file: Path) -> None:
             filler.write(bytes(1024))
 
 
-@pytest.mark.slow
 def test_eight_peers_miss_no_deadline(tmp_path):
     """The CNN of P0 on MNIST with the default deadlines; benchmarks/peers.py runs 32 peers."""
     try:

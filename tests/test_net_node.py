@@ -24,6 +24,8 @@ from peerage.net.network import Patience
 from peerage.net.up import free_ports
 from peerage.net.wire import REASONS
 
+pytestmark = pytest.mark.slow  # a peer is a process that listens
+
 HASTY = Patience(start=0.2, step=1, gone=1)
 
 
@@ -45,7 +47,6 @@ def scraped(port: int) -> dict[str, dict[str, float]]:
     }
 
 
-@pytest.mark.slow
 def test_a_running_peer_serves_its_numbers(tmp_path):
     [port] = free_ports(1)
     three = endless(nodes=3)
@@ -114,7 +115,6 @@ def objects(text: str) -> list[dict]:
     return found
 
 
-@pytest.mark.slow
 def test_a_log_for_programs(tmp_path):
     """Also the warning about noise, the word about the missing peer and the end are objects."""
     noisy = endless(nodes=3, noise={"sigma": 0.01})
@@ -153,7 +153,6 @@ def test_what_is_wrong_is_an_object_as_well(ready):
 # The end
 
 
-@pytest.mark.slow
 def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
     patience = Patience(start=600, step=3600, gone=2)  # far longer than it may take to stop
     with Machines(tmp_path, endless(), patience) as network:
@@ -179,7 +178,6 @@ def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
         assert "round 1 of" not in network.log(0).partition(last)[2]
 
 
-@pytest.mark.slow
 def test_a_peer_that_trains_for_hours_stops_in_between(tmp_path):
     with Machines(tmp_path, endless(local={"epochs": 10**7}), HASTY) as network:
         network.start(0)

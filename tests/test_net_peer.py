@@ -53,6 +53,7 @@ def test_a_network_ends_with_the_bits_of_the_simulator(name, monkeypatch, tmp_pa
     assert [dict(peer.counters) for peer in peers] == [{}] * len(peers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypatch, tmp_path):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
@@ -253,6 +254,7 @@ def test_a_peer_that_never_comes_is_not_waited_for(tmp_path):
     assert [peer.rows[-1]["round"] for peer in peers] == [5] * 4
 
 
+@pytest.mark.slow
 def test_two_halves_go_on_and_meet_again(tmp_path):
     halves = ({0, 1}, {2, 3, 4})
 
@@ -274,6 +276,7 @@ def test_two_halves_go_on_and_meet_again(tmp_path):
             assert heard[me][-1] == 4  # and everybody in the end
 
 
+@pytest.mark.slow
 def test_a_client_that_was_cut_off_from_its_hub_falls_in_again(tmp_path):
     async def act(stage: Stage) -> None:
         await stage.until(5, 3)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import gated
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,8 @@ from peerage.prepare import prepare
 from peerage.records import read_metrics
 from peerage.testing import toy
 
+pytestmark = pytest.mark.slow  # real connections and processes
+
 KILLS = int(os.environ.get("PEERAGE_KILLS", "200"))
 CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in two halves
 
@@ -32,23 +35,23 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 # 1. Nothing is lost
 
 
-@pytest.mark.slow
 def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
-    settings = {"nodes": 8, "topology": "regular:k=4", "partition": "iid", "rounds": 60}
-    experiment = pg.Experiment(**settings, local={"epochs": 20})
+    settings = {"nodes": 8, "topology": "regular:k=4", "partition": "iid", "rounds": 40}
+    experiment = pg.Experiment(**settings, algorithm=gated.ALGORITHM, local={"epochs": 2})
     rng = random.Random(5)
     victims = rng.sample(range(8), 3)
     kill = {node: rng.randint(2, 8) for node in victims}
     restart = {node: kill[node] + rng.randint(1, 3) for node in victims}
     up = Up(experiment, tmp_path / "up", kill=kill, restart=restart)
-    summary = up.run()
+    with gated.gates(tmp_path / "lives", kill, meeting=12):
+        summary = up.run()
     assert [peer["starts"] for peer in summary["peers"]] == [
         2 if node in victims else 1 for node in range(8)
     ]
     for peer in up.watched:
         rows = read_metrics(peer.folder / "metrics.jsonl")
-        assert rows[-1]["round"] == 60
-        assert checkpoint.load(peer.folder).round == 60
+        assert rows[-1]["round"] == 40
+        assert checkpoint.load(peer.folder).round == 40
     calm = pg.run(experiment).accuracy
     assert summary["accuracy"] == pytest.approx(calm, abs=0.02)
 
@@ -142,7 +145,6 @@ class Wire:
                 await writer.wait_closed()
 
 
-@pytest.mark.slow
 def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
     count, half = 4, {0, 1}
     experiment = toy(DecAvg(), nodes=count, topology="complete", partition="iid", rounds=10**6)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gated
 import psutil
 import pytest
 from command_line import complaint, peerage, start
@@ -24,6 +25,8 @@ from peerage.net.network import Member, Network, Patience
 from peerage.net.up import free_ports
 from peerage.records import RunRecord, read_metrics
 
+pytestmark = pytest.mark.slow  # every peer is a process
+
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
 PATIENT = "--start-patience 600 --step-patience 300"  # all are there, if slow at times
 
@@ -32,7 +35,6 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-@pytest.mark.slow
 def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     before = children()
     done = peerage(f"up {SETTINGS} {PATIENT} --json --out", tmp_path / "up")
@@ -61,13 +63,13 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     assert verified.out.endswith(f"same numbers in every round, same digest {wanted['digest']}\n")
 
 
-@pytest.mark.slow
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
-        f"up --nodes 4 --topology complete --partition iid --rounds 50 --epochs 25 {PATIENT} "
-        "--kill 2@4 --restart 2@6 --json --out"
+        f"up --nodes 4 --topology complete --partition iid --rounds 30 --epochs 2 {PATIENT} "
+        f"--algorithm {gated.ALGORITHM} --kill 2@4 --restart 2@6 --json --out"
     )
-    done = peerage(line, tmp_path / "up")
+    with gated.gates(tmp_path / "lives", {2: 4}, meeting=12):
+        done = peerage(line, tmp_path / "up")
     assert done.code == 0, done.err
     summary = json.loads(done.lines[-1])
     assert [peer["starts"] for peer in summary["peers"]] == [1, 1, 2, 1]
@@ -75,13 +77,13 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
         read_metrics(tmp_path / "up" / "peers" / f"node-{node}" / "metrics.jsonl")[-1]
         for node in range(4)
     ]
-    assert [row["round"] for row in ends] == [50] * 4
+    assert [row["round"] for row in ends] == [30] * 4
     assert all(row["heard"] == [3, 3] for row in ends)  # it is one of them again
     rows = read_metrics(tmp_path / "up" / "peers" / "node-2" / "metrics.jsonl")
     assert summary["peers"][2]["bytes_sent"] == sum(row["bytes"] for row in rows)  # of both lives
     verdict = pg.verify(tmp_path / "up", watch=(calm := []).append)
     assert not verdict.same
-    missed = min(set(range(51)) - {row["round"] for row in rows})
+    missed = min(set(range(31)) - {row["round"] for row in rows})
     assert verdict.difference == f"node 2 recorded nothing about round {missed}"
     assert summary["accuracy"] == pytest.approx(calm[-1]["accuracy"], abs=0.02)
 
@@ -118,7 +120,6 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
                 peer.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp_path):
     with playing(tmp_path) as (process, peers):
@@ -169,7 +170,6 @@ def test_what_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.slow
 def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
     with playing(tmp_path) as (process, peers):
         process.kill()
@@ -182,7 +182,6 @@ def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
     assert (record.status, record.rounds) == ("running", 0)  # it had no time to say more
 
 
-@pytest.mark.slow
 def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
     line = f"up {SETTINGS} {PATIENT} --rounds 100 --out"
     process = start(line, tmp_path / "up", cwd=tmp_path)
@@ -208,7 +207,6 @@ def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
     assert [record.network[r]["nodes"] for r in (0, 100)] == [3, 2]
 
 
-@pytest.mark.slow
 def test_a_network_that_diverges(tmp_path):
     line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30"
     done = peerage(f"{line} {PATIENT} --out", tmp_path / "up")
@@ -219,7 +217,6 @@ def test_a_network_that_diverges(tmp_path):
     assert "lower --lr" in complaint(peerage("verify", tmp_path / "up"))
 
 
-@pytest.mark.slow
 def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
     settings = pg.Experiment(nodes=2, topology="ring", partition="iid", model="logistic", rounds=2)
     with Machines(tmp_path, settings, Patience(start=300.0, step=300.0, gone=2.0)) as machines:

@@ -75,6 +75,7 @@ def test_messages_stay_near_what_was_heard(algorithm):
     assert all(float(step.norm()) < 0.0101 for step in moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [DecAvg(), DecHW(), FedAvg(clients=3)])
 def test_engines_agree_and_runs_can_be_resumed(algorithm, tmp_path):
     experiment = toy(algorithm, noise=PRIVATE, rounds=4)
@@ -140,6 +141,7 @@ def test_noise_survives_the_file(noise):
     assert again.to_toml() == experiment.to_toml()
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_what_is_protected(tmp_path):
     line = f"run {TINY} --rounds 2 --noise 0.5 --clip 0.25 --delta 1e-6 --out"
     done = peerage(line, tmp_path / "run")

@@ -1,6 +1,7 @@
 """Squared per-example gradients against numbers by hand, single backward passes and BackPACK."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,13 @@ def test_convolution_by_hand():
     torch.testing.assert_close(found["0.bias"], torch.ones(1))
 
 
-@pytest.mark.parametrize("name", SIZES)
+def some_models(*others: str) -> list[Any]:
+    """All models but others; a large one takes seconds."""
+    large = {"vgg16": [pytest.mark.slow]}
+    return [pytest.param(n, marks=large.get(n, [])) for n in sorted(SIZES.keys() - set(others))]
+
+
+@pytest.mark.parametrize("name", some_models())
 def test_models_against_one_at_a_time(name):
     module, (x, y) = network(name).double(), batch(3, *SIZES[name][0])
     expected = one_at_a_time(module, x, y)
@@ -256,7 +263,7 @@ def test_hooks_go_when_the_loss_fails():
 
 # BackPACK hooks the first layer, whose input needs no gradient, and PyTorch remarks on it.
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("name", sorted(SIZES.keys() - {"gn-lenet"}))
+@pytest.mark.parametrize("name", some_models("gn-lenet"))
 def test_models_against_backpack(name):
     backpack = pytest.importorskip("backpack")
     extensions = pytest.importorskip("backpack.extensions")

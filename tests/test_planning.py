@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,7 +193,10 @@ def test_impossible_values_are_refused(changes: dict[str, Any], message: str) ->
     ("algorithm", "expected"),
     [("local", 0), ("decavg", 1), ("dechw", 2), ("dechw:theta=1", 1), ("cfa", 1), ("desa", 0)],
 )
-def test_payloads_are_what_the_algorithms_send(algorithm: str, expected: float) -> None:
+def test_payloads_are_what_the_algorithms_send(
+    algorithm: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
     assert payload_factor(algorithm) == expected
 
 

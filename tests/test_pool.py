@@ -125,6 +125,7 @@ def test_too_large_messages_are_an_error():
         store.put(torch.zeros(SIZE // 4))
 
 
+@pytest.mark.slow
 def test_shared_memory_has_no_name_that_could_be_left_behind():
     world = prepare(toy(DecHW())).world
     team = PoolTeam(world, 2)
@@ -143,6 +144,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_workers_are_gone_after_the_run():
     world = prepare(toy(Local())).world
     team = PoolTeam(world, 3)
@@ -154,12 +156,14 @@ def test_workers_are_gone_after_the_run():
     assert not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_there_are_no_more_workers_than_nodes():
     world = prepare(toy(Local())).world
     with Lockstep(world, PoolTeam(world, 50)) as engine:
         assert len(engine.team.members) == NODES
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_named():
     world = prepare(toy(Local())).world
     team = PoolTeam(world, 2)
@@ -180,6 +184,7 @@ def test_work_is_spread_by_examples_or_evenly_by_steps():
     assert len({by_steps.work(node) for node in range(NODES)}) == 1
 
 
+@pytest.mark.slow
 def test_parameters_come_back_from_every_worker():
     world = prepare(toy(Local())).world
     expected: list[Tensor] = []
@@ -191,6 +196,7 @@ def test_parameters_come_back_from_every_worker():
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.slow
 def test_errors_of_workers_keep_their_kind():
     assert isinstance(_rebuild(0, "InputError", "m", "t"), InputError)
     assert isinstance(_rebuild(0, "OSError", "No space left on device", "t"), DiskError)
@@ -208,6 +214,7 @@ def reserved_under_a_limit(limit, answers):
         answers.put(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gigabytes", [4, 0])
 def test_arenas_are_as_large_as_the_system_lets_them(gigabytes):
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

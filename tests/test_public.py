@@ -59,6 +59,7 @@ def test_the_laws_of_the_contract_say_what_they_are():
     assert all(inspect.getdoc(law) for law in peerage.testing.LAWS.values())
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_load_what_only_reports_need():
     code = "import sys, peerage; print({'matplotlib', 'pandas', 'typer'} & sys.modules.keys())"
     command = [sys.executable, "-W", "error", "-c", code]

@@ -12,10 +12,13 @@ import peerage as pg
 from peerage.data import Dataset, cache_folder, status
 from peerage.data.datasets import Mnist
 
-pytestmark = pytest.mark.skipif(
-    status("mnist") != "ready",
-    reason=f"MNIST is {status('mnist')} in the cache; fetch it with: peerage data get mnist",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        status("mnist") != "ready",
+        reason=f"MNIST is {status('mnist')} in the cache; fetch it with: peerage data get mnist",
+    ),
+]
 
 SERIAL = {"name": "serial"}
 POOL = {"name": "pool", "workers": 2}

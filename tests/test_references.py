@@ -50,6 +50,7 @@ def test_a_run_is_judged_then() -> None:
     assert judged == [0, 1, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_flag_replaces_the_other_kind_in_a_file(tmp_path: Path) -> None:
     quick = "--rounds 4 --nodes 3 --topology ring --epochs 1 --partition iid"
     for line, flags in (("every = 2", "--eval-growth 3"), ("growth = 3.0", "--eval-every 2")):
@@ -89,6 +90,7 @@ def test_references_do_the_same_work_without_messages() -> None:
         reference("central", experiment)
 
 
+@pytest.mark.slow
 def test_compare_runs_them_as_well(tmp_path: Path) -> None:
     ended = peerage(
         "compare --nodes 4 --topology ring --rounds 1 --epochs 1 --algorithms decavg --json",

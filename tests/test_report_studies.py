@@ -520,6 +520,7 @@ def test_logarithmic_axes_have_plain_numbers(values: list[float], ticks: list[st
     assert [axes.yaxis.get_major_formatter()(t, None) for t in shown] == ticks
 
 
+@pytest.mark.slow
 def test_every_figure_can_be_saved(tmp_path: Path) -> None:
     blank = Series("$a$ <b>", "decavg", (make_record({}),))
     bare = PaperTable("t", ("m",), (("c",),), ((("$a$",), (Cell(None),)),), "rounds", "min")

@@ -33,6 +33,7 @@ OFF = "reproduce p0-cost --scale smoke --out"
 # Every study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", P0)
 def test_every_study_runs_at_smoke_scale(id, home):
     files = smoke_files(id, home)
@@ -111,6 +112,7 @@ def test_a_second_process_on_the_same_folder_stops_and_says_so(tmp_path):
     assert text == f"another process is working in {tmp_path}; wait for it"
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path):
     jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
     wild = Experiment(
@@ -540,6 +542,7 @@ def test_fewer_writers_than_there_are_have_fewer_examples():
     assert examples(some.model_copy(update={"partition": Iid()})) == 723_000
 
 
+@pytest.mark.slow
 def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     monkeypatch.undo()  # the real thing
     fresh = Speeds(tmp_path / "speeds.json")

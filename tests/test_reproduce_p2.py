@@ -43,6 +43,7 @@ def test_all_ids_are_there():
     assert [study.id for study in studies.STUDIES] == IDS
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No differential privacy")  # Fig. 11 does not clip
 @pytest.mark.parametrize("id", IDS)
 def test_every_study_runs_at_smoke_scale(id, home):
@@ -60,6 +61,7 @@ def test_every_study_runs_at_smoke_scale(id, home):
     assert "nan" not in files[0].read_text().lower()
 
 
+@pytest.mark.slow
 def test_training_losses_are_written_down_where_they_are_drawn(home):
     saved = json.loads(smoke_files("p2-fig5", home)[2].read_text())
     for curve in saved["curves"]:
@@ -111,6 +113,7 @@ def test_a_name_that_is_nowhere_is_told():
     assert complaint(peerage("reproduce p2-tab1 --scale smoke --only ()")).startswith("p2-tab1")
 
 
+@pytest.mark.slow
 def test_a_part_is_shown_in_the_whole_table(tmp_path):
     line = "reproduce p2-tab1 --scale smoke --only non-iid-ii,e5,hwa --out"
     assert peerage(line, tmp_path).code == 0
@@ -231,6 +234,7 @@ def test_a_client_sends_its_model_and_the_curvature_of_chosen_layers():
     assert found == [201_220, 241_420, 398_420]
 
 
+@pytest.mark.slow
 def test_numbers_and_bytes_are_those_of_the_runs(home):
     jobs = jobs_of("p2-fig10", SMOKE)
     carry_out(home, jobs)
@@ -405,6 +409,7 @@ def test_a_missing_method_leaves_no_test(tmp_path):
     assert {cell.ours for cell in cells_of(table)["E = 5", "p-value"]} == {None}
 
 
+@pytest.mark.slow
 def test_tables_are_made_of_the_records(home):
     carry_out(home, jobs_of("p2-tab1", SMOKE))
     store = runner.Store(home)
@@ -507,6 +512,7 @@ def test_small_pictures_keep_what_stands_out():
     assert small.sum() == 2.0
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_in_the_file(home):
     saved = json.loads(smoke_files("p2-fig1", home)[2].read_text())
     assert len(saved["pictures"]) == 4

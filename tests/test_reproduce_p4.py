@@ -42,6 +42,7 @@ def test_all_ids_are_there():
     assert {f"p4-fig{name}" for name in figures.split()} | {"p4-dechw"} == set(IDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", IDS)
 def test_every_study_runs_at_smoke_scale(id, home):
     files = smoke_files(id, home)
@@ -57,6 +58,7 @@ def test_every_study_runs_at_smoke_scale(id, home):
         assert any(cell["ours"] is not None for cell in table["cells"]) or "mu" in table["title"]
 
 
+@pytest.mark.slow
 def test_a_study_can_be_asked_for_in_parts(tmp_path):
     line = "reproduce p4-fig8c --scale smoke --seeds 3 --fidelity code --out"
     outcome = peerage(line, tmp_path)
@@ -327,6 +329,7 @@ def test_rewired_graphs_keep_their_degrees():
     assert found["setup"]["norm"] == plain.realise(0)["setup"]["norm"]
 
 
+@pytest.mark.slow
 def test_workers_change_nothing():
     alone = dict(realised(MODEL, range(5), 1))
     assert dict(realised(MODEL, range(5), 3)) == alone
@@ -337,6 +340,7 @@ def batch(model: Any, seeds: range = range(4)) -> Calculation:
     return Calculation(Setting("", "60 nodes", "Erdos-Renyi"), model, seeds)
 
 
+@pytest.mark.slow
 def test_a_calculation_is_kept_and_not_repeated(tmp_path):
     first, second = batch(MODEL), batch(MODEL, range(4, 6))
     assert carry_out(tmp_path, [first, second]).done == 2
@@ -365,6 +369,7 @@ def two_cores(monkeypatch) -> None:
     monkeypatch.setattr("peerage.reproduce.calculate.cores", lambda: 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cores")
 def test_an_interrupted_calculation_leaves_no_process_and_begins_again(tmp_path):
     job = batch(MODEL)
@@ -396,6 +401,7 @@ class Failing:
         return {"setup": {}, "curves": {"sigma_ap": [1.0], "sigma_an": [1.0]}}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize(
     ("how", "kind", "text"),
@@ -434,6 +440,7 @@ class Exact:
         return {"setup": {"norm": self.nodes**-0.45, "assortativity": 0.1}, "curves": curves}
 
 
+@pytest.mark.slow
 def test_exponents_of_compression(tmp_path):
     jobs = [
         Calculation(job.place, Exact(job.model.nodes), job.seeds)
@@ -451,6 +458,7 @@ def test_exponents_of_compression(tmp_path):
     assert row[0].spread == pytest.approx(0.05 * 32**0.1)
 
 
+@pytest.mark.slow
 def test_the_first_rounds_in_numbers(home):
     jobs = jobs_of("p4-fig5", SMOKE)
     carry_out(home, jobs)
@@ -471,6 +479,7 @@ def test_the_first_rounds_in_numbers(home):
     ]
 
 
+@pytest.mark.slow
 def test_assortativity_changes_nothing(home):
     assert peerage("reproduce p4-fig8c --scale smoke --out", home).code == 0
     text = (home / "results" / "p4-fig8c-smoke.csv").read_text()

@@ -227,6 +227,7 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
     assert record.setup["test_examples"] == 360
 
 
+@pytest.mark.slow
 def test_the_environment_is_recorded(tmp_path: Path) -> None:
     pg.run(tiny(rounds=1), tmp_path / "run")
     stored = json.loads((tmp_path / "run" / "environment.json").read_text())
@@ -237,6 +238,7 @@ def test_the_environment_is_recorded(tmp_path: Path) -> None:
     assert stored["git"] is None or len(bytes.fromhex(stored["git"])) == 20
 
 
+@pytest.mark.slow
 def test_a_copy_inside_another_checkout_has_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +307,7 @@ def test_notes_are_in_the_rows_of_rounds_that_are_judged(tmp_path: Path) -> None
     assert read_metrics(tmp_path / "run" / "metrics.jsonl") == result.rows
 
 
+@pytest.mark.slow
 def test_notes_are_the_same_in_every_engine_after_a_crash_and_once_more(tmp_path: Path) -> None:
     folder, crash = tmp_path / "run", stop_after(2)
     for algorithm in (Notes(), pg.DecHW(trace=5)):
@@ -519,6 +522,7 @@ def test_a_checkpoint_keeps_every_kind_of_state(tmp_path: Path) -> None:
     assert pg.resume(tmp_path / "run", experiment=experiment).digest == through
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("local", "engine"),
     [
@@ -583,6 +587,7 @@ def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
     assert record.summary["message"].startswith("interrupted in round 3; ")
 
 
+@pytest.mark.slow
 def test_an_error_of_the_algorithm_is_not_hidden(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Broken(pg.Algorithm[None]):

@@ -347,6 +347,7 @@ def test_without_h5py_the_remedy_comes_before_the_download(tmp_path, monkeypatch
 # A run
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line(tmp_path):
     folder = files(tmp_path / "data")
     options = "--nodes 2 --rounds 1 --epochs 1 --topology complete --partition iid --model mlp"

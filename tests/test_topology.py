@@ -336,6 +336,7 @@ def test_blocks_drawn_by_edges_have_the_probabilities_of_their_pairs() -> None:
     assert np.abs(found - expected)[~np.eye(9, dtype=bool)].max() < 0.04
 
 
+@pytest.mark.slow
 def test_products_drawn_by_edges_have_the_probabilities_of_their_pairs() -> None:
     rng = numpy_stream(0, "test")
     x = np.array([0.2, 9.0, 1.0, 3.5, 0.9, 1.9, 6.0, 0.3])

@@ -627,6 +627,7 @@ def test_nodes_of_a_run_are_judged_on_what_they_hold_out():
     assert not any(map(torch.equal, ended.start, ended.end))
 
 
+@pytest.mark.slow
 def test_engines_agree_about_rollback_and_online_curvature():
     work = LocalSGD(epochs=2, lr=0.5, batch_size=2, early_stop="rollback")
     digests = [

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": _version("torch"),
         "numpy": _version("numpy"),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
-        "git": _commit(),
+        "git": _commit(Path(__file__)),
     }
 
 
@@ -26,6 +27,10 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _platform() -> str:
+    return platform.platform()  # asks uname in a process of its own, once
 
 
 def _cpu() -> str:
@@ -37,14 +42,16 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _commit() -> str | None:
-    """The commit of the checkout that this package runs from, if it does."""
+@cache  # the code of this process stays what it was when it was loaded
+def _commit(file: Path) -> str | None:
+    """The commit of the checkout that this file of the package lies in, if it is tracked there."""
     # An installed copy may lie inside somebody else's checkout, which does not track it.
-    return _git("rev-parse", "HEAD") if _git("ls-files", Path(__file__).name) else None
+    tracked = _git(file.parent, "ls-files", file.name)
+    return _git(file.parent, "rev-parse", "HEAD") if tracked else None
 
 
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -24,10 +24,19 @@ from peerage import (
     Node,
     Proximal,
     VirtualTeacher,
+    resume,
+    run,
 )
 from peerage.aggregation import uniform_weights, weighted_mean
 from peerage.errors import InputError
-from peerage.testing import LAWS, check_algorithm, check_law
+from peerage.testing import (
+    LAWS,
+    Stopped,
+    check_algorithm,
+    check_law,
+    stop_in_round_three,
+    toy,
+)
 from peerage.training import LocalSGD
 
 GOOD: dict[str, Algorithm[Any]] = {
@@ -86,7 +95,13 @@ def no_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "file" / "folder"))
 
 
-@pytest.mark.parametrize("law", LAWS)
+def marked(law: str, *values: Any) -> Any:
+    """The parameters of a test of this law; the pool of two laws starts processes."""
+    marks = [pytest.mark.slow] if law in ("engines", "resuming") else []
+    return pytest.param(law, *values, marks=marks)
+
+
+@pytest.mark.parametrize("law", [marked(law) for law in LAWS])
 @pytest.mark.parametrize("name", GOOD)
 def test_laws_hold(name, law):
     if (name, law) in EXCEPTIONS:
@@ -94,6 +109,16 @@ def test_laws_hold(name, law):
             check_law(law, GOOD[name])
     else:
         check_law(law, GOOD[name])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_that_was_stopped_goes_on_without_a_pool(name, tmp_path):
+    """The law about resuming in one process, so that fast tests know checkpoints as well."""
+    experiment = toy(GOOD[name], rounds=4)
+    with pytest.raises(Stopped):
+        run(experiment, tmp_path / "run", checkpoint_every=2, watch=stop_in_round_three)
+    resumed = resume(tmp_path / "run", experiment=experiment, engine={"name": "serial"})
+    assert resumed.digest == run(experiment).digest
 
 
 # Algorithms that break a law
@@ -376,7 +401,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(
     ("law", "algorithm", "reason"),
-    BROKEN,
+    [marked(*broken) for broken in BROKEN],
     ids=[f"{law}-{type(a).__name__}" for law, a, _ in BROKEN],
 )
 def test_laws_can_fail(law, algorithm, reason):
@@ -404,6 +429,7 @@ def test_check_algorithm_names_the_first_broken_law():
         check_algorithm(TooMuch())
 
 
+@pytest.mark.slow
 def test_check_algorithm_leaves_out_declared_exceptions():
     check_algorithm(FirstWins(), exceptions=["relabelling"])
     with pytest.raises(AssertionError, match="breaks the law 'relabelling'"):
@@ -440,6 +466,7 @@ class Lazy(Algorithm[float]):
 """
 
 
+@pytest.mark.slow
 def test_an_algorithm_in_a_module_of_its_own_keeps_all_laws(tmp_path, monkeypatch):
     (tmp_path / "lazy_gossip.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)

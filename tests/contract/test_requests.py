@@ -547,6 +547,7 @@ def test_an_error_of_the_author_keeps_its_type_and_says_where():
     assert caught.value.__notes__ == ["at node 2 in round 1"]
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_brings_the_traceback_of_the_worker():
     with pytest.raises(RuntimeError, match=r"ZeroDivisionError in worker [01]: an error") as caught:
         run(toy(Buggy(), engine=ENGINES["pool"]))

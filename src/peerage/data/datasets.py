@@ -1,6 +1,9 @@
 """The data sets by name; each is a frozen dataclass that loads itself from the cache folder."""
 
+import functools
+import gzip
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -41,6 +44,7 @@ __all__ = [
 ]
 
 TEN_DIGITS = tuple("0123456789")
+DIGITS_FILE = Path("datasets/data/digits.csv.gz")  # in the folder of scikit-learn
 CLOTHES = (
     "T-shirt/top",
     "Trouser",
@@ -102,14 +106,30 @@ class Digits:
     """
 
     def load(self, cache: Path) -> Dataset:
-        from sklearn.datasets import load_digits  # takes a second to import, and only this needs it
-
-        digits = load_digits()
-        x, y = digits.images[:, None] / 16.0, digits.target.astype(np.int64)
+        pixels, y = _read_digits()
+        x = pixels[:, None] / 16.0
         test = np.zeros(len(y), dtype=bool)
         test[stratified(y, 360, numpy_stream(0, "digits test set"))] = True
         x = (x - x[~test].mean()) / x[~test].std()
         return in_memory(x[~test], y[~test], x[test], y[test], classes=TEN_DIGITS, name="digits")
+
+
+@functools.cache
+def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Pixels [1797, 8, 8] from 0 to 16, and labels, from the file inside scikit-learn.
+
+    Importing scikit-learn takes a second, in every peer of a network.
+    """
+    found = find_spec("sklearn")  # imports nothing
+    file = Path(found.origin if found and found.origin else "").parent / DIGITS_FILE
+    if not file.exists():  # a version that keeps it elsewhere
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return digits.images, digits.target.astype(np.int64)
+    with gzip.open(file, "rt") as lines:
+        table = np.loadtxt(lines, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 @dataclass(frozen=True)
