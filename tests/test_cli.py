@@ -406,6 +406,7 @@ def test_all_commands_are_there() -> None:
         "diffuse",
         "export",
         "list",
+        "model",
         "node",
         "plan",
         "report",

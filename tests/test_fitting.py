@@ -98,6 +98,7 @@ def test_integers_reach_other_models_as_floats() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["decavg", "dechw", "dechw:curvature=sample", "cfa"])
+@pytest.mark.slow
 def test_a_model_of_tokens_learns_in_every_engine(algorithm: str) -> None:
     dataset = pg.in_memory(*sentences())
     ran = [
@@ -245,6 +246,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("algorithm", ["decavg", "desa:ipc=2,iterations=2"])
+@pytest.mark.slow
 def test_sequences_keep_their_shape(algorithm: str) -> None:
     rng = np.random.default_rng(0)
     y = np.arange(80) % 2

@@ -280,6 +280,7 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("model", [random_backbone, pretrained()], ids=["function", "module"])
+@pytest.mark.slow
 def test_a_backbone_stays_as_it_was_in_every_engine(name, model):
     init = {"scheme": "he", "gain": "manual:g=2"}
     results = [
@@ -372,7 +373,7 @@ def test_a_run_goes_on_with_the_same_constants(name, tmp_path):
 def test_a_run_does_not_go_on_with_other_constants(tmp_path):
     interrupt(fine_tuning(DecAvg(), pretrained(1)), tmp_path / "run")
     with pytest.raises(
-        CheckpointError, match=r"began with other frozen parameters .*; resume with"
+        CheckpointError, match=r"began with other frozen parameters .*; use the same"
     ):
         pg.resume(tmp_path / "run", experiment=fine_tuning(DecAvg(), pretrained(2)))
 

@@ -47,6 +47,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("serial") / "run", name="serial")
 
 
+@pytest.mark.slow
 def test_the_same_run_on_another_engine_is_equal(serial: Path, tmp_path: Path) -> None:
     pool = run(tmp_path / "pool", name="pool", workers=2)
     verdict = golden_facts.compare(
@@ -201,6 +202,7 @@ needs_git = pytest.mark.skipif(not in_repository(), reason="needs the repository
 
 @needs_git
 @pytest.mark.parametrize("base", ["no-such-commit", "", "-x"])
+@pytest.mark.slow
 def test_an_unknown_commit_is_bad_input(base: str, tmp_path: Path) -> None:
     process = call("--", base, TMPDIR=str(tmp_path))
     out, err = process.communicate(timeout=PATIENCE)
@@ -213,6 +215,7 @@ def test_an_unknown_commit_is_bad_input(base: str, tmp_path: Path) -> None:
 
 @needs_git
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_an_interruption_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     process = call("HEAD", TMPDIR=str(tmp_path))
     started: list[psutil.Process] = []

@@ -279,6 +279,7 @@ def test_the_penalty_is_always_that_of_the_others_of_the_last_round(clients, see
             torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fedcurv_with_lost_messages_is_the_same_on_every_engine_and_resumed(tmp_path):
     def lossy(**engine: Any) -> Experiment:
         work = LocalSGD(epochs=1, batch_size=8, lr=0.01)

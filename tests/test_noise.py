@@ -185,6 +185,7 @@ class Numbered(pg.Algorithm[None]):
         node.note(right=all(sender == head for sender, head in sent.items()))
 
 
+@pytest.mark.slow
 def test_whole_numbers_in_messages_get_no_noise_and_the_user_is_told():
     experiment = pg.Experiment(
         algorithm=Numbered(), nodes=3, topology="ring", rounds=1, noise=Noise(sigma=10, clip=1.0)

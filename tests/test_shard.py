@@ -52,6 +52,7 @@ class OwnHead(Algorithm[None]):
         node.params[-5:] = head
 
 
+@pytest.mark.slow
 def test_a_mean_may_be_changed_in_place():
     expected = ran(OwnHead(copy=True))
     assert ran(OwnHead()).digest == expected.digest
@@ -127,6 +128,7 @@ KINDS: dict[str, Kind] = {
 
 
 @pytest.mark.parametrize("kind", ["pair", "by-number"])
+@pytest.mark.slow
 def test_states_that_can_be_kept_are_the_same_in_every_engine(kind, tmp_path):
     through = ran(Remembers(kind=kind))
     assert ran(Remembers(kind=kind), engine=POOL).digest == through.digest

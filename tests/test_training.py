@@ -892,6 +892,7 @@ def test_which_models_have_batch_statistics(module, found):
 
 
 @pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.slow
 def test_nodes_of_a_default_split_train_models_with_batch_statistics(seed):
     """With these seeds, a node has one example more than whole batches."""
     work = LocalSGD(epochs=1)

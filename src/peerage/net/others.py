@@ -17,7 +17,7 @@ from peerage.sim.shard import BEFORE
 from peerage.sim.world import World
 
 LOOK = 0.2  # seconds between two looks at the others
-AGAIN = 1.0  # seconds until a peer that was told nothing says again that it waits
+AGAIN = 1.0  # seconds until a peer that was told nothing says again that it waits, at first
 REMIND = 15.0  # seconds between two words about who is missing
 STARTING, MEETING = "starting", "waiting for others"  # states before the first round
 STOPPED = "stopped: "  # begins the state of a peer that plays no more, but answers
@@ -144,12 +144,19 @@ class Others:
             except Rejected:
                 return
 
-    async def announce(self, round: int, peers: Callable[[], Iterable[int]]) -> None:
-        """Tell peers again and again that this one waits for the end of their round."""
-        question = {"ask": "done", "round": round}
+    async def announce(
+        self, round: int, strangers: Iterable[int], open: Callable[[], Iterable[int]]
+    ) -> None:
+        """Tell peers again and again that this one waits for the end of their round.
+
+        Strangers, whose listener it is not, are told at once. The others know, unless they or this
+        peer were restarted since: they are told if they are still `open` after a while.
+        """
+        question, peers, wait = {"ask": "done", "round": round}, strangers, AGAIN
         while True:
-            await asyncio.gather(*(self._answer(peer, question) for peer in peers()))
-            await asyncio.sleep(AGAIN)
+            await asyncio.gather(*(self._answer(peer, question) for peer in peers))
+            await asyncio.sleep(wait)
+            peers, wait = open(), min(2 * wait, REMIND)
 
     async def ask(self, peers: Iterable[int] | None = None) -> dict[int, Status]:
         """What those say about themselves that answer and take part, all asked at once."""

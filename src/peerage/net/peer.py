@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -405,10 +405,9 @@ class Peer(Receiver):
     async def _wait(self, round: int, senders: list[int]) -> None:
         """Until each has sent its next message or is not to be waited for any more."""
         listeners, now = self.world.listeners(round), asyncio.get_running_loop().time
-        # Those of whom this peer is no listener do not know that it waits.
-        silent = [peer for peer in senders if self.me not in listeners[peer]]
-        open = partial(self.mailbox.unsettled, silent)
-        async with _beside(self.others.announce(round, open)) if open() else nullcontext():
+        open = partial(self.mailbox.unsettled, senders)
+        strangers = [peer for peer in open() if self.me not in listeners[peer]]
+        async with _beside(self.others.announce(round, strangers, open)):
             while True:
                 deadline = now() + self.network.patience.step
                 await self.mailbox.wait(round, senders, deadline, self._gone)
