@@ -222,6 +222,28 @@ def test_an_overflow_in_the_sum_of_messages_is_found_where_it_happens(engine):
         ran(Overflows(), engine=engine)
 
 
+@dataclass(frozen=True)
+class SpoilsInPlace(Algorithm[None]):
+    """Changes what training left, in place, before it sends it."""
+
+    local: LocalSGD = LocalSGD(epochs=1)
+    sends: bool = True
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        node.params[0] = float("nan")
+        if self.sends:
+            await node.exchange(x=node.params)
+
+
+@pytest.mark.parametrize(
+    ("sends", "reason"), [(True, "nodes 0, 1, 2, 3 sent NaN"), (False, "parameters of nodes 0, 1,")]
+)
+def test_what_training_left_is_looked_at_again_if_it_was_changed(sends, reason):
+    with pytest.raises(Diverged, match=reason):
+        ran(SpoilsInPlace(sends=sends))
+
+
 # Mistakes of authors
 
 

@@ -99,7 +99,7 @@ class Member:
     before: Tensor | None = None  # parameters at the start of a round whose movement is measured
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
     moved: Movement | None = None
-    finite: Tensor | None = None  # the parameters from training, which were found to be so
+    finite: tuple[Tensor, int] | None = None  # parameters that training left, and their version
     broken: bool = False  # whether its parameters are no longer finite numbers
 
 
@@ -305,14 +305,20 @@ class Shard:
     def _spoilt(self, member: Member, payload: Mapping[str, Tensor]) -> dict[int, str]:
         """The node and the name of a tensor that it sends, if that has NaN or infinite entries."""
         for name, tensor in payload.items():
-            if tensor is not member.finite and not all_finite(tensor):
+            if not self._is_finite(member, tensor):
                 return {member.node.id: name}
         return {}
+
+    def _is_finite(self, member: Member, tensor: Tensor) -> bool:
+        """Whether no entry is NaN or infinite; training has looked at its result already."""
+        known = member.finite
+        unchanged = known is not None and tensor is known[0] and tensor._version == known[1]
+        return unchanged or all_finite(tensor)
 
     def _note(self, member: Member, trained: Trained) -> bool:
         """Record a training result; False if it is no longer made of finite numbers."""
         stats = trained.stats
-        member.finite = trained.params if trained.finite else None
+        member.finite = trained.params, trained.params._version
         member.train_loss += stats.loss * stats.examples
         member.train_examples += stats.examples
         return trained.finite
@@ -363,7 +369,7 @@ class Shard:
                 f"and type {node.params.dtype}; its model needs ({node.layout.size},) in float32"
             )
         kept = (node.params, node.buffers)
-        member.broken = not all(x is member.finite or all_finite(x) for x in kept)
+        member.broken = not all(self._is_finite(member, tensor) for tensor in kept)
         self._keep(member)
 
     def _keep(self, member: Member) -> None:
