@@ -50,7 +50,7 @@ def scraped(port: int) -> dict[str, dict[str, float]]:
 def test_a_running_peer_serves_its_numbers(tmp_path):
     [port] = free_ports(1)
     three = endless(nodes=3)
-    with Machines(tmp_path, three, Patience(start=600, step=3600, gone=10)) as network:
+    with Machines(tmp_path, three, Patience(start=600, step=3600, gone=4)) as network:
         network.start(0, more=["--metrics-port", str(port)])
         network.start(1)
         network.start(2)
@@ -118,7 +118,7 @@ def objects(text: str) -> list[dict]:
 def test_a_log_for_programs(tmp_path):
     """Also the warning about noise, the word about the missing peer and the end are objects."""
     noisy = endless(nodes=3, noise={"sigma": 0.01})
-    with Machines(tmp_path, noisy, Patience(start=20, step=1, gone=1)) as network:
+    with Machines(tmp_path, noisy, Patience(start=2, step=1, gone=1)) as network:
         network.start(0, more=["--log", "json"])
         network.start(2)
         network.until(lambda: network.round(0) >= 3)
