@@ -1,7 +1,7 @@
 """What a shard makes sure of, whatever an algorithm does in its rounds."""
 
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -123,6 +123,7 @@ KINDS: dict[str, Kind] = {
     "pair": (lambda x: Pair(x, 1), lambda state: state.x),
     "by-number": (lambda x: {3: x}, lambda state: state[3]),
     "deque": (lambda x: deque([x], maxlen=3), lambda state: state[0]),
+    "defaultdict": (lambda x: defaultdict(Tensor, x=x), lambda state: state["x"]),
     "late": (Box, lambda state: state.x),
 }
 
@@ -149,6 +150,7 @@ def test_states_that_can_be_kept_are_the_same_in_every_engine(kind, tmp_path):
     ("kind", "reason"),
     [
         ("deque", "a state of type deque cannot be kept; use tensors"),
+        ("defaultdict", "a state of type defaultdict cannot be kept; use tensors"),
         ("late", "the state holds a Box, which init does not return; return one from init"),
     ],
 )

@@ -158,6 +158,7 @@ class Shard:
         member.node.coin = torch_stream(world.seed, "init-coin")
         member.node.state = world.algorithm.init(member.node)
         member.classes = classes_in(member.node.state)
+        check_state(member.node.state, member.classes)
         self._keep(member)
         veil = world.veil(node, member.memory)
         if veil is not None:
