@@ -48,6 +48,8 @@ def test_a_round_that_is_undone_leaves_nothing_behind(work):
     settings = {"nodes": 2, "partition": "iid", "topology": "complete", "rounds": 6}
     wanted = pg.run(toy(Poisoned(work, poison=False), **settings)).parameters
     peers = play(toy(Poisoned(work), **settings))
-    assert peers[1].counters == {"poisoned round": 1}
+    assert peers[1].counters["poisoned round"] == 1
+    # It does not wait for node 0 in the round after, whose message may then be late.
+    assert peers[1].counters.keys() <= {"poisoned round", "late"}
     for peer, params in zip(peers, wanted, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, params)
