@@ -181,8 +181,11 @@ class Spoils(Algorithm[None]):
     local: LocalSGD = LocalSGD(epochs=1)
     by: float = float("nan")
     sends: bool = False
+    trains: bool = False
 
     async def round(self, node: Node[None]) -> None:
+        if self.trains:
+            await node.train(self.local)
         x = node.params
         if node.round == 1 and node.id == 2:
             x = await Spoil(node.params, self.by)
@@ -195,7 +198,7 @@ class Spoils(Algorithm[None]):
 @ENGINES
 @pytest.mark.parametrize("by", [float("nan"), float("inf"), float("-inf")])
 def test_a_run_whose_parameters_are_not_finite_does_not_finish(by, engine):
-    reason = "the parameters of node 2 became NaN or infinite in round 2, after training; check"
+    reason = "the parameters of node 2 were NaN or infinite at the end of round 2; check what"
     with pytest.raises(Diverged, match=reason):
         ran(Spoils(by=by), engine=engine)
 
@@ -220,7 +223,9 @@ class Overflows(Algorithm[None]):
 
 @ENGINES
 def test_an_overflow_in_the_sum_of_messages_is_found_where_it_happens(engine):
-    with pytest.raises(Diverged, match=r"parameters of nodes 0, 1, 2, 3 became .* in round 1, aft"):
+    with pytest.raises(
+        Diverged, match=r"parameters of nodes 0, 1, 2, 3 were .* at the end of round 1"
+    ):
         ran(Overflows(), engine=engine)
 
 
@@ -244,6 +249,14 @@ class SpoilsInPlace(Algorithm[None]):
 def test_what_training_left_is_looked_at_again_if_it_was_changed(sends, reason):
     with pytest.raises(Diverged, match=reason):
         ran(SpoilsInPlace(sends=sends))
+
+
+@pytest.mark.parametrize(("trains", "round"), [(True, 2), (False, 4)])
+def test_a_round_without_evaluation_is_looked_at_later(trains, round):
+    """By the next training, which is not blamed for it, or in the last round."""
+    reason = f"parameters of node 2 were NaN or infinite at the end of round {round}; check"
+    with pytest.raises(Diverged, match=reason):
+        ran(Spoils(trains=trains), rounds=4, evaluation={"every": 4})
 
 
 # Mistakes of authors

@@ -38,12 +38,14 @@ class Step:
     waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # node -> senders
     finished: list[int] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)  # in training
+    broken: list[int] = field(default_factory=list)  # before it, since the last round
     spoilt: dict[int, str] = field(default_factory=dict)  # sender -> a tensor that is not finite
 
 
 def check_finite(round: int, steps: Iterable[Step]) -> None:
     """Raise `Diverged` if numbers became NaN or infinite in training, or were sent like that."""
     steps = list(steps)
+    check_combined(round - 1, (node for step in steps for node in step.broken))
     diverged = sorted(node for step in steps for node in step.diverged)
     if diverged:
         raise Diverged(
@@ -64,8 +66,8 @@ def check_combined(round: int, broken: Iterable[int]) -> None:
     nodes = sorted(broken)
     if nodes:
         raise Diverged(
-            f"the parameters of {_nodes(nodes)} became NaN or infinite in round {round + 1}, after "
-            "training; check what the algorithm assigns to node.params"
+            f"the parameters of {_nodes(nodes)} were NaN or infinite at the end of round "
+            f"{round + 1}; check what the algorithm assigns to node.params"
         )
 
 

@@ -278,7 +278,8 @@ class Shard:
                 if isinstance(request, Train) and member.before is not None:
                     member.trained.append((request.params, member.answer.params))
                 if isinstance(request, Train) and not self._note(member, member.answer):
-                    step.diverged.append(node.id)
+                    began_well = all_finite(request.params) and all_finite(request.buffers)
+                    (step.diverged if began_well else step.broken).append(node.id)
                     step.finished.append(node.id)
                     member.coroutine.close()
                     return
@@ -369,8 +370,10 @@ class Shard:
                 f"the algorithm gave node {node.id} parameters of shape {tuple(node.params.shape)} "
                 f"and type {node.params.dtype}; its model needs ({node.layout.size},) in float32"
             )
-        kept = (node.params, node.buffers)
-        member.broken = not all(self._is_finite(member, tensor) for tensor in kept)
+        # A look at every model costs time. Without one, training or sending finds it a round later.
+        if self.evaluating or node.round + 1 == node.rounds:
+            kept = (node.params, node.buffers)
+            member.broken = not all(self._is_finite(member, tensor) for tensor in kept)
         self._keep(member)
 
     def _keep(self, member: Member) -> None:
