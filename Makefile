@@ -5,8 +5,8 @@ export OMP_NUM_THREADS ?= 1
 # Tests start many processes; where this is set, each of them would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 # Neighbouring tests share what they prepare, so a worker keeps a row of them and gives some away
-# only when another one has nothing left to do. Many tests wait, so there are two workers per core.
-PYTEST := $(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist worksteal
+# only when another one has nothing left to do. Many tests wait, so there is one worker more than cores.
+PYTEST := $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast check bench golden data tools clean

@@ -50,7 +50,7 @@ def scraped(port: int) -> dict[str, dict[str, float]]:
 def test_a_running_peer_serves_its_numbers(tmp_path):
     [port] = free_ports(1)
     three = endless(nodes=3)
-    with Machines(tmp_path, three, Patience(start=600, step=3600, gone=4)) as network:
+    with Machines(tmp_path, three, Patience(start=600, step=20, gone=4)) as network:
         network.start(0, more=["--metrics-port", str(port)])
         network.start(1)
         network.start(2)
