@@ -96,6 +96,7 @@ class Member:
     train_examples: int = 0
     score: Score | None = None
     validation: Score | None = None
+    start: tuple[Tensor, ...] = ()  # parameters and buffers at the start of the round
     before: Tensor | None = None  # parameters at the start of a round whose movement is measured
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
     moved: Movement | None = None
@@ -201,6 +202,7 @@ class Shard:
             self._enter(node, round, graph, listeners)
             # Before the first round, nobody says anything about data.
             node.veil = None if round == BEFORE else self.world.veil(node.id, member.memory)
+            member.start = (node.params, node.buffers)
             member.before = node.params if evaluate and self.world.spread else None
             member.local = Local(
                 node=node.id,
@@ -278,7 +280,7 @@ class Shard:
                 if isinstance(request, Train) and member.before is not None:
                     member.trained.append((request.params, member.answer.params))
                 if isinstance(request, Train) and not self._note(member, member.answer):
-                    began_well = all_finite(request.params) and all_finite(request.buffers)
+                    began_well = all(map(all_finite, member.start))
                     (step.diverged if began_well else step.broken).append(node.id)
                     step.finished.append(node.id)
                     member.coroutine.close()
@@ -321,6 +323,8 @@ class Shard:
         """Record a training result; False if it is no longer made of finite numbers."""
         stats = trained.stats
         member.finite = trained.params, trained.params._version
+        if trained.finite:
+            member.start = ()  # nothing asks for it any more, and models may be large
         member.train_loss += stats.loss * stats.examples
         member.train_examples += stats.examples
         return trained.finite
@@ -403,7 +407,7 @@ class Shard:
             member.train_loss, member.train_examples = 0.0, 0
             member.score, member.validation = None, None
             member.before, member.trained, member.moved = None, [], None
-            member.finite, member.broken = None, False
+            member.start, member.finite, member.broken = (), None, False
 
     def _judge(self, member: Member) -> None:
         """Once in a round that is judged, and only those who keep a model."""
