@@ -40,7 +40,7 @@ tools:
 test: check data tools  ## Set up, check style and types, fetch MNIST and run all tests
 	$(PYTEST)
 
-test-fast: setup  ## Tests without processes, network and fetched data (about a minute)
+test-fast: setup  ## Tests without processes, network and fetched data (about two minutes)
 	$(PYTEST) -m "not slow"
 
 check: setup  ## Style and types
