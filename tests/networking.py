@@ -119,7 +119,8 @@ def play(
                 )
                 for me in range(len(network.members))
             ]
-            await asyncio.gather(*(peer.run() for peer in peers))
+            async with asyncio.timeout(2 * BROKEN):
+                await asyncio.gather(*(peer.run() for peer in peers))
         return peers
 
     with one_thread():

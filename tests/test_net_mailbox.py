@@ -123,18 +123,24 @@ def test_those_who_are_done_are_not_waited_for():
     play(scene())
 
 
-def test_done_may_overtake_a_message_that_is_on_its_way():
+def test_what_is_not_here_when_the_sender_is_done_is_not_waited_for():
+    """An outbox sends one message after the other: if the last word is here, the rest got lost."""
+
     async def scene() -> None:
         box = opened()
-        finish(box, 1, 2)
-        post(box, 1, 1)
         task = asyncio.create_task(collect(box, 1))
         await asyncio.sleep(0.01)
         assert not task.done()
-        post(box, 1, 0)
-        assert await task == {1: "0.0"}
+        post(box, 1, 1)
+        await asyncio.sleep(0.01)
+        assert not task.done()  # a message may be sent again
+        finish(box, 1, 3)
+        assert await task == {}
+        assert reason(post, box, 1, 0) == "late"
         assert await collect(box, 1) == {1: "0.1"}
+        assert (box.pending([1]), box.missing([1])) == ([], [1])  # the third one
         assert await collect(box, 1) == {}
+        assert (box.pending([1]), box.missing([1])) == ([], [])  # there is no fourth
 
     play(scene())
 

@@ -5,7 +5,6 @@ import json
 import random
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -18,11 +17,11 @@ from peerage import DecAvg, Experiment, Node
 from peerage.net import others
 from peerage.net.endings import Endings
 from peerage.net.mailbox import Mailbox
-from peerage.net.network import Network
+from peerage.net.network import Network, Patience
 from peerage.net.peer import Peer
 from peerage.net.traffic import WORDS, Outbox
 from peerage.net.transport import MemoryTransport, Post, Transport, Unreachable
-from peerage.net.wire import DONE, Header, Rejected, done
+from peerage.net.wire import DATA, DONE, Header, Rejected, done
 from peerage.prepare import prepare
 from peerage.testing import toy
 
@@ -159,6 +158,26 @@ def test_announcements_and_endings_may_get_lost(monkeypatch):
     check(experiment, ends=ends)
     assert sum(one.lost["words"] for one in made) > 2
     assert sum(one.lost["questions"] for one in made) > 5
+
+
+class GivesUp(MemoryTransport):
+    """One message of node 0 to node 1 cannot be delivered; everything else can."""
+
+    async def send(self, header: Header, payload: Any, deadline: float) -> None:
+        sent = self.me, header.recipient, header.round, header.kind
+        if sent == (0, 1, 2, DATA):
+            raise Unreachable("given up")
+        await super().send(header, payload, deadline)
+
+
+def test_a_message_that_its_sender_has_given_up_is_not_waited_for():
+    experiment, post = toy(DecAvg(), rounds=6), Post()
+    patience = Patience(start=300.0, step=1e6, gone=30.0)
+    first, second, *_ = play(
+        experiment, ends=lambda network, me: GivesUp(post, me), patience=patience
+    )
+    assert (first.counters, second.counters) == ({"undelivered": 1}, {"missing": 1})
+    assert [row["heard"] for row in second.rows] == [[0, 0], [2, 2], [2, 2], [1, 2], *[[2, 2]] * 3]
 
 
 def test_a_silent_peer_may_be_killed_and_come_back(tmp_path):
@@ -315,12 +334,12 @@ def test_an_ending_may_be_told_twice_but_not_in_two_ways():
     with pytest.raises(Rejected) as caught:
         box.put(done(**word, sent=2), None)
     assert caught.value.reason == "replayed"
-    assert box.unsettled([1, 2]) == [1, 2]
+    assert (box.pending([1, 2]), box.missing([1, 2])) == ([2], [1, 2])
 
 
-def test_a_sender_that_is_done_is_settled(tmp_path: Path):
+def test_a_sender_that_is_done_is_not_waited_for():
     box = Mailbox()
     box.enter(0)
     box.put(done(run="demo", round=0, sender=1, recipient=0, sent=0), None)
-    assert box.unsettled([1, 2]) == [2]
+    assert box.pending([1, 2]) == box.missing([1, 2]) == [2]
     assert box.take([1, 2]) == {}

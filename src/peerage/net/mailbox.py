@@ -29,9 +29,16 @@ class Link:
     missed: set[int] = field(default_factory=set)  # places that were empty when it did
     sent: int | None = None  # how many there are, once the sender is done
 
-    def settled(self) -> bool:
-        """Whether the node need not wait for the next one."""
-        return self.asked in self.arrived or (self.sent is not None and self.asked >= self.sent)
+    def pending(self) -> bool:
+        """Whether the next one may still come.
+
+        On a link, messages arrive in order. What is not here when the sender is done got lost.
+        """
+        return self.asked not in self.arrived and self.sent is None
+
+    def missing(self) -> bool:
+        """Whether the next one is not here, although the sender sent it or may still send it."""
+        return self.asked not in self.arrived and (self.sent is None or self.asked < self.sent)
 
     def take(self) -> tuple[Parcel | None, int]:
         place, self.asked = self.asked, self.asked + 1
@@ -137,9 +144,13 @@ class Mailbox:
         """The next message of each sender in this round, in their order, if it is here."""
         return self._taken(self._wanted(senders))
 
-    def unsettled(self, senders: Iterable[int]) -> list[int]:
+    def pending(self, senders: Iterable[int]) -> list[int]:
         """Those of the senders whose next message of this round may still come."""
-        return [sender for sender, link in self._wanted(senders).items() if not link.settled()]
+        return [sender for sender, link in self._wanted(senders).items() if link.pending()]
+
+    def missing(self, senders: Iterable[int]) -> list[int]:
+        """Those of the senders whose next message of this round got lost, or may still come."""
+        return [sender for sender, link in self._wanted(senders).items() if link.missing()]
 
     async def wait(
         self, round: int, senders: Sequence[int], deadline: float, gone: Callable[[int], bool]
@@ -154,8 +165,8 @@ class Mailbox:
         wanted = self._wanted(senders)
         self._awaited = frozenset(wanted)
         try:
-            while round == self.round and not all(
-                link.settled() or self._passed(sender) or gone(sender)
+            while round == self.round and any(
+                link.pending() and not self._passed(sender) and not gone(sender)
                 for sender, link in wanted.items()
             ):
                 left = deadline - asyncio.get_running_loop().time()

@@ -393,7 +393,7 @@ class Peer(Receiver):
         start = perf_counter()
         await self._wait(round, hoped)
         self.shard.seconds["wait"] += perf_counter() - start
-        missing = len(set(self.mailbox.unsettled(hoped)) - self.others.finished)
+        missing = len(set(self.mailbox.missing(hoped)) - self.others.finished)
         found = self.mailbox.take(hoped)
         # A sender that is done and sent nothing is not missing: there was nothing to hear.
         self.heard = len(found), len(found) + missing
@@ -405,13 +405,13 @@ class Peer(Receiver):
     async def _wait(self, round: int, senders: list[int]) -> None:
         """Until each has sent its next message or is not to be waited for any more."""
         listeners, now = self.world.listeners(round), asyncio.get_running_loop().time
-        open = partial(self.mailbox.unsettled, senders)
+        open = partial(self.mailbox.pending, senders)
         strangers = [peer for peer in open() if self.me not in listeners[peer]]
         async with _beside(self.others.announce(round, strangers, open)):
             while True:
                 deadline = now() + self.network.patience.step
                 await self.mailbox.wait(round, senders, deadline, self._gone)
-                if not self.mailbox.unsettled(senders) or not await self._pause(round):
+                if not self.mailbox.pending(senders) or not await self._pause(round):
                     return
 
     def _gone(self, peer: int) -> bool:
