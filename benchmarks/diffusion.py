@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from peerage.diffusion import Simulation, diffuse
-from peerage.environment import environment
-from peerage.graph import Graph
-from peerage.mixing import mixing_matrix
-from peerage.topology import Regular
+from peerage.graphs.diffusion import Simulation, diffuse
+from peerage.graphs.graph import Graph
+from peerage.graphs.mixing import mixing_matrix
+from peerage.graphs.topology import Regular
+from peerage.records.environment import environment
 
 NODES, DEGREE, PARAMETERS = 1_000_000, 8, 32
 ROUNDS = 50

@@ -15,9 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from peerage import Experiment, FedNL, in_memory
-from peerage.prepare import prepare
-from peerage.sim.lockstep import Lockstep, SerialTeam
-from peerage.sim.pool import keep_freed_memory
+from peerage.engine.lockstep import Lockstep, SerialTeam
+from peerage.engine.pool import keep_freed_memory
+from peerage.engine.prepare import prepare
 
 CLIENTS, EXAMPLES, SHAPE, CLASSES = 10, 1000, (1, 28, 28), 10
 SEED, WARM_UP = 0, 2

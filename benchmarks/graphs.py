@@ -18,9 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import igraph
 
-from peerage.environment import environment
-from peerage.graph import is_connected
-from peerage.topology import BarabasiAlbert, ErdosRenyi, Regular, Topology
+from peerage.graphs.graph import is_connected
+from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi, Regular, Topology
+from peerage.records.environment import environment
 
 NODES = 1_000_000
 DEGREE = 8

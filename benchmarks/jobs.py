@@ -13,13 +13,13 @@ from torch import nn
 from peerage import DecAvg, Experiment, LocalSGD, in_memory
 from peerage.algorithm import Algorithm
 from peerage.data import Dataset
-from peerage.local import Examples
+from peerage.engine.lockstep import Lockstep
+from peerage.engine.pool import PoolTeam, keep_freed_memory
+from peerage.engine.prepare import prepare
 from peerage.models import MODELS
-from peerage.prepare import prepare
-from peerage.sim.lockstep import Lockstep
-from peerage.sim.pool import PoolTeam, keep_freed_memory
-from peerage.training import train
 from peerage.vectors import FlatModel
+from peerage.work.context import Examples
+from peerage.work.training import train
 
 CLASSES = 10
 

@@ -26,14 +26,14 @@ from typing import Any
 import grpc
 import torch
 
-from peerage.net.certs import Authority
-from peerage.net.grpc import GrpcTransport
-from peerage.net.identity import Identity, server_name
-from peerage.net.payload import decode, encode
-from peerage.net.reception import Incoming
-from peerage.net.transport import CHUNK
-from peerage.net.wire import Expected, Header, parse_header
-from peerage.sim.post import Parcel
+from peerage.engine.router import Parcel
+from peerage.net.peer.assembler import Incoming
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.identity import Identity, server_name
+from peerage.net.wire.grpc import GrpcTransport
+from peerage.net.wire.header import Expected, Header, parse_header
+from peerage.net.wire.payload import decode, encode
+from peerage.net.wire.transport import CHUNK
 
 NAMES = {"sender": 0, "receiver": 1}
 MEGABYTE = 1 << 20

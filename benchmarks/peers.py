@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from peerage import Experiment
-from peerage.net.up import Up
+from peerage.net.deploy.up import Up
 
 PEERS, ROUNDS, DEGREE = 32, 20, 4
 HEARD_BOUND = 1.0

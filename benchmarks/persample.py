@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from peerage.models import MODELS
-from peerage.persample import squares_by_vmap, sum_squared_gradients
+from peerage.work.persample import squares_by_vmap, sum_squared_gradients
 
 try:
     import backpack

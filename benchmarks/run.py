@@ -29,8 +29,8 @@ from rich.table import Table
 
 from peerage import HWA, DecAvg, DecHW, LocalSGD
 from peerage.algorithm import Algorithm
-from peerage.environment import environment
-from peerage.records import write_bytes
+from peerage.files import write_bytes
+from peerage.records.environment import environment
 
 WORKERS = len(os.sched_getaffinity(0))
 KERNEL_SECONDS = 3.0

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import peerage as pg
 from peerage.aggregation import weighted_mean
-from peerage.training import LocalSGD
+from peerage.work.training import LocalSGD
 
 
 def spirals(count: int, seed: int) -> tuple[Tensor, Tensor]:

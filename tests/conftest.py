@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from peerage import environment
 from peerage.data import cache_folder
+from peerage.records import environment
 
 # Two busy processes fill a small machine: tests use one thread each, as workers do.
 torch.set_num_threads(1)
@@ -115,7 +115,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """No calibration: it measures, and writes to the user's cache."""
-    from peerage.reproduce.calibrate import Rate, Speeds  # slow, and few tests need it
+    from peerage.papers.calibrate import Rate, Speeds  # slow, and few tests need it
 
     monkeypatch.setattr(Speeds, "_read", lambda self: {})
     monkeypatch.setattr(Speeds, "_write", lambda self: None)

@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from peerage import catalogue, cli
+from peerage.cli import app as cli
+from peerage.experiment import catalogue
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -152,7 +153,7 @@ def test_tables_of_the_readme_are_fresh() -> None:
         assert f"<!-- {family} -->" in text
         assert f"<!-- /{family} -->" in text
     fresh = catalogue.refreshed(text) == text
-    assert fresh, "refresh the tables: python -m peerage.catalogue README.md"
+    assert fresh, "refresh the tables: python -m peerage.experiment.catalogue README.md"
 
 
 def test_a_table_has_a_row_for_every_member() -> None:

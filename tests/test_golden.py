@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from command_line import hearing
-from processes import PATIENCE, gone, until
+from support.command_line import hearing
+from support.processes import PATIENCE, gone, until
 
 import peerage as pg
 

@@ -9,22 +9,22 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from command_line import TINY, peerage
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import TINY, peerage
 from torch import Tensor
 
 import peerage as pg
 from peerage import HWA, DecAvg, DecHW, Experiment, FedAvg, FedCurv, FedProx, LocalSGD, Node
-from peerage.curvature import scope_of
+from peerage.engine.lockstep import Lockstep, SerialTeam
+from peerage.engine.prepare import prepare
 from peerage.errors import InputError, Interrupted, PeerageWarning
 from peerage.hub import HubAlgorithm
-from peerage.losses import CurvaturePenalty
-from peerage.prepare import prepare
 from peerage.requests import Inbox, Message
-from peerage.sim.lockstep import Lockstep, SerialTeam
 from peerage.testing import NODES, blobs, simulate, toy
 from peerage.vectors import Layout
+from peerage.work.curvature import scope_of
+from peerage.work.losses import CurvaturePenalty
 
 # A hidden layer of two numbers and an output layer of three.
 LAYOUT = Layout.of(

@@ -1,7 +1,9 @@
-"""Imports point downwards only: a module may import those that stand before it, and no other."""
+"""Imports point downwards only: a module may import what stands before it, and nothing else."""
 
 import ast
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,80 +12,62 @@ import peerage
 
 ROOT = Path(peerage.__file__).parent
 
-# From the ground up. Modules in one line may not import each other, except within a package that
-# stands here as a whole.
+# From the ground up. Modules and rooms in one line may not import each other.
 ORDER = [
     ["errors", "randomness", "isolation"],
-    ["specs", "records", "environment", "aggregation", "vectors", "losses", "graph"],
-    ["random_edges", "local", "state", "requests", "faults", "privacy", "backward", "persample"],
-    ["topology", "mixing", "rewiring", "models", "data"],
-    ["diffusion", "estimation", "evaluation"],
-    ["initialise"],
-    ["training", "curvature", "newton", "synthesis"],
+    ["specs", "files", "vectors", "aggregation"],
+    ["requests", "state", "privacy", "graphs", "data", "records", "net.trust"],
+    ["work", "models", "report"],
     ["algorithm"],
     ["hub"],
     ["algorithms"],
-    ["catalogue", "experiment", "sim"],
-    ["fitting", "checkpoint", "summary"],
-    ["prepare"],
-    ["running"],
-    ["verifying", "saved"],
-    ["model_files"],
-    ["__init__"],
-    ["report", "testing"],
-    ["planning"],
-    ["reproduce"],
-    ["graph_commands"],
-    ["model_commands"],
-    ["net"],
+    ["experiment"],
+    ["engine"],
+    ["runs", "net.wire"],
+    ["__init__", "net"],
+    ["papers", "testing", "net.peer"],
+    ["net.deploy"],
     ["cli"],
     ["__main__"],
 ]
-PACKAGES = {"data", "models", "algorithms", "sim", "report", "reproduce", "net"}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+ROOMS = sorted({name for name in LEVEL if (ROOT / name.replace(".", "/")).is_dir()} - {"net"})
 
 # What the mathematics of an algorithm needs; no engine, file, graph or clock.
 FOR_ALGORITHMS = {
     "algorithm",
     "algorithms",
     "aggregation",
-    "curvature",
     "errors",
     "hub",
-    "losses",
-    "newton",
     "requests",
-    "synthesis",
-    "training",
     "vectors",
+    "work",
 }
-# Reports are made from records, never from live objects.
-NOT_FOR_REPORTS = {"algorithm", "algorithms", "sim", "running", "prepare", "experiment"}
 
 
 def modules() -> dict[str, Path]:
+    """Every module by its name below `peerage`; a room's own name stands for its `__init__`."""
     files = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
-    return {name.replace("/", "."): path for name, path in sorted(files.items())}
+    names = {name.replace("/", "."): path for name, path in sorted(files.items())}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
 
 
 MODULES = modules()
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of the package that a file imports when it is loaded, with their full names."""
+    """The modules of the package that a file imports, at once or inside a function."""
     found = set()
     for node in loaded(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "peerage"}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
-            if node.module == "peerage":  # a module, or a name of the public face
-                names = {alias.name for alias in node.names}
-                found |= {
-                    f"peerage.{n}" if n in MODULES or n in PACKAGES else "peerage" for n in names
-                }
-            elif node.module and node.module.startswith("peerage."):
-                found.add(node.module)
+            module = node.module or ""
+            if module.split(".")[0] == "peerage":  # a module of the room, or a name in its __init__
+                names = [f"{module}.{alias.name}" for alias in node.names]
+                found |= {n if n.partition(".")[2] in MODULES else module for n in names}
     return {name.partition(".")[2] or "__init__" for name in found}
 
 
@@ -97,51 +81,53 @@ def loaded(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-def top(module: str) -> str:
-    return module.partition(".")[0]
+def room(module: str) -> str:
+    """The room that a module is in; the one below, where rooms have rooms; or its own name.
+
+    >>> room("net.peer.mailbox"), room("work.losses"), room("hub")
+    ('net.peer', 'work', 'hub')
+    """
+    first, second, *_ = [*module.split("."), ""]
+    return f"{first}.{second}" if first == "net" and second else first
 
 
 def test_every_module_has_its_place():
-    assert {top(name) for name in MODULES} == set(LEVEL)
+    assert {room(name) for name in MODULES} == set(LEVEL)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_point_downwards(name):
-    own = top(name)
+    own = room(name)
     upwards = {
         other
         for other in imported(MODULES[name])
-        if top(other) != own and LEVEL[top(other)] >= LEVEL[own]
+        if room(other) != own and LEVEL[room(other)] >= LEVEL[own]
     }
     assert not upwards
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if top(name) == "algorithms"])
+@pytest.mark.parametrize("name", [name for name in MODULES if room(name) == "algorithms"])
 def test_algorithms_import_mathematics_only(name):
-    assert {top(other) for other in imported(MODULES[name])} <= FOR_ALGORITHMS
+    assert {room(other) for other in imported(MODULES[name])} <= FOR_ALGORITHMS
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if top(name) == "report"])
-def test_reports_know_records_only(name):
-    assert not {top(other) for other in imported(MODULES[name])} & NOT_FOR_REPORTS
+def test_rooms_import_nothing_by_themselves():
+    """To import one module of a room must not load the whole room, with a few known faces."""
+    faces = {"__init__", "algorithms", "data", "experiment", "models"}
+    assert {name for name in ROOMS if imported(MODULES[name])} <= faces
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_packages_have_no_circles_inside(package):
+@pytest.mark.parametrize("name", ROOMS)
+def test_rooms_have_no_circles_inside(name):
     graph = {
-        name: {other for other in imported(MODULES[name]) if top(other) == package}
-        for name in MODULES
-        if top(name) == package
-    }
-    # A package's own name stands for its __init__.
-    graph = {
-        name: {other if other in MODULES else f"{other}.__init__" for other in others}
-        for name, others in graph.items()
+        module: {other for other in imported(path) if room(other) == name}
+        for module, path in MODULES.items()
+        if room(module) == name
     }
     while graph:
-        ground = {name for name, others in graph.items() if not others & graph.keys()}
+        ground = {module for module, others in graph.items() if not others & graph.keys()}
         assert ground, f"these import each other: {sorted(graph)}"
-        graph = {name: others for name, others in graph.items() if name not in ground}
+        graph = {module: others for module, others in graph.items() if module not in ground}
 
 
 def test_all_forms_of_imports_are_seen(tmp_path):
@@ -149,11 +135,20 @@ def test_all_forms_of_imports_are_seen(tmp_path):
     path.write_text(
         "import numpy, peerage.state\n"
         "from peerage import specs, run\n"
-        "from peerage.sim.pool import spread as deal\n"
+        "from peerage.engine.pool import Pool as deal\n"
         "if TYPE_CHECKING:\n    from peerage import cli\n"
         "def late():\n    from peerage.report import html\n"
     )
-    assert imported(path) == {"state", "specs", "__init__", "sim.pool", "report"}
+    assert imported(path) == {"state", "specs", "__init__", "engine.pool", "report.html"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["certs", "--help"]])
+def test_help_does_not_load_torch(arguments):
+    code = "import sys; from peerage.cli.app import main; main()"
+    check = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); " + code
+    done = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_benchmarks_find_what_they_import(monkeypatch):

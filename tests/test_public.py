@@ -1,12 +1,14 @@
 """The public face: complete, sorted, importable and documented."""
 
+import ast
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import PATIENCE
+from support.processes import PATIENCE
 
 import peerage
 import peerage.aggregation
@@ -27,16 +29,26 @@ def public(module: ModuleType) -> list[str]:
 
 
 def test_all_is_sorted_complete_and_importable():
-    # Modules come into the name space by being imported, and are found under their own names.
-    names = [
-        name
-        for name, value in vars(peerage).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    ]
     # As the linter sorts: constants, of which CFA looks like one, come first.
     assert peerage.__all__ == sorted(peerage.__all__, key=lambda name: (not name.isupper(), name))
-    assert set(peerage.__all__) == set(names)
-    assert len(set(peerage.__all__)) == len(peerage.__all__)
+    for name, home in peerage._HOMES.items():
+        value = getattr(peerage, name)
+        assert getattr(value, "__module__", home).startswith(home)
+    assert set(peerage.__all__) <= set(dir(peerage))
+    with pytest.raises(AttributeError, match="no attribute 'Experimant'"):
+        peerage.Experimant  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(peerage.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {
+        alias.asname: node.module
+        for node in imports
+        for alias in node.names
+        if node.module.startswith("peerage")
+    }
+    assert seen == peerage._HOMES
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

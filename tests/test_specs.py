@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from peerage import specs
 from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.dechw import DecHW
-from peerage.catalogue import FAMILIES
 from peerage.data.datasets import DATASETS
 from peerage.errors import InputError
-from peerage.experiment import Experiment, toml
-from peerage.losses import CORRECTIONS, LOSSES
-from peerage.summary import label
-from peerage.topology import TOPOLOGIES, ErdosRenyi, Ring
-from peerage.training import LocalSGD
+from peerage.experiment.catalogue import FAMILIES
+from peerage.experiment.experiment import Experiment, toml
+from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, Ring
+from peerage.runs.summary import label
+from peerage.work.losses import CORRECTIONS, LOSSES
+from peerage.work.training import LocalSGD
 
 ALL: dict[str, specs.Family] = {**FAMILIES, "losses": LOSSES, "corrections": CORRECTIONS}
 MEMBERS = [(kind, name) for kind, family in ALL.items() for name in family]

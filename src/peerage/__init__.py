@@ -7,69 +7,102 @@
 64
 """
 
-from peerage.algorithm import Algorithm, Node
-from peerage.algorithms import ALGORITHMS
-from peerage.algorithms.cfa import CFA
-from peerage.algorithms.decavg import DecAvg
-from peerage.algorithms.decdiff import DecDiff, DecDiffVT
-from peerage.algorithms.dechw import DecHW
-from peerage.algorithms.desa import DESA
-from peerage.algorithms.fedavg import FedAvg
-from peerage.algorithms.fedcurv import FedCurv
-from peerage.algorithms.fednl import FedNL
-from peerage.algorithms.fedprox import FedProx
-from peerage.algorithms.hwa import HWA
-from peerage.algorithms.local import Local
-from peerage.data import Dataset, in_memory
-from peerage.errors import PeerageError
-from peerage.experiment import Engine, Evaluation, Experiment, Init
-from peerage.hub import HubAlgorithm
-from peerage.losses import CrossEntropy, CurvaturePenalty, Proximal, VirtualTeacher
-from peerage.requests import Compute, Inbox, Message
-from peerage.running import Result, resume, run
-from peerage.saved import RunRecord
-from peerage.training import LocalSGD, TrainStats
-from peerage.vectors import Layout
-from peerage.verifying import Verdict, verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ALGORITHMS",
-    "CFA",
-    "DESA",
-    "HWA",
-    "Algorithm",
-    "Compute",
-    "CrossEntropy",
-    "CurvaturePenalty",
-    "Dataset",
-    "DecAvg",
-    "DecDiff",
-    "DecDiffVT",
-    "DecHW",
-    "Engine",
-    "Evaluation",
-    "Experiment",
-    "FedAvg",
-    "FedCurv",
-    "FedNL",
-    "FedProx",
-    "HubAlgorithm",
-    "Inbox",
-    "Init",
-    "Layout",
-    "Local",
-    "LocalSGD",
-    "Message",
-    "Node",
-    "PeerageError",
-    "Proximal",
-    "Result",
-    "RunRecord",
-    "TrainStats",
-    "Verdict",
-    "VirtualTeacher",
-    "in_memory",
-    "resume",
-    "run",
-    "verify",
-]
+if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the table below
+    from peerage.algorithm import Algorithm as Algorithm
+    from peerage.algorithm import Node as Node
+    from peerage.algorithms import ALGORITHMS as ALGORITHMS
+    from peerage.algorithms.cfa import CFA as CFA
+    from peerage.algorithms.decavg import DecAvg as DecAvg
+    from peerage.algorithms.decdiff import DecDiff as DecDiff
+    from peerage.algorithms.decdiff import DecDiffVT as DecDiffVT
+    from peerage.algorithms.dechw import DecHW as DecHW
+    from peerage.algorithms.desa import DESA as DESA
+    from peerage.algorithms.fedavg import FedAvg as FedAvg
+    from peerage.algorithms.fedcurv import FedCurv as FedCurv
+    from peerage.algorithms.fednl import FedNL as FedNL
+    from peerage.algorithms.fedprox import FedProx as FedProx
+    from peerage.algorithms.hwa import HWA as HWA
+    from peerage.algorithms.local import Local as Local
+    from peerage.data import Dataset as Dataset
+    from peerage.data import in_memory as in_memory
+    from peerage.errors import PeerageError as PeerageError
+    from peerage.experiment import Engine as Engine
+    from peerage.experiment import Evaluation as Evaluation
+    from peerage.experiment import Experiment as Experiment
+    from peerage.experiment import Init as Init
+    from peerage.hub import HubAlgorithm as HubAlgorithm
+    from peerage.requests import Compute as Compute
+    from peerage.requests import Inbox as Inbox
+    from peerage.requests import Message as Message
+    from peerage.runs.run import Result as Result
+    from peerage.runs.run import resume as resume
+    from peerage.runs.run import run as run
+    from peerage.runs.saved import RunRecord as RunRecord
+    from peerage.runs.verify import Verdict as Verdict
+    from peerage.runs.verify import verify as verify
+    from peerage.vectors import Layout as Layout
+    from peerage.work.losses import CrossEntropy as CrossEntropy
+    from peerage.work.losses import CurvaturePenalty as CurvaturePenalty
+    from peerage.work.losses import Proximal as Proximal
+    from peerage.work.losses import VirtualTeacher as VirtualTeacher
+    from peerage.work.training import LocalSGD as LocalSGD
+    from peerage.work.training import TrainStats as TrainStats
+
+# Public name -> the module that defines it. Each is imported when it is first used, so that
+# `peerage --help` and the commands for certificates start without torch.
+_HOMES = {
+    "ALGORITHMS": "peerage.algorithms",
+    "CFA": "peerage.algorithms.cfa",
+    "DESA": "peerage.algorithms.desa",
+    "HWA": "peerage.algorithms.hwa",
+    "Algorithm": "peerage.algorithm",
+    "Compute": "peerage.requests",
+    "CrossEntropy": "peerage.work.losses",
+    "CurvaturePenalty": "peerage.work.losses",
+    "Dataset": "peerage.data",
+    "DecAvg": "peerage.algorithms.decavg",
+    "DecDiff": "peerage.algorithms.decdiff",
+    "DecDiffVT": "peerage.algorithms.decdiff",
+    "DecHW": "peerage.algorithms.dechw",
+    "Engine": "peerage.experiment",
+    "Evaluation": "peerage.experiment",
+    "Experiment": "peerage.experiment",
+    "FedAvg": "peerage.algorithms.fedavg",
+    "FedCurv": "peerage.algorithms.fedcurv",
+    "FedNL": "peerage.algorithms.fednl",
+    "FedProx": "peerage.algorithms.fedprox",
+    "HubAlgorithm": "peerage.hub",
+    "Inbox": "peerage.requests",
+    "Init": "peerage.experiment",
+    "Layout": "peerage.vectors",
+    "Local": "peerage.algorithms.local",
+    "LocalSGD": "peerage.work.training",
+    "Message": "peerage.requests",
+    "Node": "peerage.algorithm",
+    "PeerageError": "peerage.errors",
+    "Proximal": "peerage.work.losses",
+    "Result": "peerage.runs.run",
+    "RunRecord": "peerage.runs.saved",
+    "TrainStats": "peerage.work.training",
+    "Verdict": "peerage.runs.verify",
+    "VirtualTeacher": "peerage.work.losses",
+    "in_memory": "peerage.data",
+    "resume": "peerage.runs.run",
+    "run": "peerage.runs.run",
+    "verify": "peerage.runs.verify",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'peerage' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

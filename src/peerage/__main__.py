@@ -1,6 +1,6 @@
 """`python -m peerage`: the command line, where no script is at hand."""
 
-from peerage.cli import main
+from peerage.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from peerage.curvature import Curvature, Gradient, Losses, Part
 from peerage.errors import PeerageError
 from peerage.privacy import Veil
 from peerage.randomness import torch_stream
@@ -28,8 +27,9 @@ from peerage.requests import (
     check_dtype,
     recorded,
 )
-from peerage.training import LocalSGD, Train, TrainStats
 from peerage.vectors import Layout
+from peerage.work.curvature import Curvature, Gradient, Losses, Part
+from peerage.work.training import LocalSGD, Train, TrainStats
 
 S = TypeVar("S")  # what a node remembers between rounds
 

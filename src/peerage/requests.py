@@ -21,7 +21,7 @@ from peerage.aggregation import (
 from peerage.errors import InputError
 
 if TYPE_CHECKING:
-    from peerage.local import Local
+    from peerage.work.context import Local
 
 UNNUMBERED = -1  # of a message that was not sent through a node
 # The types of tensors that a message may hold, in every engine, by their names in safetensors.

@@ -33,18 +33,18 @@ from torch import Tensor
 from peerage.algorithm import Algorithm, Dimensions
 from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
+from peerage.engine.lockstep import Lockstep, SerialTeam
+from peerage.engine.prepare import prepare
+from peerage.engine.router import Parcel
+from peerage.engine.world import World
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment import Experiment
 from peerage.models.mlp import MLP
-from peerage.prepare import prepare
 from peerage.randomness import torch_stream
-from peerage.records import Row
-from peerage.running import resume, run
-from peerage.sim.lockstep import Lockstep, SerialTeam
-from peerage.sim.post import Parcel
-from peerage.sim.world import World
-from peerage.training import LocalSGD
+from peerage.records.rows import Row
+from peerage.runs.run import resume, run
 from peerage.vectors import Layout
+from peerage.work.training import LocalSGD
 
 __all__ = ["LAWS", "check_algorithm", "check_law"]
 

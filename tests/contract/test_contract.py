@@ -37,7 +37,7 @@ from peerage.testing import (
     stop_in_round_three,
     toy,
 )
-from peerage.training import LocalSGD
+from peerage.work.training import LocalSGD
 
 GOOD: dict[str, Algorithm[Any]] = {
     **{name: cls() for name, cls in ALGORITHMS.items()},

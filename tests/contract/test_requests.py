@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, RunRecord, run
 from peerage.aggregation import weighted_mean
-from peerage.local import Local
-from peerage.prepare import prepare
+from peerage.engine.prepare import prepare
 from peerage.testing import NODES, blobs, dealt, toy
-from peerage.training import LocalSGD
+from peerage.work.context import Local
+from peerage.work.training import LocalSGD
 
 ENGINES = {"serial": {"name": "serial"}, "pool": {"name": "pool", "workers": 2}}
 

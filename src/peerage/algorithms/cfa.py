@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from peerage.aggregation import weighted_mean
 from peerage.algorithm import Algorithm, Node
 from peerage.errors import InputError
-from peerage.training import LocalSGD
+from peerage.work.training import LocalSGD
 
 
 @dataclass(frozen=True)

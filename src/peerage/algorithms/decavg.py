@@ -8,7 +8,7 @@ from typing import Literal
 
 from peerage.algorithm import Algorithm, Node
 from peerage.errors import InputError, did_you_mean
-from peerage.training import LocalSGD
+from peerage.work.training import LocalSGD
 
 WEIGHTS = ("data", "uniform", "metropolis", "graph")
 

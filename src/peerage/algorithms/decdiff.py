@@ -12,8 +12,8 @@ from torch import Tensor
 from peerage.aggregation import weighted_mean
 from peerage.algorithm import Algorithm, Node
 from peerage.errors import InputError
-from peerage.losses import CrossEntropy, VirtualTeacher
-from peerage.training import LocalSGD
+from peerage.work.losses import CrossEntropy, VirtualTeacher
+from peerage.work.training import LocalSGD
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from peerage.algorithm import Algorithm, Dimensions, Form, Node
 from peerage.errors import InputError
-from peerage.losses import (
+from peerage.requests import Inbox
+from peerage.work.losses import (
     Lesson,
     Loss,
     distillation,
@@ -22,9 +23,8 @@ from peerage.losses import (
     supervised_contrastive,
     with_features,
 )
-from peerage.requests import Inbox
-from peerage.synthesis import Logits, Synthesis, Synthesise, channels_to_end
-from peerage.training import LocalSGD
+from peerage.work.synthesis import Logits, Synthesis, Synthesise, channels_to_end
+from peerage.work.training import LocalSGD
 
 # Class -> its anchors [ipc, *shape], or logits of them [ipc, C]. Messages go by class, because
 # nodes need not know the same classes: nobody may hold one, and what is sent may be lost.

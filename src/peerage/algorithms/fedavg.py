@@ -11,7 +11,7 @@ from torch import Tensor
 from peerage.algorithm import Node
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox
-from peerage.training import LocalSGD
+from peerage.work.training import LocalSGD
 
 
 @dataclass(frozen=True)

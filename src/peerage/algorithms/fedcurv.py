@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from peerage.algorithm import Dimensions, Form, Node
-from peerage.curvature import check_kind
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
-from peerage.losses import CurvaturePenalty
 from peerage.requests import Inbox
-from peerage.training import LocalSGD
+from peerage.work.curvature import check_kind
+from peerage.work.losses import CurvaturePenalty
+from peerage.work.training import LocalSGD
 
 
 @dataclass(frozen=True)

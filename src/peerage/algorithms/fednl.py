@@ -13,7 +13,9 @@ from torch import Tensor
 from peerage.algorithm import Dimensions, Form, Node
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
-from peerage.newton import (
+from peerage.requests import Inbox
+from peerage.vectors import Layout
+from peerage.work.newton import (
     Compress,
     Derivatives,
     add_pairs,
@@ -25,8 +27,6 @@ from peerage.newton import (
     to_vector,
     upper,
 )
-from peerage.requests import Inbox
-from peerage.vectors import Layout
 
 NEVER = -1  # the round of a message that has not come yet
 

@@ -12,7 +12,7 @@ from peerage.algorithm import Node
 from peerage.algorithms.fedavg import FedAvg
 from peerage.errors import InputError
 from peerage.hub import Payload
-from peerage.losses import Proximal
+from peerage.work.losses import Proximal
 
 
 @dataclass(frozen=True)

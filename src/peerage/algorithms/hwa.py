@@ -12,12 +12,12 @@ from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
 from peerage.algorithm import Dimensions, Form, Node
-from peerage.curvature import check_kind, scope_of
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox
-from peerage.training import LocalSGD
 from peerage.vectors import Layout
+from peerage.work.curvature import check_kind, scope_of
+from peerage.work.training import LocalSGD
 
 
 @dataclass(frozen=True)

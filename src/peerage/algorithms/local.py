@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from peerage.algorithm import Algorithm, Node
-from peerage.training import LocalSGD
+from peerage.work.training import LocalSGD
 
 
 @dataclass(frozen=True)

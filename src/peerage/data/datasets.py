@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from peerage.data.custom import Folder, Idx, Npz
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
-from peerage.data.local import Folder, Idx, Npz
 from peerage.data.partition import stratified
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS

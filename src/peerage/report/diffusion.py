@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from peerage.diffusion import Diffusion, Double
+from peerage.graphs.diffusion import Diffusion, Double
 from peerage.report.figures import BLUE, RED, SIZE, STYLE, Look, spread
 
 BLACK = "#222222"

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from peerage.errors import InputError
-from peerage.records import RunRecord, write_bytes
+from peerage.files import write_bytes
+from peerage.records.rows import RunRecord
 from peerage.report import figures
 from peerage.report.html import write_report
 from peerage.report.tables import comma_separated, compare, markdown

@@ -22,7 +22,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from peerage.errors import InputError
-from peerage.records import Row, RunRecord, write_bytes
+from peerage.files import write_bytes
+from peerage.records.rows import Row, RunRecord
 from peerage.report.tables import duration, labels, phase_means, size
 
 # The colours of Okabe and Ito, without yellow (invisible on white) and with grey instead of black.

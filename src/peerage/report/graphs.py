@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from peerage.errors import DiskError, InputError
-from peerage.graph import Graph, degrees, is_connected
-from peerage.mixing import GraphReport, describe
+from peerage.graphs.graph import Graph, degrees, is_connected
+from peerage.graphs.mixing import GraphReport, describe
 
 FORMATS = (".png", ".svg")
 LABELLED_NODES = 60  # more ids than this cannot be read

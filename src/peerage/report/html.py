@@ -10,7 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from peerage.errors import InputError
-from peerage.records import RunRecord, disk_errors, write_bytes
+from peerage.files import disk_errors, write_bytes
+from peerage.records.rows import RunRecord
 from peerage.report import figures, peers
 from peerage.report.tables import cells, compare, differing, labels, percent, settings
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from peerage.records import RunRecord
+from peerage.records.rows import RunRecord
 from peerage.report.tables import labels, size
 
 FEW = 64  # more peers than this are not told apart

@@ -7,7 +7,7 @@ from math import ceil
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from peerage.records import RunRecord
+from peerage.records.rows import RunRecord
 from peerage.report.tables import phase_means, seconds_per_round
 
 BYTES_PER_SCALAR = 4  # float32

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from peerage.records import NetworkRow, Row, RunRecord
+from peerage.records.rows import NetworkRow, Row, RunRecord
 
 SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
 # Of a round; synthesis belongs to DESA.

@@ -1,0 +1,141 @@
+"""The commands about who may speak in a network: certs init, add, list, revoke."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peerage.cli.graphs import Json
+from peerage.errors import InputError
+
+if TYPE_CHECKING:
+    from peerage.net.trust.certs import Authority, Issued
+
+certs_app = typer.Typer(
+    help="Certificates: who may speak in a network of real peers.", no_args_is_help=True
+)
+
+FOLDER = Path("certs")
+Folder = Annotated[Path, typer.Option(help="Folder of the authority.")]
+
+
+@certs_app.command()
+def init(
+    folder: Folder = FOLDER,
+    name: Annotated[str, typer.Option(help="What the authority is called.")] = "peerage",
+    years: Annotated[int, typer.Option(help="How long it will be valid.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Make the authority of a network: what it signs, all peers believe."""
+    _check_installed()
+    from peerage.net.trust.certs import Authority
+
+    facts = _authority_facts(Authority.create(folder, name, years))
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(f"authority {name!r} is ready in {folder}, valid until {facts['until'][:10]}")
+    print(f"keep {folder / 'authority.key'} to yourself: who has it can make identities")
+
+
+@certs_app.command()
+def add(
+    names: Annotated[list[str], typer.Argument(help="Identities, e.g. node-0 node-1.")],
+    folder: Folder = FOLDER,
+    hosts: Annotated[
+        str, typer.Option(help="Where they run: names or addresses separated by commas.")
+    ] = "localhost,127.0.0.1",
+    days: Annotated[int, typer.Option(help="How long they will be valid.")] = 825,
+    as_json: Json = False,
+) -> None:
+    """Make identities: a key and a certificate for each peer."""
+    _check_installed()
+    from peerage.net.trust.certs import Authority
+
+    machines = [host.strip() for host in hosts.split(",") if host.strip()]
+    if not machines:
+        raise InputError(f"--hosts {hosts!r} names none; write --hosts localhost,127.0.0.1")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"identity {repeated[0]!r} is given twice; name each once")
+    authority = Authority.load(folder)
+    for name in names:  # all or none, as far as can be known before
+        authority.check_free(name)
+    made = [authority.issue(name, hosts=machines, days=days) for name in names]
+    if as_json:
+        files = [{key: str(value) for key, value in vars(one).items()} for one in made]
+        print(json.dumps({"identities": files}))
+        return
+    for identity in made:
+        print(f"{identity.name} is ready: {identity.certificate} and its key {identity.key}")
+    print(f"a peer also needs {made[0].authority} and {made[0].revoked}")
+
+
+@certs_app.command("list")
+def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """All identities, whether they are valid, and until when."""
+    _check_installed()
+    from peerage.net.trust.certs import Authority
+
+    authority = Authority.load(folder)
+    facts = _authority_facts(authority)
+    rows = [_facts(one) for one in authority.issued()]
+    if as_json:
+        print(json.dumps({"authority": facts, "identities": rows}))
+        return
+    print(f"authority {authority.name!r} in {folder}, valid until {facts['until'][:10]}")
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        print(
+            f"{row['name']:{width}}  {row['status']:7}  until {row['until'][:10]}  "
+            f"{row['serial']}  {', '.join(row['hosts'])}"
+        )
+
+
+@certs_app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="An identity, or a serial that `list` shows.")],
+    folder: Folder = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Take an identity back: peers with the new list refuse it."""
+    _check_installed()
+    from peerage.net.trust.certs import Authority
+
+    new = [f"{serial:x}" for serial in Authority.load(folder).revoke(name)]
+    path = folder / "revoked.pem"
+    if as_json:
+        print(json.dumps({"name": name, "revoked": new, "list": str(path)}))
+    elif new:
+        print(f"revoked {name} (serial {', '.join(new)}); give {path} to every peer")
+    else:
+        print(f"{name} was already revoked; {path} stays as it is")
+
+
+def _check_installed() -> None:
+    try:
+        import cryptography.x509  # noqa: F401 (only whether it is there)
+    except ImportError:
+        raise InputError(
+            'certificates need the package cryptography; pip install "peerage[net]"'
+        ) from None
+
+
+def _authority_facts(authority: "Authority") -> dict[str, Any]:
+    return {
+        "name": authority.name,
+        "folder": str(authority.folder),
+        "until": authority.certificate.not_valid_after_utc.isoformat(),
+    }
+
+
+def _facts(issued: "Issued") -> dict[str, Any]:
+    return {
+        "name": issued.name,
+        "status": issued.status,
+        "serial": f"{issued.serial:x}",  # too long for a number in JSON
+        "from": issued.begins.isoformat(),
+        "until": issued.ends.isoformat(),
+        "revoked": None if issued.revoked is None else issued.revoked.isoformat(),
+        "hosts": list(issued.hosts),
+    }

@@ -1,0 +1,172 @@
+"""The commands about a network before anything is trained on it: topology, diffuse, plan."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from peerage.graphs.graph import Graph
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Nodes = Annotated[int, typer.Option(help="How many peers.")]
+Seed = Annotated[int, typer.Option(help="Seed of the graph, and of everything else random.")]
+Plot = Annotated[Path | None, typer.Option(help="Picture to write (.png or .svg).")]
+Assortativity = Annotated[
+    float | None, typer.Option(help="Rewire the graph to this degree assortativity.")
+]
+TopologyOption = Annotated[
+    str, typer.Option(help="e.g. er:degree=8; see `peerage list topologies`.")
+]
+
+
+def topology(
+    spec: Annotated[str, typer.Argument(help="e.g. er:p=0.2; see `peerage list topologies`.")],
+    nodes: Nodes = 50,
+    seed: Seed = 0,
+    assortativity: Assortativity = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Degrees, connectivity, spectral gap, mixing time and gain of a graph."""
+    from peerage.graphs.mixing import describe
+    from peerage.report.graphs import plot as draw
+
+    graph = _built(spec, nodes, seed, assortativity)
+    facts = describe(graph).as_dict()
+    if plot is not None:
+        draw(graph, plot)
+    if as_json:
+        print(json.dumps({"topology": spec, "seed": seed, **facts}))
+    else:
+        _print_facts(facts)
+
+
+def diffuse(
+    topology: TopologyOption = "regular:k=8",
+    nodes: Nodes = 1000,
+    parameters: Annotated[int, typer.Option(help="Numbers that every node holds.")] = 32,
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 50,
+    init: Annotated[float, typer.Option(help="Deviation of the start.")] = 1.0,
+    noise: Annotated[
+        float, typer.Option(help="Deviation of what a round of training adds.")
+    ] = 1e-3,
+    start: Annotated[str, typer.Option(help="Distribution of the start: normal or uniform.")] = (
+        "normal"
+    ),
+    seed: Seed = 0,
+    assortativity: Assortativity = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """How averaging squeezes parameters: the numerical model of P4, up to a million nodes."""
+    from peerage.graphs.diffusion import diffuse as run_model
+    from peerage.graphs.mixing import describe
+    from peerage.report.diffusion import deviation_curves
+    from peerage.report.figures import save
+    from peerage.report.terminal import RunProgress
+
+    graph = _built(topology, nodes, seed, assortativity)
+    with RunProgress() as bar:
+        bar.start(f"diffusion on {topology}", rounds)
+        found = run_model(
+            graph,
+            parameters=parameters,
+            rounds=rounds,
+            init=init,
+            noise=noise,
+            start=start,  # type: ignore[arg-type]  # checked there
+            seed=seed,
+            watch=lambda round, ap, an: bar.advance(round),
+        )
+        bar.finish()
+    if plot is not None:
+        save(deviation_curves(found), plot)
+    about = describe(graph).as_dict()
+    network = {key: about[key] for key in ("gain", "spectral_gap", "mixing_time", "connected")}
+    facts = {**found.as_dict(), **network}
+    if as_json:
+        print(json.dumps({"topology": topology, **facts}))
+        return
+    curves = {name: facts.pop(name) for name in ("sigma_ap", "sigma_an")}
+    ends = {
+        f"{name} {when}": curve[position]
+        for name, curve in curves.items()
+        for when, position in (("start", 0), ("end", -1))
+    }
+    _print_facts({**facts, **ends})
+
+
+def plan(
+    topology: TopologyOption = "er:p=0.2",
+    nodes: Nodes = 50,
+    dataset: Annotated[str, typer.Option(help="What the model will learn, e.g. mnist.")] = "mnist",
+    model: Annotated[
+        str | None, typer.Option(help="e.g. mnist-cnn; the data set's usual one by default.")
+    ] = None,
+    algorithm: Annotated[str, typer.Option(help="e.g. dechw:theta=30.")] = "dechw",
+    rounds: Annotated[int, typer.Option(help="How many rounds you plan.")] = 100,
+    optimizer: Annotated[str, typer.Option(help="sgd (with momentum) or adamw.")] = "sgd",
+    seed: Seed = 0,
+    assortativity: Assortativity = None,
+    as_json: Json = False,
+) -> None:
+    """One page about a network before it exists: gain, mixing, bytes, memory, and warnings."""
+    from peerage import specs
+    from peerage.data import cache_folder
+    from peerage.data.datasets import DATASETS, facts
+    from peerage.errors import InputError, did_you_mean
+    from peerage.models import MODELS, default_model
+    from peerage.models.start import weights
+    from peerage.runs.plan import page, payload_factor
+    from peerage.runs.plan import plan as plan_network
+
+    floats = {"sgd": 1, "adamw": 2}
+    if optimizer not in floats:
+        raise InputError(f"unknown optimizer {optimizer!r}; {did_you_mean(optimizer, floats)}")
+    data = specs.parse(dataset, "dataset", DATASETS)
+    name = dataset.partition(":")[0]
+    if known := facts(data):
+        shape, classes = known.shape, known.classes
+    else:
+        loaded = data.load(cache_folder())
+        shape, classes = loaded.shape, len(loaded.classes)
+    model = model or default_model(name, shape)
+    module = specs.parse(model, "model", MODELS).build(shape, classes)
+    found = plan_network(
+        topology,
+        _built(topology, nodes, seed, assortativity),
+        model=model,
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        layers=len(weights(module)),
+        algorithm=algorithm,
+        payload=payload_factor(algorithm),
+        rounds=rounds,
+        optimizer_floats=floats[optimizer],
+    )
+    print(json.dumps(found.as_dict()) if as_json else page(found))
+
+
+def _built(spec: str, nodes: int, seed: int, assortativity: float | None) -> "Graph":
+    from peerage import specs
+    from peerage.graphs.rewiring import with_assortativity
+    from peerage.graphs.topology import TOPOLOGIES
+
+    graph: Graph = specs.parse(spec, "topology", TOPOLOGIES).build(nodes, seed)
+    return with_assortativity(graph, assortativity, seed)
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    for key, value in facts.items():
+        print(f"{key.replace('_', ' '):18} {_readable(value)}")
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count} x {key}" for key, count in value.items())
+    if isinstance(value, list):
+        return ", ".join(_readable(item) for item in value[:10]) + (", ..." * (len(value) > 10))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)

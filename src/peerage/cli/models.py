@@ -1,0 +1,50 @@
+"""The command that writes a trained model to a file."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peerage.cli.graphs import Json
+
+
+def model(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run, of a network, or of one real peer.")
+    ],
+    out: Annotated[Path, typer.Option(help="File to write: .safetensors, .pt or .onnx.")],
+    node: Annotated[
+        str | None,
+        typer.Option(
+            help="Number of a node, best (by last recorded accuracy) or mean; not needed where "
+            "there is one model."
+        ),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="safetensors, pt or onnx (default: by the ending of --out)."),
+    ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(help="Network file of a peer (default: beside its folder or above)."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the trained model of a node, as it was at the last checkpoint, to a file."""
+    from peerage.runs.model_files import check_target, write_model
+    from peerage.runs.saved import open_run
+
+    check_target(out, format, force)
+    chosen = open_run(folder, network=network).choose(node)
+    written = write_model(chosen, out, format, force=force)
+    facts = chosen.facts
+    if as_json:
+        print(json.dumps({"model": str(out), "format": written, **facts}))
+        return
+    whose = f"mean of {len(facts['nodes'])} nodes" if "nodes" in facts else f"node {facts['node']}"
+    print(
+        f"{out}: {facts['architecture']} of {whose} after round {facts['round']} of "
+        f"{facts['rounds_planned']}, {facts['parameters']:,} parameters"
+    )

@@ -1,0 +1,177 @@
+"""The engine: rounds in lockstep over a team of shards, wherever these live."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+from torch import Tensor
+
+from peerage.engine.router import PostOffice, Step, check_combined, check_finite
+from peerage.engine.shard import BEFORE, PHASES, NodeReport, References, Shard, ShardReport
+from peerage.engine.world import World
+from peerage.isolation import exclusive_torch
+from peerage.work.evaluation import Deviations, consensus_distance
+
+
+class Team(Protocol):
+    """Shards that carry out orders, all at once if they can."""
+
+    @property
+    def members(self) -> Sequence[Sequence[int]]:
+        """Which nodes each shard holds."""
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Every shard's answer to `method(*arguments[shard])`."""
+
+    def open(self, place: Any) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class SerialTeam:
+    """One shard with all nodes, in this process: the reference."""
+
+    def __init__(self, world: World) -> None:
+        self.members = [range(world.nodes)]
+        self.shard = Shard(world, range(world.nodes), References())
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [getattr(self.shard, method)(*arguments[0])]
+
+    def open(self, place: Tensor) -> Tensor:
+        return place
+
+    def close(self) -> None:
+        """Nothing to end: there is no process but this one."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round came to: values of every node, in order, and of the network."""
+
+    nodes: list[NodeReport]
+    bytes: int
+    consensus: float | None
+    seconds: dict[str, float]
+
+
+class Model(NamedTuple):
+    """What a node holds of its model."""
+
+    params: Tensor  # [d] `node.params`
+    evaluated: Tensor  # [d] `Algorithm.evaluated(node)`: the same tensor, unless overridden
+    buffers: Tensor  # [b]
+
+
+class Lockstep:
+    """Answers the coroutines of all nodes, one communication step after the other."""
+
+    def __init__(self, world: World, team: Team) -> None:
+        self.world, self.team = world, team
+        self.owner = {node: i for i, nodes in enumerate(team.members) for node in nodes}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.team.close()
+
+    def round(self, round: int, evaluate: bool) -> RoundReport:
+        start = perf_counter()
+        sent = self._converse(round, self._all("begin", round, evaluate))
+        reports = self._all("finish")
+        check_combined(round, (node for report in reports for node in report.broken))
+        return self._merge(reports, sent, perf_counter() - start)
+
+    def prelude(self) -> int:
+        """Let the nodes find out what they need before the first round; the bytes they send."""
+        if self.world.prelude is None:
+            return 0
+        return self._converse(BEFORE, self._all("prelude"))
+
+    def _converse(self, round: int, steps: list[Step]) -> int:
+        """Carry messages until every node has finished; how many bytes were sent."""
+        absent = set(range(self.world.nodes)).difference(self.world.present(round))
+        office = PostOffice(self.world.way(round), absent)
+        while True:
+            check_finite(round, steps)
+            for step in steps:
+                office.accept(step)
+            deliveries = office.deliver()
+            if not deliveries:
+                return office.bytes
+            orders: list[dict[int, Any]] = [{} for _ in self.team.members]
+            for node, parcels in deliveries.items():
+                orders[self.owner[node]][node] = parcels
+            steps = self.team.call("resume", [(order,) for order in orders])
+
+    def measure(self, sent: int = 0) -> RoundReport:
+        """Judge the models as they are, after so many bytes were sent to get there."""
+        start = perf_counter()
+        return self._merge(self._all("measure"), sent, perf_counter() - start)
+
+    def deviations(self, round: int) -> dict[str, dict[str, float]]:
+        """How the tensors of those who are there spread over parameters and over nodes (P4)."""
+        found = Deviations()
+        with exclusive_torch():
+            present = self.world.present(round)
+            for node in dict.fromkeys(self.world.keeper(node) for node in present):
+                architecture = self.world.architecture(node)
+                found.add(architecture.name, architecture.layout.views(self.parameters(node)))
+            return found.layers()
+
+    def released(self) -> list[int]:
+        """How many messages each node with data has released, where there is noise on them."""
+        counts = {node: count for part in self._all("released") for node, count in part.items()}
+        return [counts[node] for node in sorted(counts)]
+
+    def model(self, node: int) -> Model:
+        """Copies of what a node that keeps a model holds."""
+        shard = self.owner[node]
+        arguments = [
+            (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.members)
+        ]
+        place, other, buffers = self.team.call("model", arguments)[shard]
+        params = self.team.open(place).clone()
+        evaluated = params if other is place else self.team.open(other).clone()
+        return Model(params, evaluated, self.team.open(buffers).clone())
+
+    def parameters(self, node: int) -> Tensor:
+        """[d] a copy of a node's parameters."""
+        return self.model(node).params
+
+    def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """Write every shard's part; (trees, file of each node) go into the manifest."""
+        names = [f"part-{i}.safetensors" for i in range(len(self.team.members))]
+        answers = self.team.call("save", [(str(folder / name),) for name in names])
+        trees = {node: tree for answer in answers for node, tree in answer.items()}
+        return trees, {node: names[self.owner[int(node)]] for node in trees}
+
+    def restore(
+        self, folder: Path, trees: Mapping[str, Any], parts: Mapping[str, str], rounds: int
+    ) -> None:
+        self._all("restore", str(folder), trees, parts, rounds)
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return self.team.call(method, [arguments] * len(self.team.members))
+
+    @exclusive_torch()
+    def _merge(self, reports: list[ShardReport], sent: int, wall: float) -> RoundReport:
+        nodes = sorted((n for r in reports for n in r.nodes), key=lambda report: report.node)
+        phases = sorted({phase for r in reports for phase in r.seconds} | set(PHASES))
+        seconds = {p: sum(r.seconds.get(p, 0.0) for r in reports) / len(reports) for p in phases}
+        sums = [(name, self.team.open(place)) for r in reports for name, place in r.spread]
+        squares: dict[str, dict[int, float]] = {}
+        for report in reports:
+            for name, values in report.squares.items():
+                squares.setdefault(name, {}).update(values)
+        several = sums and self.world.hub is None  # with a hub, there is one model
+        consensus = consensus_distance(sums, squares) if several else None
+        return RoundReport(nodes, sent, consensus, {**seconds, "total": wall})

@@ -1,0 +1,280 @@
+"""A team of worker processes, one per core, that exchange payloads through shared memory.
+
+Workers are forked, so they inherit data, models and classes defined anywhere without pickling.
+The shared memory is anonymous: it has no name that could be left behind, and the kernel frees it
+with the last process. Only orders and parcels (where a payload lies) go through pipes.
+"""
+
+import contextlib
+import ctypes
+import heapq
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from multiprocessing.connection import Connection, wait
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peerage import errors
+from peerage.engine.shard import Shard
+from peerage.engine.world import World
+from peerage.errors import InputError, PeerageError, WorkerDied
+from peerage.isolation import exclusive_torch
+
+ALIGNMENT = 64  # bytes: a cache line, and what torch's own allocator gives
+MAP_NORESERVE = 0x4000  # the mmap module has no name for it before Python 3.13
+LEAST_ARENA = 1 << 26  # bytes: less is no use to anybody
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in shared memory."""
+
+    worker: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Arena:
+    """Shared memory that one worker writes and all read; pages exist once they are touched."""
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self.bytes = torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
+        self.start = self.bytes.data_ptr()
+        self.end = self.start + size
+
+    def view(self, place: Place) -> Tensor:
+        size = prod(place.shape) * place.dtype.itemsize
+        flat = self.bytes[place.offset : place.offset + size]
+        return flat.view(place.dtype).view(place.shape)
+
+
+def reserve(count: int) -> list[Arena]:
+    """Arenas as large as the machine's memory, or as the system lets us reserve."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    while True:
+        try:
+            return [Arena(size) for _ in range(count)]
+        except OSError:  # strict overcommit, or a limit on address space
+            size //= 2
+            if size < LEAST_ARENA:
+                raise PeerageError(
+                    f"cannot reserve {count} x {2 * size} bytes of shared memory; raise the limit "
+                    "on address space (ulimit -v), or use --engine serial"
+                ) from None
+
+
+class SharedStore:
+    """The store of a worker: it writes payloads one after the other into its own arena."""
+
+    def __init__(self, arenas: Sequence[Arena], worker: int) -> None:
+        self.arenas, self.worker, self.used = arenas, worker, 0
+
+    def empty(self, size: int) -> Tensor:
+        """Room for a vector [size] in shared memory: to send it later costs no copy."""
+        return self.open(self._place((size,), torch.float32))
+
+    def put(self, tensor: Tensor) -> Place:
+        offset = tensor.data_ptr() - self.arenas[self.worker].start
+        if 0 <= offset < self.used and tensor.is_contiguous():
+            return Place(self.worker, offset, tuple(tensor.shape), tensor.dtype)
+        place = self._place(tuple(tensor.shape), tensor.dtype)
+        self.open(place).copy_(tensor)
+        return place
+
+    def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Place:
+        place = Place(self.worker, self.used, shape, dtype)
+        end = self.used + prod(shape) * dtype.itemsize
+        room = len(self.arenas[self.worker].bytes)
+        if end > room:
+            raise PeerageError(
+                f"the messages of one round need more than {room} bytes of shared memory in one "
+                "worker; use a smaller model or fewer nodes"
+            )
+        self.used = -(-end // ALIGNMENT) * ALIGNMENT
+        return place
+
+    def open(self, place: Place) -> Tensor:
+        # `data` has a count of changes of its own; that of a view is the count of the whole arena.
+        return self.arenas[place.worker].view(place).data
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A tensor that stays as it is after `clear`: a copy if it lies in shared memory."""
+        address = tensor.data_ptr()
+        borrowed = any(arena.start <= address < arena.end for arena in self.arenas)
+        return tensor.clone() if borrowed and tensor.numel() else tensor
+
+    def clear(self) -> None:
+        self.used = 0
+
+
+class PoolTeam:
+    """Worker processes, each with a shard; nodes are spread by their expected work."""
+
+    def __init__(self, world: World, workers: int) -> None:
+        if not hasattr(os, "fork") or sys.platform == "darwin":
+            raise InputError("engine 'pool' needs Linux; use --engine serial on this system")
+        self.members = spread([world.work(node) for node in range(world.nodes)], workers)
+        self.arenas = reserve(len(self.members))
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        try:
+            self._start(world)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, world: World) -> None:
+        context = multiprocessing.get_context("fork")
+        for worker, nodes in enumerate(self.members):
+            ours, theirs = context.Pipe()
+            inherited = [*self.pipes, ours]
+            process = context.Process(
+                target=_work,
+                args=(world, nodes, SharedStore(self.arenas, worker), theirs, inherited),
+                name=f"peerage-worker-{worker}",
+                daemon=True,
+            )
+            with exclusive_torch():  # a fork while another thread is in torch copies held locks
+                process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        self._gather()  # every worker reports when its nodes stand
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        for worker, (pipe, values) in enumerate(zip(self.pipes, arguments, strict=True)):
+            try:
+                pipe.send((method, values))
+            except OSError:
+                self._fail(worker)
+        return self._gather()
+
+    def open(self, place: Place) -> Tensor:
+        return self.arenas[place.worker].view(place)
+
+    def close(self) -> None:
+        """End all workers, whatever they are doing, and wait until they are gone."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+            process.close()
+        self.pipes, self.processes, self.arenas = [], [], []
+
+    def _gather(self) -> list[Any]:
+        answers: dict[int, Any] = {}
+        while len(answers) < len(self.pipes):
+            missing = {self.pipes[w]: w for w in range(len(self.pipes)) if w not in answers}
+            sentinels = {self.processes[w].sentinel: w for w in missing.values()}
+            for ready in wait([*missing, *sentinels]):
+                if ready in missing:
+                    worker = missing[ready]
+                    try:
+                        good, answer = ready.recv()
+                    except (EOFError, OSError):
+                        self._fail(worker)
+                    if not good:
+                        raise _rebuild(worker, *answer)
+                    answers[worker] = answer
+                elif not self.pipes[sentinels[ready]].poll():
+                    self._fail(sentinels[ready])
+        return [answers[worker] for worker in range(len(self.pipes))]
+
+    def _fail(self, worker: int) -> None:
+        process = self.processes[worker]
+        process.join(timeout=5)
+        code = process.exitcode
+        how = (
+            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
+        )
+        hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+        raise WorkerDied(f"worker {worker} (process {process.pid}) {how}{hint}")
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep what is freed: models come and go, and fresh pages are slow."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+
+
+def spread(work: Sequence[int], workers: int) -> list[list[int]]:
+    """Nodes dealt to workers, the heaviest first and always to the least loaded one.
+
+    >>> spread([5, 4, 3, 3, 3], 2)
+    [[0, 3], [1, 2, 4]]
+    """
+    workers = min(workers, len(work))
+    heap = [(0, worker) for worker in range(workers)]
+    dealt: list[list[int]] = [[] for _ in range(workers)]
+    for node in sorted(range(len(work)), key=lambda node: (-work[node], node)):
+        load, worker = heapq.heappop(heap)
+        dealt[worker].append(node)
+        heapq.heappush(heap, (load + work[node], worker))
+    return [sorted(nodes) for nodes in dealt]
+
+
+def _work(
+    world: World,
+    nodes: Sequence[int],
+    store: SharedStore,
+    pipe: Connection,
+    inherited: Sequence[Connection],
+) -> None:
+    """The life of a worker: carry out orders until the pipe closes."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    for other in inherited:
+        other.close()  # or a worker would keep its siblings' pipes open after the parent died
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    try:
+        shard = Shard(world, nodes, store)
+        pipe.send((True, None))
+        while True:
+            start = perf_counter()
+            method, arguments = pipe.recv()
+            waited = perf_counter() - start
+            answer = getattr(shard, method)(*arguments)
+            if method == "resume":
+                shard.seconds["wait"] += waited
+            pipe.send((True, answer))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        with contextlib.suppress(OSError):
+            pipe.send((False, (type(error).__name__, str(error), text)))
+
+
+def _rebuild(worker: int, kind: str, message: str, trace: str) -> Exception:
+    """The error of a worker as it would have been raised here."""
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, PeerageError):
+        return known(message)
+    if kind == "OSError" and "No space left" in message:
+        return errors.DiskError(message)
+    error = RuntimeError(f"{kind} in worker {worker}: {message}")
+    error.add_note(trace)
+    return error

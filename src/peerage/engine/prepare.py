@@ -1,0 +1,255 @@
+"""From an experiment to a world: load, split, wire and check, before anything is written."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from peerage.algorithm import Dimensions
+from peerage.data import Dataset, cache_folder, hold_out, label_counts
+from peerage.data.datasets import DATASETS
+from peerage.data.tensors import label_caveats
+from peerage.engine.fitting import check_fit, common_dtype
+from peerage.engine.world import World
+from peerage.errors import InputError, PeerageWarning
+from peerage.experiment.experiment import Experiment, display_name
+from peerage.graphs.graph import Graph
+from peerage.graphs.mixing import describe
+from peerage.graphs.rewiring import with_assortativity
+from peerage.graphs.topology import Complete
+from peerage.models import MODELS, default_model
+from peerage.models.start import Architecture, own_architecture
+from peerage.privacy import check_accounting
+from peerage.randomness import numpy_stream
+from peerage.work.context import Examples
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A world, the experiment with nothing left open, and what reports show of both."""
+
+    experiment: Experiment
+    world: World
+    setup: dict[str, Any]
+
+
+def prepare(
+    experiment: Experiment, dataset: Dataset | None = None, *, share: bool = False
+) -> Prepared:
+    """Everything a run needs; `dataset` spares loading it once more.
+
+    A `share` is the data of one peer, which may lack classes that others have.
+    """
+    for caveat in (*experiment.algorithm.caveats(), *experiment.noise.caveats()):
+        warnings.warn(caveat, PeerageWarning, stacklevel=3)
+    check_accounting(experiment.noise)
+    dataset = dataset or load_dataset(experiment)
+    for caveat in label_caveats(dataset, share=share):
+        warnings.warn(caveat, PeerageWarning, stacklevel=3)
+    experiment = with_model(experiment, dataset.shape)
+    architectures, dtype = build_architectures(experiment, dataset)
+    for architecture in architectures.values():
+        experiment.algorithm.fits(architecture.layout)
+    names = list(architectures)
+    parts, validation = split(experiment, dataset)
+    if experiment.algorithm.with_hub:  # one node more, without data
+        parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
+    graph = build_graph(experiment, len(parts))
+    check_weights(experiment, graph)
+    gain = experiment.init.gain
+    counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
+    world = World(
+        algorithm=experiment.algorithm,
+        seed=experiment.seed,
+        rounds=experiment.rounds,
+        graph=graph,
+        train=Examples(dataset.train_x.to(dtype), dataset.train_y),
+        test=test_examples(experiment, dataset, dtype),
+        parts=[torch.from_numpy(part) for part in parts],
+        validation=[torch.from_numpy(part) for part in validation],
+        label_counts=torch.from_numpy(counts),
+        architectures=architectures,
+        assignment=[names[node % len(names)] for node in range(len(parts))],
+        shared_start=experiment.init.start == "shared",
+        gains=gain.factors(graph).tolist(),
+        evaluate_at=experiment.evaluation.at,
+        faults=experiment.faults,
+        noise=experiment.noise,
+        prelude=gain if hasattr(gain, "estimate") else None,
+        spread=experiment.evaluation.spread,
+        cache=work_cache(),
+    )
+    for caveat in whole_numbers(world, dataset):
+        warnings.warn(caveat, PeerageWarning, stacklevel=3)
+    setup = {
+        "allocation": counts[: world.peers].tolist(),  # of those who have data, without a hub
+        "classes": list(dataset.classes),
+        "example": describe_example(dataset.shape, dtype),
+        "examples": [len(part) for part in parts[: world.peers]],
+        "edges": [list(edge) for edge in graph.edges()],
+        "topology": describe(graph).as_dict(),
+        "parameters": [world.layout(node).size for node in range(world.nodes)],
+        "test_examples": len(world.test),
+        **({"constants": constants} if (constants := constants_of(architectures)) else {}),
+    }
+    return Prepared(experiment, world, setup)
+
+
+def whole_numbers(world: World, dataset: Dataset) -> Iterable[str]:
+    """A warning about the tensors in messages that noise leaves as they are, if there are any."""
+    if not world.noise.active:
+        return
+    shape, classes = dataset.shape, len(dataset.classes)
+    names = {
+        name
+        for kind in world.architectures.values()
+        for name, form in world.algorithm.speaks(
+            Dimensions(kind.layout, kind.buffer_layout.size, world.nodes, classes, shape)
+        ).items()
+        if not form.dtype.is_floating_point
+    }
+    if names:
+        yield (
+            "noise and clip leave tensors of whole numbers in messages as they are, here "
+            f"{', '.join(sorted(names))}; they have no privacy"
+        )
+
+
+def constants_of(architectures: Mapping[str, Architecture]) -> dict[str, str]:
+    """The hash of the frozen parameters of every architecture that has any."""
+    hashes = {name: kind.constants_hash for name, kind in architectures.items()}
+    return {name: known for name, known in hashes.items() if known is not None}
+
+
+def alone(prepared: Prepared, node: int, secret: int | None = None) -> Prepared:
+    """The same for one node, which holds no training data but its own, and may have a secret."""
+    world = prepared.world
+    own, held = world.parts[node], world.validation[node]
+    place = torch.arange(len(own) + len(held))
+    parts, validation = ([own[:0]] * world.nodes for _ in range(2))
+    parts[node], validation[node] = place[: len(own)], place[len(own) :]
+    train = world.train.subset(torch.cat([own, held]))
+    mine = replace(world, train=train, parts=parts, validation=validation, secret=secret)
+    return replace(prepared, world=mine)
+
+
+def work_cache() -> Path | None:
+    """Beside the data sets; nowhere for a user without a home folder, who can still run."""
+    try:
+        return cache_folder()
+    except RuntimeError:
+        return None
+
+
+def load_dataset(experiment: Experiment) -> Dataset:
+    if isinstance(experiment.dataset, Dataset):
+        return experiment.dataset
+    loaded: Dataset = experiment.dataset.load(cache_folder())
+    return loaded
+
+
+def build_graph(experiment: Experiment, nodes: int) -> Graph:
+    """The graph of the experiment; of a single node that has the data of all, one without edges."""
+    if experiment.pooled and not experiment.algorithm.with_hub:
+        return Complete().build(nodes, experiment.seed)
+    graph: Graph = experiment.topology.build(nodes, experiment.seed)
+    return with_assortativity(graph, experiment.assortativity, experiment.seed)
+
+
+def check_weights(experiment: Experiment, graph: Graph) -> None:
+    """Metropolis weights are made of the degrees at both ends of a link that goes both ways."""
+    if graph.directed and getattr(experiment.algorithm, "weights", None) == "metropolis":
+        raise InputError(
+            "weights=metropolis requires an undirected graph, but this one is directed; "
+            "use weights=uniform, data or graph"
+        )
+
+
+def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any]]:
+    """(training, validation) indices of every node."""
+    labels, classes = dataset.train_y.numpy(), len(dataset.classes)
+    rng = numpy_stream(experiment.seed, "partition")
+    if dataset.groups is not None and hasattr(experiment.partition, "split_groups"):
+        groups = dataset.groups.numpy()
+        parts = experiment.partition.split_groups(groups, experiment.nodes, rng)
+    else:
+        parts = experiment.partition.split(labels, experiment.nodes, classes, rng)
+    if experiment.pooled:
+        parts = [np.concatenate(parts)]
+    fraction = experiment.evaluation.validation
+    if fraction == 0:
+        return parts, [np.empty(0, dtype=np.int64)] * len(parts)
+    streams = [numpy_stream(experiment.seed, "validation", node) for node in range(len(parts))]
+    pairs = [hold_out(p, labels, fraction, r) for p, r in zip(parts, streams, strict=True)]
+    return [train for train, _ in pairs], [held for _, held in pairs]
+
+
+def test_examples(experiment: Experiment, dataset: Dataset, dtype: torch.dtype) -> Examples:
+    whole = Examples(dataset.test_x.to(dtype), dataset.test_y)
+    wanted = experiment.evaluation.samples
+    if wanted is None or wanted == len(whole):
+        return whole
+    if wanted > len(whole):
+        raise InputError(
+            f"--eval-samples {wanted} is more than the {len(whole)} test examples of "
+            f"{dataset.name}; use {len(whole)} or fewer"
+        )
+    order = numpy_stream(experiment.seed, "test").permutation(len(whole))[:wanted]
+    return whole.subset(torch.from_numpy(np.sort(order)))
+
+
+def describe_example(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """What a model takes: with it, models can be built again without the data."""
+    return {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
+
+
+def with_model(experiment: Experiment, shape: tuple[int, ...]) -> Experiment:
+    """The experiment with a model; one that is left open is the usual one for examples like it."""
+    if experiment.model:
+        return experiment
+    name = default_model(display_name(experiment.dataset, DATASETS), shape)
+    return experiment.model_copy(update={"model": (MODELS[name](),)})
+
+
+def build_architectures(
+    experiment: Experiment, dataset: Dataset
+) -> tuple[dict[str, Architecture], torch.dtype]:
+    """The architectures of all nodes, tried on the data, and the type of examples they take."""
+    shared = experiment.init.start == "shared"
+    architectures = name_architectures(experiment, dataset.shape, len(dataset.classes))
+    dtypes = {}
+    for name, architecture in architectures.items():
+        dtypes[name] = check_fit(architecture, dataset)
+        # A start that cannot be drawn should be known before anything is written.
+        architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
+    return architectures, common_dtype(architectures, dtypes, dataset)
+
+
+def name_architectures(
+    experiment: Experiment, shape: tuple[int, ...], classes: int
+) -> dict[str, Architecture]:
+    """The architectures of an experiment by name; nodes take them in turn."""
+    architectures = {}
+    for i, model in enumerate(experiment.model):
+        name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
+        if isinstance(model, nn.Module) or not hasattr(model, "build"):
+            architecture = own_architecture(
+                model, name, experiment.init.scheme, experiment.init.bias, experiment.seed
+            )
+        else:
+            build: Callable[[], nn.Module] = partial(model.build, shape, classes)
+            architecture = Architecture(
+                name,
+                build,
+                experiment.init.scheme,
+                bias=experiment.init.bias,
+                seed=experiment.seed,
+            )
+        architectures[name] = architecture
+    return architectures

@@ -1,0 +1,125 @@
+"""What there is: every family of named values, with options and a sentence about each.
+
+`python -m peerage.experiment.catalogue README.md` writes the tables in the document anew.
+"""
+
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import MISSING
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from peerage import specs
+from peerage.algorithms import ALGORITHMS
+from peerage.data import DATASETS, PARTITIONS
+from peerage.errors import InputError, did_you_mean
+from peerage.graphs.topology import TOPOLOGIES
+from peerage.models import MODELS
+from peerage.models.start import GAINS
+from peerage.work.losses import CORRECTIONS, LOSSES
+
+FAMILIES: dict[str, specs.Family] = {
+    "algorithms": ALGORITHMS,
+    "corrections": CORRECTIONS,
+    "datasets": DATASETS,
+    "gains": GAINS,
+    "losses": LOSSES,
+    "models": MODELS,
+    "partitions": PARTITIONS,
+    "topologies": TOPOLOGIES,
+}
+
+
+def recipes() -> dict[str, Path]:
+    """The experiments that come with the package, by name."""
+    folder = Path(str(files("peerage.experiment") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def entries(family: str) -> list[dict[str, str]]:
+    """Name, options with their defaults, and the first sentence about each member of a family."""
+    if family == "recipes":
+        return [_recipe(name, path) for name, path in recipes().items()]
+    if family not in FAMILIES:
+        raise InputError(f"unknown list {family!r}; {did_you_mean(family, [*FAMILIES, 'recipes'])}")
+    return [
+        {"name": name, "options": _options(cls), "about": first_sentence(cls)}
+        for name, cls in FAMILIES[family].items()
+    ]
+
+
+def first_sentence(cls: type[Any]) -> str:
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def markdown_table(family: str) -> str:
+    """A family as a table for the documents; algorithms also say where they come from."""
+    rows = []
+    for entry in entries(family):
+        options = " ".join(f"`{option}`" for option in entry["options"].split(",") if option)
+        rows.append([f"`{entry['name']}`", entry["about"], options or "none"])
+    if family != "algorithms":
+        return _markdown(["name", "what it is", "options and defaults"], rows)
+    papers = [paper(cls) for cls in FAMILIES[family].values()]
+    rows = [[*row, source] for row, source in zip(rows, papers, strict=True)]
+    return _markdown(["name", "what a node does in a round", "options and defaults", "paper"], rows)
+
+
+def overview() -> str:
+    """All names in every family but the algorithms, one row each."""
+    names = {family: entries(family) for family in [*FAMILIES, "recipes"] if family != "algorithms"}
+    rows = [[k, ", ".join(f"`{e['name']}`" for e in found)] for k, found in names.items()]
+    return _markdown(["", "names"], rows)
+
+
+def paper(cls: type[Any]) -> str:
+    """The first paper (P0 to P4) and all preprints that the docstring of a class's module names."""
+    text = sys.modules[cls.__module__].__doc__ or ""
+    preprints = re.findall(r"arXiv:(\d+\.\d+)", text)
+    links = [f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in preprints]
+    return ", ".join([*re.findall(r"\bP[0-4]\b(?: Eq\. \d+)?", text)[:1], *links]) or "none"
+
+
+def refreshed(text: str) -> str:
+    """A document with new tables between `<!-- algorithms -->` and `<!-- /algorithms -->`, etc."""
+    for name in ("families", *FAMILIES):
+        before, start, rest = text.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if end:
+            table = overview() if name == "families" else markdown_table(name)
+            text = f"{before}{start}\n{table}\n{end}{after}"
+    return text
+
+
+def main(paths: Sequence[str]) -> None:
+    for path in map(Path, paths):
+        path.write_text(refreshed(path.read_text()))
+
+
+def _markdown(titles: list[str], rows: list[list[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(c.replace('|', '&#124;') for c in line)} |" for line in lines)
+
+
+def _options(cls: type[Any]) -> str:
+    return ",".join(
+        f"{field.name}="
+        + ("..." if field.default is MISSING else specs.spelled(field.default).lower())
+        for field in specs.options_of(cls)
+    )
+
+
+def _recipe(name: str, path: Path) -> dict[str, str]:
+    text = path.read_text(encoding="utf-8")
+    lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+    table = tomllib.loads(text)
+    options = f"{table['nodes']} nodes, {table['rounds']} rounds, {table['dataset']['name']}"
+    return {"name": name, "options": options, "about": " ".join(lines)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

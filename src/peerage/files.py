@@ -1,0 +1,105 @@
+"""Files that are written whole, and errors of the disk as one line with a remedy."""
+
+import errno
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peerage.errors import CheckpointError, DiskError
+
+
+def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> None:
+    """One key per line: readable for people, and short when a value is a long list."""
+    lines = [f"  {json.dumps(key)}: {dumps(entry)}" for key, entry in value.items()]
+    write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), remedy)
+
+
+def write_bytes(path: Path, content: bytes, remedy: str = "") -> None:
+    """Replace a file in one step: after a crash or an error it holds either the old or the new."""
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path, remedy):
+        try:
+            with open(aside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def disk_errors(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turns what the operating system says about a file into one line with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = remedy or f"run `peerage resume {path.parent}`"
+            raise DiskError(
+                f"disk is full while writing {path}; free space and {remedy}"
+            ) from error
+        reason = error.strerror or str(error)
+        raise DiskError(
+            f"cannot write {path}: {reason}; choose a folder that you may write to"
+        ) from error
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"run folder {str(path.parent)!r} has no {path.name}; "
+            "give a folder that `peerage run` made, or run the experiment again"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror}; check its permissions"
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(read_bytes(path))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is not valid JSON ({error}); run the experiment again"
+        ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object; run the experiment again")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_bytes(path).decode())
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is not valid TOML ({error}); run the experiment again"
+        ) from None
+
+
+def dumps(value: object) -> str:
+    return json.dumps(_plain(value), allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    """JSON has no infinity and no NaN: what is not a finite number becomes null."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value

@@ -1,0 +1,1 @@
+"""Graphs between nodes: topologies, mixing weights, diffusion, faults and gains."""

@@ -1,0 +1,383 @@
+"""A numerical model of the first rounds of decentralised learning (P4 section 4.2).
+
+Every node holds d numbers. A round is an average over the closed neighbourhood, and noise that
+stands for training: X <- A X + N(0, noise^2) with X [n, d] and A the uniform mixing matrix.
+sigma_ap, the mean over nodes of the deviation over parameters, falls from `init` towards init ||v||
+with v the stationary vector of A; sigma_an, the mean over parameters of the deviation over nodes,
+falls to the order of the noise, and training counts for something from then on.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from peerage.errors import InputError, did_you_mean
+from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
+from peerage.graphs.mixing import gains, mixing_matrix
+from peerage.randomness import numpy_stream
+
+__all__ = ["Diffusion", "Simulation", "deviations", "diffuse", "fit_exponent"]
+
+Single = NDArray[np.float32]
+Double = NDArray[np.float64]
+Start = Literal["normal", "uniform"]
+Watch = Callable[[int, float, float], None]  # round, sigma_ap, sigma_an
+
+STARTS = ("normal", "uniform")
+BLOCK_NUMBERS = 1 << 17  # of X that are worked on together: 512 kB, which stay in the cache
+BLOCK_ROWS = 4096  # more numbers added up in single precision would cost accuracy
+EXACT_NODES = 1000  # up to here the limit of sigma_an takes seconds at most
+LOUDEST = 1e12  # noise, in units of `init`; squares of larger numbers leave single precision
+STABLE = 1.1  # times the plateau, and sigma_an counts as stable (P4 section 4.5)
+
+
+@dataclass(frozen=True, eq=False)
+class Diffusion:
+    """What the model did on a graph, and what theory says about it."""
+
+    graph: Graph = field(repr=False)
+    parameters: int
+    init: float
+    noise: float
+    start: Start
+    seed: int
+    sigma_ap: Double = field(repr=False)  # [rounds + 1]
+    sigma_an: Double = field(repr=False)  # [rounds + 1]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.sigma_an) - 1
+
+    @property
+    def plateau(self) -> float:
+        """The mean of sigma_an over the last fifth of the rounds."""
+        return float(self.sigma_an[-max(self.rounds // 5, 1) :].mean())
+
+    @property
+    def stabilisation(self) -> int | None:
+        """The first round with sigma_an at most 1.1 times its plateau, if it has reached one.
+
+        It has not if, at the pace of the last fifth (and at least three rounds), as many rounds
+        again would lower sigma_an by another tenth. The pace is the slope of ln sigma_an, if that
+        is more than three times its standard error.
+        """
+        ending = self.sigma_an[-max(self.rounds // 5, 3) :]
+        if ending.all():  # where it is 0, all nodes agree and nothing is left to fall
+            if self.rounds < 3:
+                return None
+            slope, error = _line(np.arange(len(ending), dtype=np.float64), np.log(ending))
+            if -slope * self.rounds > math.log(STABLE) and -slope > 3 * error:
+                return None
+        plateau = self.plateau if ending.all() else 0.0
+        return int(np.argmax(self.sigma_an <= STABLE * plateau))
+
+    @property
+    def limit_ap(self) -> float | None:
+        """Where sigma_ap goes, for many parameters: to init ||v|| (P4), and what noise adds.
+
+        Mean over nodes of sqrt((init^2 + rounds noise^2) ||v||^2 + the variance around consensus),
+        with v of the node's component; unknown if a component is not strongly connected. With d
+        parameters the consensus is a sample, and deviates from it by a share of 1 / sqrt(2 d).
+        """
+        if self._around is None:
+            return None
+        return float(np.sqrt(self._consensus + self._around.variance * self.noise**2).mean())
+
+    @property
+    def limit_an(self) -> float | None:
+        """Where sigma_an goes: to the root of the variance around consensus, of the noise's order.
+
+        What separates the components of a graph is added. Unknown as `limit_ap` is.
+        """
+        if self._around is None:
+            return None
+        labels = component_labels(self.graph)
+        share = np.bincount(labels)[labels] / self.graph.nodes
+        between = float((self._consensus * (1 - share)).mean())
+        return math.sqrt(between + self._around.variance * self.noise**2)
+
+    @property
+    def limit_an_exact(self) -> bool:
+        """Otherwise it is too low, by a few percent on random graphs and by far on rings."""
+        return self._around is not None and self._around.exact
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "nodes": self.graph.nodes,
+            "parameters": self.parameters,
+            "rounds": self.rounds,
+            "init": self.init,
+            "noise": self.noise,
+            "start": self.start,
+            "seed": self.seed,
+            "sigma_ap": self.sigma_ap.tolist(),
+            "sigma_an": self.sigma_an.tolist(),
+            "limit_ap": self.limit_ap,
+            "limit_an": self.limit_an,
+            "limit_an_exact": self.limit_an_exact,
+            "plateau": self.plateau,
+            "stabilisation": self.stabilisation,
+        }
+
+    @cached_property
+    def _around(self) -> "Around | None":
+        return variance_around_consensus(self.graph)
+
+    @cached_property
+    def _consensus(self) -> Double:
+        """[n] the variance of the consensus in every node's component, noise included."""
+        variance: Double = (self.init**2 + self.rounds * self.noise**2) / gains(self.graph) ** 2
+        return variance
+
+
+def diffuse(
+    graph: Graph,
+    *,
+    parameters: int = 32,
+    rounds: int = 50,
+    init: float = 1.0,
+    noise: float = 1e-3,
+    start: Start = "normal",
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Diffusion:
+    """Run the model on a graph; `watch` is told the two deviations of every round, 0 included.
+
+    `init` is the deviation of the start, also of a uniform one: the authors' U(-5, 5) is
+    init = 5 / sqrt(3).
+    """
+    _check(graph, parameters, rounds, init, noise, start)
+    # The model is linear, and in units of `init` nothing overflows.
+    simulation = Simulation(graph, parameters, noise / init, start, seed)
+    sigmas = np.empty((rounds + 1, 2))
+    for t in range(rounds + 1):
+        if t:
+            simulation.step()
+        sigmas[t] = init * np.array(simulation.sigmas)
+        if watch is not None:
+            watch(t, *map(float, sigmas[t]))
+    return Diffusion(graph, parameters, init, noise, start, seed, *sigmas.T)
+
+
+class Block(NamedTuple):
+    """Some rows of the mixing matrix."""
+
+    rows: slice
+    matrix: torch.Tensor  # [rows, n] in compressed sparse rows, single precision
+
+
+class Simulation:
+    """The model one step at a time, from a start of deviation 1.
+
+    The state is kept relative to a common centre [d] that follows the mean of the nodes: averaging
+    leaves what is common alone, and single precision then suffices for deviations of any size.
+    """
+
+    def __init__(
+        self, graph: Graph, parameters: int, noise: float, start: Start = "normal", seed: int = 0
+    ) -> None:
+        self.noise, self.seed, self.round = noise, seed, 0
+        rng = numpy_stream(seed, "diffusion start")
+        shape = (graph.nodes, parameters)
+        self.x: Single
+        if start == "normal":
+            self.x = rng.standard_normal(shape, dtype=np.float32)
+        else:
+            self.x = rng.random(shape, dtype=np.float32)
+            self.x -= np.float32(0.5)
+            self.x *= np.float32(math.sqrt(12))
+        self.sigmas = deviations(self.x)  # sigma_ap and sigma_an of the current round
+        mean = self.x.mean(axis=0, dtype=np.float64).astype(np.float32)
+        self.x -= mean
+        self.centre = mean.astype(np.float64)
+        self.drift = np.zeros_like(mean)  # of x, still to be moved to the centre
+        self.blocks = _row_blocks(mixing_matrix(graph), parameters)
+        self._next = np.empty_like(self.x)
+
+    def step(self) -> None:
+        """Average, add noise, and measure, block by block while it is in the cache.
+
+        A (X - 1 m') = A X - 1 m' because the rows of A sum to 1: the drift goes with the noise.
+        """
+        self.round += 1
+        rng = numpy_stream(self.seed, "diffusion noise", self.round)
+        self.centre += self.drift
+        spread = _Spread(self.centre)
+        state = torch.from_numpy(self.x)
+        for rows, matrix in self.blocks:
+            block = self._next[rows]
+            _fill_normal(block, self.noise, rng)
+            block -= self.drift
+            torch.from_numpy(block).addmm_(matrix, state)
+            spread.add(block)
+        self.x, self._next = self._next, self.x
+        self.drift = spread.mean.astype(np.float32)
+        self.sigmas = spread.sigmas()
+
+
+def deviations(x: ArrayLike) -> tuple[float, float]:
+    """sigma_ap and sigma_an of a state [n, d]: over parameters, and over nodes (P4)."""
+    state = np.asarray(x)
+    centre = state.mean(axis=0, dtype=np.float64)
+    spread = _Spread(centre)
+    for rows in _row_slices(*state.shape):
+        spread.add((state[rows] - centre).astype(np.float32))
+    return spread.sigmas()
+
+
+def fit_exponent(sizes: ArrayLike, values: ArrayLike) -> tuple[float, float]:
+    """The slope of ln(values) over ln(sizes) by least squares, and its standard error."""
+    n, y = np.asarray(sizes, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if n.ndim != 1 or n.shape != y.shape or len(np.unique(n)) < 3:
+        raise InputError(
+            f"an exponent needs values at 3 different sizes or more, got sizes of shape {n.shape} "
+            f"and values of shape {y.shape}"
+        )
+    if not all(np.isfinite(z).all() and (z > 0).all() for z in (n, y)):
+        raise InputError("an exponent needs sizes and values that are finite and above 0")
+    return _line(np.log(n), np.log(y))
+
+
+class Around(NamedTuple):
+    """The variance of a node around the consensus of its component, for noise of deviation 1."""
+
+    variance: float
+    exact: bool  # otherwise a lower bound
+
+
+def variance_around_consensus(graph: Graph) -> Around | None:
+    """sum_t ||C A^t||_F^2 / n with C = 1 - the mean over a component; None if it is infinite.
+
+    Noise of t rounds ago has been averaged t times since. For a regular graph this is the sum of
+    1 / (n (1 - lambda^2)) over the eigenvalues other than 1. Above 1000 nodes only the terms of
+    t = 0 and 1 are added: the noise itself, and its first average.
+    """
+    labels = component_labels(graph)
+    count = np.bincount(labels)
+    adjacency = adjacency_matrix(graph)
+    if csgraph.connected_components(adjacency, connection="strong")[0] > len(count):
+        return None
+    a = mixing_matrix(graph)
+    if graph.nodes > EXACT_NODES:
+        first = graph.nodes - len(count)
+        second = (a.data**2).sum() - (a.sum(axis=0) ** 2 / count[labels]).sum()
+        return Around(float(first + second) / graph.nodes, exact=False)
+    c = np.eye(graph.nodes) - (labels[:, None] == labels) / count[labels]
+    b, p = c @ a.toarray(), c  # C A C = C A, hence C A^t = (C A)^t
+    while np.abs(b).max() > 1e-9:  # p holds the terms below some power of two, b is that power
+        p, b = p + b @ p @ b.T, b @ b
+    return Around(float(np.trace(p)) / graph.nodes, exact=True)
+
+
+class _Spread:
+    """Both deviations of a state, from one block of rows after another, relative to a centre [d].
+
+    Sums within a block are in single precision, but of differences from the block's own means, so
+    that nothing cancels; blocks are joined in double precision (Chan, Golub, LeVeque, 1979).
+    """
+
+    def __init__(self, centre: Double) -> None:
+        self.centre = centre.astype(np.float32)
+        self.count, self.within = 0, 0.0
+        self.mean, self.squares = np.zeros(len(centre)), np.zeros(len(centre))
+
+    def add(self, block: Single) -> None:
+        rows, d = block.shape
+        shift = np.einsum("ij->j", block) / np.float32(rows)
+        difference = block - shift
+        rest = np.einsum("ij->j", difference) / rows  # what rounding left of the mean
+        squares = np.einsum("ij,ij->j", difference, difference)
+        step = shift.astype(np.float64) + rest - self.mean
+        self.count += rows
+        self.mean += step * (rows / self.count)
+        self.squares += np.maximum(squares - rows * rest**2, 0)
+        self.squares += step**2 * (rows * (self.count - rows) / self.count)
+        np.add(block, self.centre, out=difference)
+        difference -= (np.einsum("ij->i", difference) / np.float32(d))[:, None]
+        variances = np.einsum("ij,ij->i", difference, difference) / np.float32(d)
+        self.within += float(np.sqrt(variances).sum(dtype=np.float64))
+
+    def sigmas(self) -> tuple[float, float]:
+        return self.within / self.count, float(np.sqrt(self.squares / self.count).mean())
+
+
+def _fill_normal(out: Single, deviation: float, rng: np.random.Generator) -> None:
+    """Gaussian numbers by Box and Muller's method: a third of the time of `standard_normal`.
+
+    A pair of uniform numbers makes a pair of Gaussian ones, in order: how a stream is cut into
+    blocks of even size does not matter.
+    """
+    if deviation == 0:
+        out[:] = 0
+        return
+    flat = out.reshape(-1)
+    half = len(flat) // 2
+    u = rng.random(len(flat) + len(flat) % 2, dtype=np.float32)
+    radius = np.sqrt(np.float32(-2) * np.log(1 - u[::2]))  # the logarithm of 0 cannot come up
+    radius *= np.float32(deviation)
+    angle = np.float32(2 * math.pi) * u[1::2]
+    np.multiply(radius, np.cos(angle), out=flat[::2])
+    np.multiply(radius[:half], np.sin(angle[:half]), out=flat[1::2])
+
+
+def _row_slices(nodes: int, parameters: int) -> Iterator[slice]:
+    """Blocks with an even number of rows, as noise comes in pairs; only the last may differ."""
+    rows = max(min(BLOCK_NUMBERS // parameters, BLOCK_ROWS) // 2 * 2, 2)
+    return (slice(first, min(first + rows, nodes)) for first in range(0, nodes, rows))
+
+
+def _row_blocks(a: sparse.csr_array, parameters: int) -> list[Block]:
+    """The matrix for torch, whose sparse product takes half of the time of scipy's."""
+    columns, values = a.indices.astype(np.int32), a.data.astype(np.float32)
+    blocks = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        for rows in _row_slices(a.shape[0], parameters):
+            bounds = a.indptr[rows.start : rows.stop + 1]
+            entries = slice(bounds[0], bounds[-1])
+            matrix = torch.sparse_csr_tensor(
+                torch.from_numpy((bounds - bounds[0]).astype(np.int32)),
+                torch.from_numpy(columns[entries]),
+                torch.from_numpy(values[entries]),
+                size=(len(bounds) - 1, a.shape[1]),
+                check_invariants=False,
+            )
+            blocks.append(Block(rows, matrix))
+    return blocks
+
+
+def _line(x: Double, y: Double) -> tuple[float, float]:
+    """Slope and standard error of the straight line through three points or more."""
+    dx, dy = x - x.mean(), y - y.mean()
+    slope = float(dx @ dy / (dx @ dx))
+    left = dy - slope * dx
+    return slope, math.sqrt(float(left @ left) / (len(dx) - 2) / float(dx @ dx))
+
+
+def _check(
+    graph: Graph, parameters: int, rounds: int, init: float, noise: float, start: str
+) -> None:
+    if graph.dynamic:
+        raise InputError(
+            "the diffusion model needs a graph that stays the same; choose one such as regular:k=4"
+        )
+    if parameters < 2:
+        raise InputError(f"parameters must be at least 2 to have a deviation, got {parameters}")
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1, got {rounds}")
+    if not 0 < init < math.inf:
+        raise InputError(f"init must be a number above 0, got {init}")
+    if not 0 <= noise <= LOUDEST * init:
+        raise InputError(f"noise must lie between 0 and {LOUDEST:g} times init, got {noise}")
+    if start not in STARTS:
+        raise InputError(f"unknown start {start!r}; {did_you_mean(start, STARTS)}")

@@ -1,0 +1,1 @@
+"""Networks of peers: start them, collect their records, export their folders."""

@@ -1,0 +1,464 @@
+"""A network on several machines: one folder for each peer, with all that it needs there.
+
+OUT/authority/              signs the identities; its key stays here
+OUT/node-0/                 goes to the machine of node 0
+    README.txt              what to do there
+    network.toml  experiment.toml
+    certs/                  its key and certificate, authority.pem, revoked.pem
+    peerage-node-0.service  a unit for systemd
+"""
+
+import ipaddress
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peerage import specs
+from peerage.algorithms import ALGORITHMS
+from peerage.data import DATASETS, PUBLISHED
+from peerage.data.datasets import facts
+from peerage.engine.prepare import build_graph
+from peerage.errors import InputError, PeerageWarning
+from peerage.experiment.experiment import Experiment, display_name
+from peerage.files import disk_errors, write_bytes
+from peerage.models import MODELS, default_model
+from peerage.net.peer.network import NO_END, Member, Network, Patience
+from peerage.net.trust.certs import Authority, is_host_name
+from peerage.net.trust.keyfiles import AGAIN, private_folder, read_certificate
+from peerage.net.wire.address import Address
+from peerage.runs.run import check_free
+
+__all__ = ["PORT", "Exported", "Host", "deal", "export", "parse_host", "read_hosts"]
+
+PORT = 7400
+START = 3600.0  # seconds for the first round to begin: people walk from machine to machine
+HOST = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:(?P<port>[0-9]{1,9}))?")
+# Where a unit finds the folder of its peer, or a link to it. So there is nothing to quote, however
+# the folder is called; and the unit can be copied to where its peer may not change it, which it
+# could not if it spoke of its own place (%Y).
+HOME = "/srv/peerage/{name}"
+
+UNIT = """\
+# One peer of a network. README.txt says how to install this file.
+[Unit]
+Description=Peerage peer {name}
+Wants=network-online.target
+After=network-online.target
+# Give up after 20 failures in 10 minutes: then somebody has to look.
+StartLimitIntervalSec=600
+StartLimitBurst=20
+
+[Service]
+# {home} is the folder that this file came in, or a link to it.
+WorkingDirectory={home}
+Environment=PEERAGE_DATA={home}/data
+ExecStart={home}/{command}
+Restart=on-failure
+RestartSec=10
+# What it says when it is asked to stop, which is no failure.
+SuccessExitStatus=130
+# It ends what it is computing before it stops. If that takes longer, it is killed, which is safe at
+# any time: it goes on from its last round.
+TimeoutStopSec=30
+# Without the next line it runs as root. Better make a user for it (useradd --system peerage),
+# give it the folder (chown -R peerage: {home}/), and take the # away.
+# User=peerage
+
+# It may read what others may, write to its own folder, and talk to the network.
+ReadWritePaths={home}
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+NoNewPrivileges=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+UMask=0077
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+README = """\
+{name}, {role}
+
+This folder belongs on the machine that the others reach as
+
+    {address}
+
+Let TCP to that port through its firewall. The key in certs/ is what makes a machine {name}, so keep
+no copy of it anywhere else. All commands are for a shell in this folder.
+
+1. Install, with Python 3.11 or newer, and the same version on all machines
+
+    python3 -m venv venv && venv/bin/python -m pip install "peerage[net]"
+
+2. Data
+
+{data}
+3. Start
+
+    PEERAGE_DATA=data {command}
+
+It waits for the others, for an hour at most, before the first round. Checkpoints and results go to
+run/; started again, it goes on from its last round.
+{listens}
+
+To have systemd start it, now and after every reboot, give this folder the name by which the unit
+knows it (the first line, unless that is where it is), and install the unit:
+
+    sudo mkdir -p {shelf} && sudo ln -sfnT "$PWD" {home}
+    sudo cp {unit} /etc/systemd/system/
+    sudo systemctl enable --now {unit}
+    journalctl --follow --unit {unit}
+"""
+
+OWN_DATA = """\
+With data of its own, of which nobody else needs a copy, add for instance
+
+    --data npz:path=data/mine.npz
+
+to the command below and to ExecStart in the unit. If it lacks some of the classes that others have,
+--classes says how many there are in the whole network, or which: --classes cat,dog,horse. With
+--test it is judged on the test part of other data, which all peers may have in common.
+"""
+HUB_DATA = """\
+The hub does not train, but it judges the model. If the others bring data of their own, give it some
+of the same kind, with --data npz:path=data/test.npz in the command below and in the unit.
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine by its name or address, and the first port that peers may have there."""
+
+    name: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return str(Address(self.name, self.port))
+
+    @property
+    def bind(self) -> str:
+        """Where it listens, if that is not its address.
+
+        On many machines their own name stands for 127.0.1.1, where nobody else can reach them.
+        """
+        named = not _is_address(self.name) and self.name != "localhost"
+        return f"0.0.0.0:{self.port}" if named else ""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and where."""
+
+    out: Path
+    network: Network
+    authority: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        hub = _hub(self.network.experiment)
+        peers = [
+            {
+                "name": member.name,
+                "address": member.address,
+                "folder": str(self.out / member.name),
+                "hub": number == hub,
+            }
+            for number, member in enumerate(self.network.members)
+        ]
+        return {"run": self.network.run, "authority": str(self.authority), "peers": peers}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{peer['folder']} for {peer['address']}{', the hub' if peer['hub'] else ''}"
+            for peer in self.facts["peers"]
+        ]
+        lines += [
+            "move each folder to its machine, and follow the README.txt in it",
+            f"keep {self.authority} to yourself: who has its key can make identities",
+        ]
+        return "\n".join(lines)
+
+
+def export(
+    experiment: Experiment,
+    hosts: Path,
+    out: Path,
+    *,
+    port: int = PORT,
+    certs: Path | None = None,
+) -> Exported:
+    """Write a folder for every peer, all or none; `certs` is an authority that is there already."""
+    _check_port(port, "--port")
+    experiment = _with_model(experiment)
+    _check_experiment(experiment)
+    check_free(out)
+    places = deal(read_hosts(hosts, port), experiment)
+    members = tuple(Member(f"node-{i}", place.address) for i, place in enumerate(places))
+    network = Network(secrets.token_hex(8), experiment, members, Patience(start=START))
+    known = None if certs is None else Authority.load(certs)
+    if known is not None:
+        _check_names(known, network)
+    serials: list[int] = []
+    try:
+        with _all_or_nothing(out) as aside:
+            authority = known or Authority.create(aside / "authority", "peerage")
+            for number, place in enumerate(places):
+                folder = aside / members[number].name
+                serials.append(_issue(authority, place, folder))
+                _write(folder, network, number, place)
+    except BaseException:
+        if known is not None:  # the keys are gone, so nobody will ever have to revoke these
+            for serial in serials:
+                (known.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
+        raise
+    return Exported(out, network, out / "authority" if known is None else known.folder)
+
+
+# Which peer is where
+
+
+def read_hosts(path: Path, port: int = PORT) -> list[Host]:
+    """One host per line; the port is for those that name none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}; write one with a host per line") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the hosts in {path}: {error}") from None
+    found: dict[Host, int] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        try:
+            host = parse_host(text, port)
+        except InputError as error:
+            raise InputError(f"{path} line {number}: {error}") from None
+        if host in found:
+            raise InputError(
+                f"{path} line {number}: {host.address} is already in line {found[host]}; "
+                "name it once, or give it another port"
+            )
+        found[host] = number
+    if not found:
+        raise InputError(f"{path} names no host; write one per line, such as 10.0.0.3")
+    return list(found)
+
+
+def parse_host(text: str, port: int = PORT) -> Host:
+    """A name or an address, with or without a port.
+
+    >>> parse_host("10.0.0.3")
+    Host(name='10.0.0.3', port=7400)
+    >>> parse_host("[2001:db8::7]:7500")
+    Host(name='2001:db8::7', port=7500)
+    """
+    if text.count(":") > 1 and _is_address(text):  # of the long kind, without brackets and port
+        text = f"[{text}]"
+    found = HOST.fullmatch(text)
+    if not found:
+        raise InputError(f"{text!r} is not HOST or HOST:PORT, such as 10.0.0.3:7400")
+    number = port if found["port"] is None else int(found["port"])
+    _check_port(number, f"the port of {text!r}")
+    return Host(_host_name(found["six"] or found["name"]), number)
+
+
+def deal(hosts: Sequence[Host], experiment: Experiment) -> list[Host]:
+    """A host for every peer, in turn; each gets the next port that is free there."""
+    count = experiment.nodes_and_hub
+    crew = f"{count} peers" + (
+        ", the last of them the hub" if experiment.algorithm.with_hub else ""
+    )
+    if len(hosts) > count:
+        extra = ", ".join(host.address for host in hosts[count:])
+        warnings.warn(
+            f"{len(hosts)} hosts for {crew}: {extra} will not be used", PeerageWarning, stacklevel=3
+        )
+    dealt: dict[Host, None] = {}  # a set that remembers the order
+    for number in range(count):
+        host = hosts[number % len(hosts)]
+        while host in dealt:
+            host = Host(host.name, host.port + 1)
+        if host.port > 65535:
+            raise InputError(
+                f"{crew}: node-{number} would get port {host.port} of {host.name}, and ports end "
+                "at 65535; give a lower port or more hosts"
+            )
+        dealt[host] = None
+    return list(dealt)
+
+
+def _host_name(text: str) -> str:
+    if _is_address(text):
+        address = ipaddress.ip_address(text)
+        if address.is_unspecified or address.is_multicast:
+            raise InputError(f"nobody can be reached at {text}; give the address of a machine")
+        return str(address)
+    name = text.lower()
+    if not is_host_name(name):
+        raise InputError(
+            f"{text!r} is not a host; give a name such as peer.example.org, or an address such as "
+            "192.0.2.7"
+        )
+    return name
+
+
+def _is_address(text: str) -> bool:
+    with suppress(ValueError):
+        ipaddress.ip_address(text)
+        return "%" not in text  # what comes after it means something on one machine only
+    return False
+
+
+def _check_port(port: int, what: str) -> None:
+    if not 0 < port < 65536:
+        raise InputError(f"{what} must lie between 1 and 65535, got {port}")
+
+
+def _hub(experiment: Experiment) -> int | None:
+    return experiment.nodes if experiment.algorithm.with_hub else None
+
+
+# What can travel
+
+
+def _with_model(experiment: Experiment) -> Experiment:
+    """The experiment with the model that it would choose: a peer with other data must not ask anew.
+
+    For a data set that is not published, all peers choose by the shape of their examples, which is
+    the same for all.
+    """
+    known = facts(experiment.dataset)
+    if experiment.model or known is None:
+        return experiment
+    name = default_model(display_name(experiment.dataset, DATASETS), known.shape)
+    return experiment.model_copy(update={"model": (MODELS[name](),)})
+
+
+def _check_experiment(experiment: Experiment) -> None:
+    """Data are left alone: those of the peers may be on their machines only."""
+    if experiment.until is not None:
+        raise InputError(NO_END)
+    if type(experiment.algorithm) not in ALGORITHMS.values():
+        raise InputError(
+            f"the algorithm {display_name(experiment.algorithm, ALGORITHMS)!r} is kept outside the "
+            "package, where other machines do not have it; try it with `peerage up`"
+        )
+    Experiment.from_toml(experiment.to_toml())
+    build_graph(experiment, experiment.nodes_and_hub)
+
+
+def _check_names(authority: Authority, network: Network) -> None:
+    """Earlier holders of the same names can speak for the new ones."""
+    names = {member.name for member in network.members}
+    old = {one.name: one for one in authority.issued() if one.status == "valid"}
+    if both := [name for name in old if name in names]:
+        warnings.warn(
+            f"the authority in {authority.folder} has given out {', '.join(both)} before, and "
+            "those keys are good here too; to end that, revoke them and export again",
+            PeerageWarning,
+            stacklevel=3,
+        )
+
+
+# Files
+
+
+@contextmanager
+def _all_or_nothing(out: Path) -> Iterator[Path]:
+    """A folder whose content moves to `out` if all goes well, and disappears if not."""
+    placed: list[Path] = []
+    with private_folder(out):
+        with disk_errors(out, AGAIN):
+            aside = Path(tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=out))
+        try:
+            yield aside
+            for path in sorted(aside.iterdir()):
+                with disk_errors(out / path.name, AGAIN):
+                    os.rename(path, out / path.name)
+                placed.append(out / path.name)
+        except BaseException:
+            for path in placed:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _issue(authority: Authority, place: Host, folder: Path) -> int:
+    """Make the folder of a peer, and its identity, which has the same name; the serial."""
+    with disk_errors(folder, AGAIN):
+        folder.mkdir(mode=0o700)
+    identity = authority.issue(folder.name, hosts=[place.name], into=folder / "certs")
+    return read_certificate(identity.certificate, AGAIN).serial_number
+
+
+def _write(folder: Path, network: Network, number: int, place: Host) -> None:
+    files = {
+        "experiment.toml": network.experiment.to_toml(),
+        "network.toml": network.to_toml("experiment.toml"),
+        **_guides(network, number, place),
+    }
+    for file, text in files.items():
+        write_bytes(folder / file, text.encode(), AGAIN)
+
+
+def _guides(network: Network, number: int, place: Host) -> dict[str, str]:
+    """The unit and the README of one peer, which give the same command."""
+    name = network.members[number].name
+    hub = number == _hub(network.experiment)
+    bind = f" --bind {place.bind}" if place.bind else ""
+    words = {
+        "name": name,
+        "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
+        "address": place.address,
+        "home": HOME.format(name=name),
+        "shelf": str(Path(HOME).parent),
+        "unit": f"peerage-{name}.service",
+        "command": "venv/bin/python -m peerage node --network network.toml --identity "
+        f"{name} --out run{bind}",
+        "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
+        "listens": _listens(place),
+    }
+    return {words["unit"]: UNIT.format(**words), "README.txt": README.format(**words)}
+
+
+def _about_data(experiment: Experiment) -> str:
+    name = display_name(experiment.dataset, DATASETS)
+    spec = specs.text(experiment.dataset, "dataset", DATASETS)
+    if name not in PUBLISHED:
+        return f"The experiment is about {spec}, which has to be there on this machine as well.\n"
+    if not PUBLISHED[name].files:
+        return f"The experiment is about {spec}, which is built in: there is nothing to fetch.\n"
+    return (
+        f"The experiment is about {spec}; fetch it with\n\n"
+        f"    PEERAGE_DATA=data venv/bin/python -m peerage data get {name}\n\n"
+    )
+
+
+def _listens(place: Host) -> str:
+    if place.bind:
+        return "It listens on all addresses of the machine; to change that, name one after --bind."
+    return (
+        "If this address belongs to a router in front of the machine, "
+        f"add --bind 0.0.0.0:{place.port}"
+    )

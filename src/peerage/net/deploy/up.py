@@ -1,0 +1,341 @@
+"""A whole network of real processes on this machine: made, watched, disturbed, and gathered."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from typing import Any
+
+from peerage.engine.prepare import prepare
+from peerage.errors import Diverged, InputError, Interrupted, PeerageError, WorkerDied
+from peerage.experiment import Experiment
+from peerage.files import read_json, write_bytes
+from peerage.net.deploy.collect import AGAIN, Gathering
+from peerage.net.deploy.parent_pipe import Lifeline, ended_once
+from peerage.net.peer.network import Member, Network, Patience, check_rejoin
+from peerage.net.peer.peer import PAUSED
+from peerage.net.trust.certs import Authority
+from peerage.records.rows import Row, read_metrics
+from peerage.runs.run import check_free, taken
+
+LOOK = 0.2  # seconds between two looks at the peers
+LEAVING = 10.0  # seconds that all peers together have to end when they are asked to
+DIVERGED = "became NaN or infinite"  # in the last words of a peer whose model did
+
+
+@dataclass
+class Seen:
+    """What the files of one peer tell of it."""
+
+    name: str
+    state: str = "starting"
+    round: int = 0
+    accuracy: float | None = None
+    heard: str = "-"
+
+
+@dataclass
+class Watched:
+    """One peer's process and what was seen of it."""
+
+    number: int
+    seen: Seen
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    read: int = 0  # bytes of its metrics that were looked at
+    file: int = 0  # the number of that file: a peer that comes back writes another
+    old_file: int = 0  # the number when it was started last
+    killed: bool = False  # by us, as planned
+
+    @property
+    def rows(self) -> list[Row]:
+        path = self.folder / "metrics.jsonl"
+        return read_metrics(path) if path.exists() else []
+
+    def look(self) -> None:
+        for row in self._new_rows():
+            self.seen.round = row["round"]
+            self.seen.heard = "{} of {}".format(*row["heard"])
+            self.seen.accuracy = row.get("accuracy", self.seen.accuracy)
+        if self.process is None:
+            return
+        code = self.process.poll()
+        if code is None:
+            new = self.read and self.file != self.old_file
+            self.seen.state = self.pause or ("playing" if new else "starting")
+        else:
+            self.seen.state = "finished" if code == 0 else "killed" if self.killed else "failed"
+
+    @property
+    def pause(self) -> str | None:
+        """For whom it waits, if it is in contact with none of the others."""
+        with suppress(PeerageError):  # there is no such file while it plays
+            return str(read_json(self.folder / PAUSED)["state"])
+        return None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> bool:
+        """With a signal that nobody can catch; whether it was there to be killed."""
+        if self.process is None or not self.alive:
+            return False
+        self.process.kill()
+        self.killed = self.process.wait() < 0
+        return self.killed
+
+    @property
+    def failure(self) -> PeerageError:
+        """Of one that failed: how, in one line."""
+        code = 0 if self.process is None else self.process.returncode
+        if code < 0:
+            hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+            return WorkerDied(f"{self.seen.name} was killed by {signal_name(-code)}{hint}")
+        line = last_line(self.folder).removeprefix("error: ")
+        kind = Diverged if DIVERGED in line else PeerageError
+        return kind(f"{self.seen.name} failed: {line}")
+
+    def _new_rows(self) -> Iterator[Row]:
+        """What the peer has written since the last look; a line that is not whole can wait."""
+        with suppress(FileNotFoundError), open(self.folder / "metrics.jsonl", "rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number != self.file:
+                self.file, self.read = number, 0
+            file.seek(self.read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.read += len(line)
+                yield json.loads(line)
+
+
+Show = Callable[[Sequence[Seen]], None]
+
+
+@dataclass
+class Up:
+    """A network of processes; `kill` and `restart` say when a node is disturbed: node -> round."""
+
+    experiment: Experiment
+    home: Path
+    patience: Patience = Patience()
+    wire: str = "fp32"
+    pack: bool = False
+    kill: Mapping[int, int] = field(default_factory=dict)
+    restart: Mapping[int, int] = field(default_factory=dict)
+    rejoin: str = "own"
+    show: Show | None = None
+
+    def __post_init__(self) -> None:
+        check_rejoin(self.rejoin)
+        count, rounds = self.experiment.nodes_and_hub, self.experiment.rounds
+        for what, plan in (("kill", self.kill), ("restart", self.restart)):
+            for node, round in plan.items():
+                if not 0 <= node < count:
+                    raise InputError(f"{what} names node {node}; the nodes are 0 to {count - 1}")
+                if not 1 <= round <= rounds:
+                    raise InputError(f"{what} names round {round}; the rounds are 1 to {rounds}")
+        for node, round in self.restart.items():
+            if node not in self.kill or self.kill[node] > round:
+                raise InputError(f"node {node} cannot be restarted in round {round} before a kill")
+
+    def run(self) -> dict[str, Any]:
+        """To the end of all peers; the summary of the run."""
+        started = perf_counter()
+        check_free(self.home)
+        prepared = prepare(self.experiment)  # complains before anything is started
+        self.experiment = prepared.experiment
+        self.network = self._network()
+        gathering = Gathering(self.home, prepared, self.wire, started)
+        self.watched = [
+            Watched(number, Seen(member.name), self.home / "peers" / member.name)
+            for number, member in enumerate(self.network.members)
+        ]
+        with (
+            ended_once(),
+            taken(self.home),
+            tempfile.TemporaryDirectory(prefix="peerage-") as secret,
+            closing(Lifeline()) as self.lifeline,
+        ):
+            self._write(Path(secret))
+            gathering.write([], "running")
+            try:
+                with self._processes(Path(secret)):
+                    self._watch(Path(secret))
+            except BaseException as error:
+                better = self._failed(error, gathering)
+                if better is error:
+                    raise
+                raise better from None
+            return gathering.write(self.watched, "finished")
+
+    def _failed(self, error: BaseException, gathering: Gathering) -> BaseException:
+        """Write down how far the network came; the error to raise, with where that is."""
+        if isinstance(error, KeyboardInterrupt | Interrupted):
+            status, error = "interrupted", Interrupted(f"interrupted in round {self.newest + 1}")
+        else:
+            status = "diverged" if isinstance(error, Diverged) else "failed"
+        if isinstance(error, PeerageError):
+            error = type(error)(f"{error}; what the peers have is in {self.home}")
+        # A disk that refused the run's records refuses these as well.
+        with suppress(PeerageError):
+            gathering.write(self.watched, status, str(error))
+        return error
+
+    @property
+    def newest(self) -> int:
+        """The round that some peer has finished."""
+        return max(peer.seen.round for peer in self.watched)
+
+    def _network(self) -> Network:
+        ports = free_ports(self.experiment.nodes_and_hub)
+        members = tuple(Member(f"node-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports))
+        run = secrets.token_hex(8)
+        return Network(run, self.experiment, members, self.patience, self.wire, self.pack)
+
+    def _write(self, secret: Path) -> None:
+        text = self.experiment.to_toml()
+        write_bytes(self.home / "experiment.toml", text.encode(), AGAIN)
+        text = self.network.to_toml("experiment.toml")
+        write_bytes(self.home / "network.toml", text.encode(), AGAIN)
+        authority = Authority.create(secret / "certs", "peerage-up")
+        for member in self.network.members:
+            authority.issue(member.name, days=30)
+
+    def _start(self, peer: Watched, secret: Path) -> None:
+        peer.folder.mkdir(parents=True, exist_ok=True)
+        (peer.folder / PAUSED).unlink(missing_ok=True)  # of an earlier life
+        command = [sys.executable, "-m", "peerage", "node"]
+        command += ["--network", str(self.home / "network.toml")]
+        command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
+        command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
+        with open(peer.folder / "log.txt", "ab") as file:
+            peer.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.lifeline.environment},
+                pass_fds=[self.lifeline.theirs],
+                start_new_session=True,  # Ctrl-C is for this process, which ends the others
+            )
+        peer.starts += 1
+        peer.old_file, peer.killed = peer.file, False
+        peer.seen.state = "starting"
+
+    @contextmanager
+    def _processes(self, secret: Path) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.callback(self._end)
+            for peer in self.watched:
+                self._start(peer, secret)
+            yield
+
+    def _end(self) -> None:
+        """Ask politely, then insist; nobody is left behind."""
+        alive = [peer for peer in self.watched if peer.alive]
+        processes = [peer.process for peer in alive if peer.process is not None]
+        for peer in alive:
+            peer.seen.state = "stopped"
+        for process in processes:
+            process.terminate()
+        deadline = monotonic() + LEAVING
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - monotonic(), 0))
+        for process in processes:
+            process.kill()
+            process.wait()
+
+    def _watch(self, secret: Path) -> None:
+        kill, restart = dict(self.kill), dict(self.restart)
+        over = False
+        while not over:
+            # Asked first: what a peer writes before it ends is then seen.
+            over = not any(peer.alive for peer in self.watched)
+            for peer in self.watched:
+                peer.look()
+            disturbed = self._disturb(kill, restart, secret)
+            over = over and not disturbed
+            if not disturbed:
+                self._check_progress()
+            if self.show is not None:
+                self.show([peer.seen for peer in self.watched])
+            if not over:
+                sleep(LOOK)
+        failed = [peer for peer in self.watched if peer.seen.state == "failed"]
+        # One that was killed may be why others failed.
+        for peer in sorted(failed, key=lambda peer: not isinstance(peer.failure, WorkerDied)):
+            raise peer.failure
+        for what, left in (("killed", kill), ("restarted", restart)):
+            for node in left:
+                raise PeerageError(
+                    f"the run was over before node {node} was to be {what}; name an earlier round"
+                )
+
+    def _check_progress(self) -> None:
+        """Refuse to watch the last peer wait for others that have all ended."""
+        alive = [peer for peer in self.watched if peer.alive]
+        if len(alive) == 1 and alive[0].pause is not None:
+            raise PeerageError(
+                f"{alive[0].seen.name} is {alive[0].pause} in round {alive[0].seen.round + 1}, and "
+                "all others have ended; kill fewer peers, or restart them in an earlier round"
+            )
+
+    def _disturb(self, kill: dict[int, int], restart: dict[int, int], secret: Path) -> bool:
+        """Kill and restart whose time has come; whether somebody was restarted."""
+        for node, round in list(kill.items()):
+            if self.watched[node].seen.round >= round - 1 and self.watched[node].kill():
+                self.watched[node].seen.state = "killed"
+                del kill[node]
+        # Peers that all wait would never reach the round in which others are to come back.
+        alive = [peer for peer in self.watched if peer.alive]
+        stuck = bool(alive) and all(peer.pause for peer in alive)
+        due = [
+            n
+            for n, round in restart.items()
+            if n not in kill and (stuck or self.newest >= round - 1)
+        ]
+        for node in due:
+            self._start(self.watched[node], secret)
+            del restart[node]
+        return bool(due)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on now."""
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in taken:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in taken]
+
+
+def last_line(folder: Path) -> str:
+    try:
+        lines = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"
+
+
+def signal_name(number: int) -> str:
+    """
+    >>> signal_name(9)
+    'signal 9 (SIGKILL)'
+    """
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal, which has no name
+        return f"signal {number}"

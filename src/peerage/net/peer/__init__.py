@@ -1,0 +1,1 @@
+"""One peer of a real network."""

@@ -1,0 +1,64 @@
+"""Numbers of one peer for Prometheus."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from peerage.errors import InputError
+from peerage.net.peer.peer import Peer
+from peerage.net.wire.header import REASONS
+
+
+class Collector:
+    """Reads the peer when it is asked; nothing has to be kept up to date."""
+
+    def __init__(self, peer: Peer, transport: Any) -> None:
+        self.peer, self.transport = peer, transport
+
+    def collect(self) -> Iterator[Any]:
+        peer = self.peer
+        yield GaugeMetricFamily("peerage_round", "Rounds that are finished.", peer.finished)
+        if peer.accuracy is not None:
+            yield GaugeMetricFamily(
+                "peerage_accuracy", "Accuracy on the test set, a fraction.", peer.accuracy
+            )
+        yield GaugeMetricFamily("peerage_peers_alive", "Peers that can be reached.", peer.alive)
+        sent = CounterMetricFamily(
+            "peerage_bytes", "Bytes, as payloads and on the wire.", labels=["what"]
+        )
+        sent.add_metric(["payload_sent"], peer.bytes_total)
+        for what in ("bytes_sent", "bytes_received"):
+            sent.add_metric([what.replace("bytes", "wire")], self.transport.counters[what])
+        yield sent
+        rejected = CounterMetricFamily(
+            "peerage_messages_rejected", "Messages that were refused or late.", labels=["reason"]
+        )
+        # A count that is not there yet cannot be told from one that nobody keeps.
+        for reason, count in (dict.fromkeys(REASONS, 0) | peer.troubles()).items():
+            rejected.add_metric([reason], count)
+        yield rejected
+
+
+@contextmanager
+def serve_metrics(peer: Peer, transport: Any, port: int | None) -> Iterator[None]:
+    """Answer HTTP requests on this port of the machine itself; None serves nothing."""
+    if port is None:
+        yield
+        return
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(peer, transport))
+    try:
+        server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise InputError(
+            f"cannot serve metrics on port {port}: {error.strerror}; choose another --metrics-port"
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,201 @@
+"""The network file: who takes part, where they listen, and how long they wait for each other."""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from peerage import specs
+from peerage.errors import InputError, did_you_mean
+from peerage.experiment.experiment import Experiment, toml
+from peerage.net.wire.address import Address
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
+NO_SPREAD = "spread needs all models at one place, and no peer has them; leave it out"
+NO_END = "until needs the mean over all nodes, which no peer knows; leave it out"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One peer: its identity, and where others reach it."""
+
+    name: str
+    address: str
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise InputError(
+                f"peer name {self.name!r} must be of small letters, digits and hyphens, such as "
+                "node-3"
+            )
+        Address.parse(self.address, of=self.name)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a peer waits, in seconds."""
+
+    start: float = 60.0  # for everybody to be there before the first round
+    step: float = 60.0  # for the messages of others that can be reached
+    gone: float = 5.0  # without a sign of life, until a peer counts as gone
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if not 0 < getattr(self, one.name) < float("inf"):
+                raise InputError(
+                    f"{one.name} must be a number of seconds above 0, got {getattr(self, one.name)}"
+                )
+
+
+@dataclass(frozen=True)
+class Network:
+    """What all peers of a run agree on; the number of a node is its place in the list."""
+
+    run: str
+    experiment: Experiment
+    members: tuple[Member, ...]
+    patience: Patience = Patience()
+    wire: str = "fp32"  # how numbers travel; bf16 halves the bytes, and rounds
+    pack: bool = False  # zstd, where it makes messages smaller
+    ahead: int = field(default=2)  # rounds that others may be ahead
+
+    def __post_init__(self) -> None:
+        if not RUN.fullmatch(self.run):
+            raise InputError(
+                f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
+            )
+        if self.wire not in ("fp32", "bf16"):
+            raise InputError(f"wire must be fp32 or bf16, got {self.wire!r}")
+        if self.wire == "bf16" and self.experiment.algorithm.exact:
+            raise InputError("this algorithm needs messages as they were sent; use wire fp32")
+        if not 1 <= self.ahead <= 100:
+            raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
+        if self.experiment.until is not None:
+            raise InputError(NO_END)
+        if self.experiment.evaluation.spread:
+            raise InputError(NO_SPREAD)
+        wanted = self.experiment.nodes_and_hub
+        if len(self.members) != wanted:
+            extra = ", the last of them the hub" if self.experiment.algorithm.with_hub else ""
+            raise InputError(
+                f"the network file lists {len(self.members)} peers and the experiment has {wanted} "
+                f"nodes{extra}; make them equal"
+            )
+        for what in ("name", "address"):
+            values = [getattr(member, what) for member in self.members]
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise InputError(f"two peers have the {what} {twice!r}; each needs its own")
+        if self.experiment.pooled:
+            raise InputError("pooled means one node with all data, which is no network")
+
+    def number(self, name: str) -> int:
+        """The node that goes by this name."""
+        names = [member.name for member in self.members]
+        if name not in names:
+            raise InputError(f"the network has no peer {name!r}; {did_you_mean(name, names)}")
+        return names.index(name)
+
+    @property
+    def essence(self) -> dict[str, str]:
+        """Everything that must be the same on all peers, as flat text."""
+        table = {key: value for key, value in self.experiment.table().items() if key != "engine"}
+        names = ", ".join(member.name for member in self.members)
+        return {"run": self.run, "peers": names, "wire": self.wire, **flat(table)}
+
+    def to_toml(self, experiment: str) -> str:
+        """The network file; `experiment` is the path of the experiment's own, seen from it."""
+        settings = {
+            "run": self.run,
+            "experiment": experiment,
+            "wire": self.wire,
+            "pack": self.pack,
+            "ahead": self.ahead,
+            "patience": specs.plain(self.patience),
+            "peer": [specs.plain(member) for member in self.members],
+        }
+        return toml(settings)
+
+    @classmethod
+    def load(cls, path: Path) -> "Network":
+        table = _read(path)
+        known = {"run", "experiment", "wire", "pack", "ahead", "patience", "peer"}
+        for key in table:
+            if key not in known:
+                raise InputError(f"{path} has no key {key!r}; {did_you_mean(key, known)}")
+        for key in ("run", "experiment", "peer"):
+            if key not in table:
+                raise InputError(f"{path} has no {key}; a network file needs run, experiment, peer")
+        source = path.parent / str(table["experiment"])
+        try:
+            text = source.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"cannot read the experiment {source} that {path} names: {error}"
+            ) from None
+        members = tuple(
+            specs.construct(Member, entry, f"{path}: peer {number}")
+            for number, entry in enumerate(_tables(table["peer"], path))
+        )
+        patience = specs.construct(Patience, table.get("patience", {}), f"{path}: patience")
+        ahead = specs.convert(table.get("ahead", 2), int, f"{path}: ahead")
+        return cls(
+            str(table["run"]),
+            Experiment.from_toml(text, str(source)),
+            members,
+            patience,
+            str(table.get("wire", "fp32")),
+            specs.convert(table.get("pack", False), bool, f"{path}: pack"),
+            ahead,
+        )
+
+
+def check_rejoin(rejoin: str) -> None:
+    """With whose model a peer that missed rounds goes on."""
+    if rejoin not in ("own", "neighbour"):
+        raise InputError(f"rejoin must be own or neighbour, got {rejoin!r}")
+
+
+def sealed(essence: Mapping[str, str]) -> str:
+    """A short name for what must be the same."""
+    return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The keys in which two experiments differ, with both values."""
+    keys = [key for key in {**own, **other} if own.get(key) != other.get(key)]
+    return [
+        f"{key} is {own.get(key, 'not set')} here and {other.get(key, 'not set')} there"
+        for key in keys
+    ]
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """`{"local": {"lr": 0.1}}` as `{"local.lr": "0.1"}`."""
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = json.dumps(value)
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the network file {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+
+
+def _tables(value: Any, path: Path) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise InputError(f"{path}: peer must be tables, [[peer]] with a name and an address each")
+    return value

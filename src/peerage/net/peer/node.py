@@ -1,0 +1,219 @@
+"""One peer as a process: its files, its log, its end."""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peerage import specs
+from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
+from peerage.engine.prepare import Prepared, alone, prepare
+from peerage.errors import InputError, Interrupted, PeerageError
+from peerage.files import disk_errors, write_json
+from peerage.net.peer.metrics import serve_metrics
+from peerage.net.peer.network import Network
+from peerage.net.peer.peer import Peer
+from peerage.net.peer.private_data import Classes, prepare_own
+from peerage.net.trust.identity import Identity
+from peerage.net.wire.grpc import GrpcTransport, Limits
+from peerage.records.rows import read_metrics
+from peerage.runs.run import locked
+from peerage.runs.summary import digest, totals
+
+log = logging.getLogger("peerage.peer")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one peer lives on this machine."""
+
+    network: Path  # the network file
+    identity: str
+    certificates: Path
+    folder: Path  # checkpoints, metrics and summary
+    bind: str | None = None  # host:port to listen on, if not its address in the network file
+    metrics_port: int | None = None
+    data: str | None = None  # a data set of its own, in place of a part of the experiment's
+    test: str | None = None  # a data set whose test set it is judged on, in place of its own
+    classes: Classes | None = None  # in the whole network, of which the own data may lack some
+    rejoin: str = "own"  # with which model it goes on after it missed rounds
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
+            raise InputError(f"--metrics-port must lie in 1 to 65535, got {self.metrics_port}")
+
+
+def run_node(place: Place) -> dict[str, Any]:
+    """Play one peer to its end; its summary, which is also in the folder."""
+    network = Network.load(place.network)
+    me = network.number(place.identity)
+    identity = Identity.load(place.certificates, place.identity)
+    # Noise that others could compute would hide nothing from them: here it has a seed of its own.
+    prepared = alone(prepare_for(network, me, place), me, secrets.randbits(62))
+    torch.set_num_threads(1)  # so that the order of sums is that of the simulator
+    with _taken(place.folder):
+        needed = ("classes", "example", "constants")  # to build its model without its data
+        facts = {key: prepared.setup[key] for key in needed if key in prepared.setup}
+        write_json(place.folder / "setup.json", facts)
+        transport = GrpcTransport(
+            identity,
+            {member.name: number for number, member in enumerate(network.members)},
+            {number: member.address for number, member in enumerate(network.members)},
+            bind=place.bind,
+            limits=Limits(patience=network.patience.gone),
+        )
+        with _one_thread() as executor:
+            peer = Peer(
+                network,
+                me,
+                prepared,
+                transport,
+                place.folder,
+                executor=executor,
+                rejoin=place.rejoin,
+            )
+            peer.watch = lambda row: _tell(peer, row)
+            with serve_metrics(peer, transport, place.metrics_port):
+                asyncio.run(_play(peer))
+        node = peer.shard.members[me].node
+        kept = [node.params] if node.params.numel() else []
+        summary = {
+            "node": me,
+            "name": place.identity,
+            "state": peer.state,
+            **totals(read_metrics(place.folder / "metrics.jsonl")),  # of all its lives
+            "rounds": peer.finished,
+            "digest": digest(kept, [node.layout] * len(kept)),
+            "released": peer.shard.released().get(me, 0),
+        }
+        write_json(place.folder / "summary.json", summary)
+        return summary
+
+
+def prepare_for(network: Network, me: int, place: Place) -> Prepared:
+    if place.data is None:
+        for flag, value in (("--test", place.test), ("--classes", place.classes)):
+            if value is not None:
+                raise InputError(f"{flag} is about data of one's own; give --data as well")
+        return prepare(network.experiment)
+    test = None if place.test is None else _load(place.test)
+    return prepare_own(network.experiment, me, _load(place.data), place.classes, test)
+
+
+def _load(text: str) -> Dataset:
+    spec: DatasetSpec = specs.parse(text, "dataset", DATASETS)
+    return spec.load(cache_folder())
+
+
+@contextmanager
+def _taken(folder: Path) -> Iterator[None]:
+    """Make the folder, if it is not there, and keep other processes out of it."""
+    with ExitStack() as stack:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
+        yield
+
+
+@contextmanager
+def _one_thread() -> Iterator[Executor]:
+    """For the work of the node; who is told to stop does not wait for what it is doing."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _play(peer: Peer) -> None:
+    """To the end, or until somebody asks the process to stop."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await peer.run()
+    except asyncio.CancelledError:
+        raise Interrupted(
+            f"stopped in round {peer.round + 1}; start it again to go on from its last round"
+        ) from None
+
+
+def _tell(peer: Peer, row: dict[str, Any]) -> None:
+    accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
+    heard, of = row["heard"]
+    log.info(
+        "round %d of %d%s, heard %d of %d",
+        row["round"],
+        peer.world.rounds,
+        accuracy,
+        heard,
+        of,
+        extra={"row": row},
+    )
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "peer": self.name,
+            "message": record.getMessage(),
+            **({"row": record.row} if hasattr(record, "row") else {}),
+        }
+        return json.dumps(entry)
+
+
+def set_up_log(kind: str, name: str) -> None:
+    """Human lines or JSON on standard error, also for what libraries have to say."""
+    if kind not in ("human", "json"):
+        raise InputError(f"log must be human or json, got {kind!r}")
+    handler = logging.StreamHandler(sys.stderr)
+    human = logging.Formatter(f"%(asctime)s {name} %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonLines(name) if kind == "json" else human)
+    for source in ("peerage", "asyncio", "grpc"):
+        logging.getLogger(source).handlers[:] = [handler]
+    logging.getLogger("peerage").setLevel(logging.INFO)
+
+
+@contextmanager
+def ending(kind: str) -> Iterator[None]:
+    """Say in the manner of the log what is wrong, and end at once if somebody asks for it."""
+    with warnings.catch_warnings():
+        if kind == "json":
+            warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)
+        try:
+            yield
+        except PeerageError as error:
+            stopped = isinstance(error, Interrupted)
+            if not stopped and kind != "json":
+                raise
+            text = " ".join(str(error).split())
+            if kind == "json":
+                log.error("%s", text)
+            else:
+                print(f"error: {text}", file=sys.stderr, flush=True)
+            if stopped:  # without waiting for a thread that may still train for minutes
+                os._exit(error.exit_code)
+            sys.exit(error.exit_code)

@@ -1,0 +1,398 @@
+"""Who may speak in a network: an authority, an identity for every peer, and a revocation list.
+
+An authority is a folder:
+
+    authority.pem  authority.key    the certificate that every peer is given, and its secret key
+    NAME.pem       NAME.key         an identity: what one peer is given
+    revoked.pem                     the signed revocation list, also given to every peer
+    issued/SERIAL.pem               every certificate ever issued, so that it can be revoked by name
+                                    even when the files of the identity have gone elsewhere
+
+A peer needs a folder with `authority.pem`, `revoked.pem` and its own two files. Keys are ECDSA on
+P-256 and never readable by others, not even for a moment; files are written aside and renamed.
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from peerage.errors import InputError, did_you_mean
+from peerage.files import write_bytes
+from peerage.net.trust import identity as identities
+from peerage.net.trust.identity import (
+    DOMAIN,
+    PURPOSES,
+    REFUSALS,
+    Identity,
+    Refused,
+    Trust,
+    check_dates,
+    check_name,
+    common_name,
+    date,
+    read_revocations,
+    server_name,
+    signed_by,
+    verify_peer,
+)
+from peerage.net.trust.keyfiles import (
+    AGAIN,
+    PUBLIC,
+    SECRET,
+    check_pair,
+    locked,
+    private_folder,
+    read,
+    read_certificate,
+    read_key,
+    write_new,
+)
+
+__all__ = [
+    "LOCAL",
+    "REFUSALS",
+    "Authority",
+    "Identity",
+    "Issued",
+    "Refused",
+    "Trust",
+    "check_name",
+    "server_name",
+    "verify_peer",
+]
+
+LOCAL = ("localhost", "127.0.0.1")
+LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+SKEW = timedelta(hours=1)  # certificates begin in the past, for peers whose clocks are slow
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate that an authority has given out."""
+
+    name: str
+    serial: int
+    hosts: tuple[str, ...]
+    begins: datetime
+    ends: datetime
+    revoked: datetime | None
+
+    @property
+    def status(self) -> str:
+        if self.revoked is not None:
+            return "revoked"
+        now = identities.now()
+        return "early" if now < self.begins else "expired" if now > self.ends else "valid"
+
+
+@dataclass(frozen=True, eq=False)
+class Authority:
+    """Signs the identities of one network, and takes them back."""
+
+    folder: Path
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def create(cls, folder: Path, name: str, years: int = 10) -> Self:
+        """A new authority in a folder that has none; the folder is made if it is not there."""
+        if not (name.isprintable() and 1 <= len(name) <= 64 and name == name.strip()):
+            raise InputError(f"an authority is named with 1 to 64 letters, got {name!r}")
+        _check_range("years", years, 100)
+        folder = Path(folder)
+        key = ec.generate_private_key(ec.SECP256R1())
+        authority = cls(folder, _self_signed(name, key, years), key)
+        with private_folder(folder), locked(folder):
+            for file in ("authority.pem", "authority.key", "revoked.pem"):
+                if os.path.lexists(folder / file):
+                    raise InputError(
+                        f"{folder / file} is already there: an authority is never overwritten; "
+                        "choose another folder, or move it away"
+                    )
+            # The certificate comes last: without it there is no authority.
+            write_new(
+                (folder / "authority.key", _pem_of_key(key), SECRET),
+                (folder / "revoked.pem", authority._signed_list([], 1), PUBLIC),
+                (folder / "authority.pem", _pem(authority.certificate), PUBLIC),
+            )
+        return authority
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        folder = Path(folder)
+        remedy = f"make an authority with `peerage certs init --folder {folder}`"
+        certificate = read_certificate(folder / "authority.pem", remedy)
+        path = folder / "authority.key"
+        key = read_key(path, "it is kept where the authority was made")
+        check_pair(path, key, certificate)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InputError(f"{path} is not a key on an elliptic curve; {remedy}")
+        authority = cls(folder, certificate, key)
+        authority._list()
+        return authority
+
+    @property
+    def name(self) -> str:
+        return common_name(self.certificate)
+
+    def check_free(self, name: str, into: Path | None = None) -> None:
+        """Raise an InputError if there is an identity of this name, or the name cannot be one."""
+        identity = Identity.within(self.folder if into is None else into, name)
+        for path in (identity.certificate, identity.key):
+            if os.path.lexists(path):
+                raise InputError(
+                    f"{path} is already there: an identity is never overwritten; to replace it, "
+                    f"run `peerage certs revoke {name}` and delete {name}.pem and {name}.key"
+                )
+
+    def issue(
+        self,
+        name: str,
+        *,
+        hosts: Sequence[str] = LOCAL,
+        days: int = 825,
+        not_before: datetime | None = None,
+        into: Path | None = None,
+    ) -> Identity:
+        """A new identity for a peer that runs on these hosts, by names or addresses.
+
+        With `into`, all that the peer needs goes to that folder, and its key is nowhere else.
+        """
+        self.check_free(name, into)
+        identity = Identity.within(self.folder if into is None else into, name)
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName(server_name(name)), *map(_general_name, dict.fromkeys(hosts))]
+        begins, ends = self._period(days, not_before)
+        certificate = self._sign(_builder(name, key.public_key(), begins, ends), names)
+        record = self.folder / "issued" / f"{certificate.serial_number:x}.pem"
+        home = identity.certificate.parent
+        with private_folder(home), locked(self.folder), private_folder(record.parent):
+            self.check_free(name, into)
+            self._hand_out(identity)
+            write_new(
+                (record, _pem(certificate), PUBLIC),
+                (identity.key, _pem_of_key(key), SECRET),
+                (identity.certificate, _pem(certificate), PUBLIC),
+            )
+        return identity
+
+    def issued(self) -> list[Issued]:
+        """Every certificate that was ever issued, by name and then by age."""
+        revocations = self._list()
+        found = []
+        for path in (self.folder / "issued").glob("*.pem"):
+            certificate = read_certificate(path, "restore it from a copy, or delete it")
+            if not signed_by(certificate, self.certificate):
+                raise InputError(f"{path} was not issued by {self.name!r}; move it away")
+            found.append(_issued(certificate, revocations))
+        return sorted(found, key=lambda one: (len(one.name), one.name, one.begins, one.serial))
+
+    def revoke(self, name_or_serial: str | int) -> list[int]:
+        """Put all certificates of a name, or one by its serial, on the list; tells which were new.
+
+        A serial is a number, or a text of hexadecimal digits as `peerage certs list` shows it.
+        """
+        check_dates(self.certificate, f"the authority {self.name!r}", identities.now())
+        with locked(self.folder):
+            serials = _matching(self.issued(), name_or_serial)
+            old = self._list()
+            number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+            new = sorted(serials - {entry.serial_number for entry in old})
+            if new:
+                content = self._signed_list([*old, *map(_revocation, new)], number + 1)
+                write_bytes(self.folder / "revoked.pem", content, AGAIN)
+        return new
+
+    def revoked(self) -> set[int]:
+        """The serials on the list."""
+        return {entry.serial_number for entry in self._list()}
+
+    def _list(self) -> x509.CertificateRevocationList:
+        path = self.folder / "revoked.pem"
+        return read_revocations(path, read(path, "restore it from a copy"), self.certificate)
+
+    def _signed_list(self, entries: Sequence[x509.RevokedCertificate], number: int) -> bytes:
+        """A list that stays valid as long as the authority: peers may never hear of another."""
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(identities.now() - SKEW)
+            .next_update(self.certificate.not_valid_after_utc)
+            .add_extension(x509.CRLNumber(number), critical=False)
+            .add_extension(_issued_by(self.key.public_key()), critical=False)
+        )
+        for entry in entries:
+            builder = builder.add_revoked_certificate(entry)
+        signed = builder.sign(self.key, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM)
+
+    def _period(self, days: int, not_before: datetime | None) -> tuple[datetime, datetime]:
+        _check_range("days", days, 36500)
+        now = identities.now()
+        check_dates(self.certificate, f"the authority {self.name!r}", now)
+        start = now if not_before is None else not_before.astimezone(UTC)
+        ends = start + timedelta(days=days)
+        last = self.certificate.not_valid_after_utc
+        if ends > last:
+            raise InputError(
+                f"{days} days are more than the authority {self.name!r} has left: it ends on "
+                f"{date(last)}; use at most {max((last - start).days, 0)} days"
+            )
+        return (now - SKEW if not_before is None else start), ends
+
+    def _sign(
+        self, builder: x509.CertificateBuilder, names: Sequence[x509.GeneralName]
+    ) -> x509.Certificate:
+        return (
+            builder.issuer_name(self.certificate.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(PURPOSES), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(_issued_by(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def _hand_out(self, identity: Identity) -> None:
+        """Give another folder the authority's certificate and the newest list."""
+        if identity.authority.parent.samefile(self.folder):
+            return
+        own = _pem(self.certificate)
+        if not os.path.lexists(identity.authority):
+            write_new((identity.authority, own, PUBLIC))
+        elif read(identity.authority, AGAIN) != own:
+            raise InputError(
+                f"{identity.authority} is that of another authority; choose another folder"
+            )
+        write_bytes(identity.revoked, read(self.folder / "revoked.pem", AGAIN), AGAIN)
+
+
+def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, years: int) -> x509.Certificate:
+    now = identities.now()
+    public = key.public_key()
+    return (
+        _builder(name, public, now - SKEW, now + years * timedelta(days=365.2425))
+        .issuer_name(_x509_name(name))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(authority=True), critical=True)
+        .add_extension(_issued_by(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _builder(
+    name: str, key: ec.EllipticCurvePublicKey, begins: datetime, ends: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_x509_name(name))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _x509_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _issued_by(key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+
+
+def _usage(authority: bool) -> x509.KeyUsage:
+    """An authority signs certificates and lists; a peer signs handshakes, and nothing else."""
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def is_host_name(name: str) -> bool:
+    """Whether this can be the name of a machine; an address is none."""
+    labels = name.split(".")
+    well_formed = all(map(LABEL.fullmatch, labels))
+    return len(name) <= 253 and well_formed and not labels[-1].isdigit()
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    with suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    name = host.lower()
+    if not is_host_name(name):
+        raise InputError(
+            "a host is a name such as peer.example.org or an address such as 192.0.2.7, "
+            f"without a port; got {host!r}"
+        )
+    if name == DOMAIN or name.endswith(f".{DOMAIN}"):
+        raise InputError(f"host {host!r} is in {DOMAIN}, which is for identities; choose another")
+    return x509.DNSName(name)
+
+
+def _check_range(what: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InputError(f"{what} must lie between 1 and {most}, got {value}")
+
+
+def _issued(certificate: x509.Certificate, revocations: x509.CertificateRevocationList) -> Issued:
+    name = common_name(certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    entry = revocations.get_revoked_certificate_by_serial_number(certificate.serial_number)
+    return Issued(
+        name=name,
+        serial=certificate.serial_number,
+        hosts=tuple(str(host.value) for host in names if host.value != server_name(name)),
+        begins=certificate.not_valid_before_utc,
+        ends=certificate.not_valid_after_utc,
+        revoked=None if entry is None else entry.revocation_date_utc,
+    )
+
+
+def _matching(issued: Sequence[Issued], name_or_serial: str | int) -> set[int]:
+    text = f"{name_or_serial:x}" if isinstance(name_or_serial, int) else name_or_serial
+    serials = {one.serial for one in issued if one.name == name_or_serial}
+    if not serials:
+        digits = text.lower().replace(":", "").lstrip("0")
+        serials = {one.serial for one in issued if f"{one.serial:x}" == digits}
+    if not serials:
+        names = {one.name for one in issued}
+        hint = did_you_mean(text, names) if names else "none was issued yet"
+        raise InputError(f"no identity {text!r} was issued here; {hint}")
+    return serials
+
+
+def _revocation(serial: int) -> x509.RevokedCertificate:
+    builder = x509.RevokedCertificateBuilder().serial_number(serial)
+    return builder.revocation_date(identities.now()).build()
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

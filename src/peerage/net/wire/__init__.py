@@ -1,0 +1,1 @@
+"""Messages as bytes, and the connections that carry them."""

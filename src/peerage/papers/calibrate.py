@@ -1,0 +1,252 @@
+"""How fast this machine trains, judges, averages and calculates, and what a job will take."""
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from peerage.aggregation import weighted_mean
+from peerage.algorithms.decavg import DecAvg
+from peerage.algorithms.dechw import ONLINE, DecHW
+from peerage.algorithms.desa import DESA
+from peerage.algorithms.fedcurv import FedCurv
+from peerage.algorithms.hwa import HWA
+from peerage.data import cache_folder
+from peerage.data.datasets import DATASETS, FACTS, Facts, facts
+from peerage.data.partition import BalancedIid, ByGroup
+from peerage.errors import DiskError
+from peerage.experiment.experiment import Experiment, display_name
+from peerage.files import write_json
+from peerage.graphs.diffusion import diffuse
+from peerage.graphs.faults import Faults
+from peerage.graphs.graph import degrees
+from peerage.graphs.topology import Complete, ErdosRenyi
+from peerage.isolation import exclusive_torch
+from peerage.models import MODELS
+from peerage.models.start import Architecture
+from peerage.papers.study import Calculation, Job, Training
+from peerage.records.environment import environment
+from peerage.work.context import Examples
+from peerage.work.evaluation import score
+from peerage.work.training import LocalSGD, train
+
+SECONDS = 0.3  # of every measurement
+SAMPLE_PASS = 1.4  # a pass over single examples, measured in the study p0-curvature
+START = 0.5  # seconds until the workers of a run are at work
+TRIAL = 500  # examples of a trial; large models get fewer, or it would take a minute
+LARGE = 2_000_000  # parameters
+AVERAGED = (8, 1 << 20)  # models, numbers in each: together more than any cache holds
+
+
+class Rate(NamedTuple):
+    """Examples per second on one core."""
+
+    trained: float
+    judged: float
+
+
+class Speeds:
+    """Measured once on a machine and kept in the cache folder."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or cache_folder() / "speeds.json"
+        known = environment()
+        self.machine = {key: known[key] for key in ("cpu", "cores", "torch")}
+        self.rates = self._read()
+
+    @property
+    def cores(self) -> int:
+        return int(self.machine["cores"])
+
+    def seconds(self, job: Job) -> float:
+        """What the whole job takes, if it goes through all of its rounds."""
+        if isinstance(job, Calculation):
+            cores = min(self.cores, len(job.seeds))
+            return len(job.seeds) * job.model.products / self.products() / cores
+        assert isinstance(job, Training)
+        return self._training(job.experiment)
+
+    def _training(self, experiment: Experiment) -> float:
+        dataset = display_name(experiment.dataset, DATASETS)
+        model = display_name(experiment.model[0], MODELS)
+        known = known_facts(experiment)
+        rate = self.rate(dataset, model, experiment.work.batch_size, known)
+        nodes = 1 if experiment.pooled else experiment.nodes
+        cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
+        rounds, held = experiment.rounds, examples(experiment)
+        passes = share_of_clients(experiment) * extra_passes(experiment)
+        trained = examples_per_round(experiment) + passes * held
+        tested = experiment.evaluation.samples or known.test
+        models = 1 if experiment.algorithm.with_hub else nodes
+        judged = tested * models * len(experiment.evaluation.judged(rounds))
+        once = synthesis_passes(experiment, held)
+        averaged = rounds * numbers_averaged(experiment) / self.averaged()
+        busy = rounds * trained / rate.trained + (judged + once) / rate.judged + averaged
+        return START + busy / cores
+
+    def rate(self, dataset: str, model: str, batch: int, known: Facts | None = None) -> Rate:
+        """The rate with the images of a data set, whose options may have changed their shape."""
+        known = known or FACTS[dataset]
+        if known.shape != FACTS[dataset].shape:
+            dataset += " " + "x".join(map(str, known.shape))
+        return Rate(*self._once(f"{dataset} {model} {batch}", lambda: measure(known, model, batch)))
+
+    def averaged(self) -> float:
+        """Numbers per second that one core adds up when it averages models."""
+        return self._once("averaging", measure_averaging)[0]
+
+    def products(self) -> float:
+        """Multiplications per second of one core in the diffusion model."""
+        return self._once("products", measure_products)[0]
+
+    def _once(self, key: str, trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        if key not in self.rates:
+            self.rates[key] = alone(trial)
+            self._write()
+        return self.rates[key]
+
+    def _read(self) -> dict[str, tuple[float, ...]]:
+        try:
+            saved = json.loads(self.path.read_text())
+            if saved["machine"] != self.machine:
+                return {}
+            return {key: tuple(map(float, values)) for key, values in saved["rates"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _write(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, {"machine": self.machine, "rates": self.rates})
+        except (OSError, DiskError):
+            return  # then it is measured again next time
+
+
+def examples(experiment: Experiment) -> int:
+    """Training examples of all nodes together."""
+    partition = experiment.partition
+    if isinstance(partition, BalancedIid) and partition.items is not None:
+        return experiment.nodes * partition.items
+    known = known_facts(experiment)
+    if isinstance(partition, ByGroup) and known.groups is not None:
+        return known.train * experiment.nodes // known.groups  # about, as groups differ in size
+    return int(getattr(experiment.dataset, "train", None) or known.train)
+
+
+def known_facts(experiment: Experiment) -> Facts:
+    known = facts(experiment.dataset)
+    assert known is not None  # studies are about published data
+    return known
+
+
+def examples_per_round(experiment: Experiment) -> float:
+    """Examples that all nodes together train on in a round, counting repetitions."""
+    work = experiment.work
+    if work.steps is not None:
+        nodes = 1 if experiment.pooled else experiment.nodes
+        return float(nodes * work.steps * work.batch_size)
+    return share_of_clients(experiment) * (work.epochs or 1) * examples(experiment)
+
+
+def share_of_clients(experiment: Experiment) -> float:
+    """How many of the nodes take part in a round: all of them, unless a hub chooses some."""
+    chosen = getattr(experiment.algorithm, "clients", None) or experiment.nodes
+    return float(chosen / experiment.nodes)
+
+
+def parameters(experiment: Experiment) -> int:
+    """How many parameters the experiment's model has, known without loading its data."""
+    return _parameters(experiment.model[0], known_facts(experiment))
+
+
+@cache
+def _parameters(model: Any, known: Facts) -> int:
+    with torch.device("meta"):  # shapes without values: a large model takes no time
+        module = model.build(known.shape, known.classes)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def numbers_averaged(experiment: Experiment) -> float:
+    """Numbers that the averages of one round are made of."""
+    if experiment.pooled:
+        return 0.0
+    read = 2 if isinstance(experiment.algorithm, DecHW) else 1  # curvature beside parameters
+    models = experiment.nodes + _links(experiment.topology, experiment.nodes)
+    whole = isinstance(experiment.topology, Complete) and experiment.faults == Faults()
+    if whole and isinstance(experiment.algorithm, DecAvg):
+        models = 2 * experiment.nodes  # all have the same mean, and each worker computes it once
+    return float(read * models * parameters(experiment))
+
+
+@cache
+def _links(topology: Any, nodes: int) -> int:
+    """Directed links of a graph of this kind; those of other seeds have about as many."""
+    return int(degrees(topology.build(nodes, 0)).sum())
+
+
+def synthesis_passes(experiment: Experiment, examples: int) -> float:
+    """Examples that DESA sends through random networks, which are about as large as the model."""
+    algorithm = experiment.algorithm
+    if not isinstance(algorithm, DESA):
+        return 0.0
+    made = experiment.nodes * algorithm.ipc * 10  # of ten classes, forwards and backwards
+    return float(algorithm.iterations * (examples + 3 * made))
+
+
+def extra_passes(experiment: Experiment) -> float:
+    """Passes over the data beside local training, in units of one of its epochs."""
+    algorithm, rounds = experiment.algorithm, experiment.rounds
+    if isinstance(algorithm, DESA):
+        return float(experiment.work.epochs or 1)  # as many anchors as own examples
+    if not isinstance(algorithm, DecHW | FedCurv | HWA) or algorithm.curvature == ONLINE:
+        return 0.0
+    share = min(1.0, (getattr(algorithm, "theta", None) or rounds) / rounds)
+    return share * (SAMPLE_PASS if algorithm.curvature == "sample" else 1.0)
+
+
+def measure(known: Facts, model: str, batch: int) -> Rate:
+    """Train and judge random images for a moment."""
+    shape, classes = known.shape, known.classes
+    architecture = Architecture(model, partial(MODELS[model]().build, shape, classes), "torch")
+    bench = architecture.workbench()
+    bench.load(*architecture.initial(0, 0, gain=1.0))
+    count = TRIAL if bench.params.numel() < LARGE else 2 * batch
+    images = Examples(torch.randn(count, *shape), torch.arange(count) % classes)
+    work = LocalSGD(epochs=1, batch_size=batch, lr=0.001, momentum=0.9)
+    everything = torch.arange(count)
+    trained = _per_second(lambda: train(bench, work, images.chunks(everything, batch)))
+    judged = _per_second(lambda: score(bench, images))
+    return Rate(count * trained, count * judged)
+
+
+def measure_averaging() -> tuple[float]:
+    models = torch.zeros(AVERAGED)
+    weights = [1 / len(models)] * len(models)
+    return (models.numel() * _per_second(lambda: weighted_mean(models, weights)),)
+
+
+def measure_products() -> tuple[float]:
+    """The diffusion model on a graph as those of P4's Fig. 8."""
+    graph = ErdosRenyi(degree=64).build(1024, 0)
+    products = int(degrees(graph).sum() + graph.nodes) * 200
+    return (products * _per_second(lambda: diffuse(graph, parameters=200, rounds=1)),)
+
+
+def alone(trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+    """A trial with one thread, as the workers have."""
+    with exclusive_torch():
+        return trial()
+
+
+def _per_second(work: Callable[[], object]) -> float:
+    """How often something can be done in a second."""
+    work()
+    start, times = perf_counter(), 0
+    while (spent := perf_counter() - start) < SECONDS:
+        work()
+        times += 1
+    return times / spent

@@ -1,0 +1,584 @@
+"""Figures of a study, methods over seeds: curves, single nodes, phases, and ours beside a paper."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from peerage.papers.papertable import PaperTable
+from peerage.records.rows import RunRecord
+from peerage.report.figures import (
+    COLOURS,
+    DASHES,
+    GREY,
+    LOOKS,
+    MARKERS,
+    PERCENT,
+    SIZE,
+    STYLE,
+    Look,
+    literal,
+    look_of,
+    looks,
+    percent_axis,
+    phase_bars,
+    span_much,
+    visible,
+)
+from peerage.report.series import Series
+
+LABELS = {
+    "accuracy": "test accuracy",
+    "loss": "test loss",
+    "train_loss": "training loss",
+    "consensus": "consensus distance",
+}
+ROUND = "round"
+NODES = 10  # lines of single nodes in a panel at most; more cannot be followed
+MARKS = 7  # markers on a curve
+LONG = 200  # points; the noise of a longer curve would make a thick line thicker
+BAND = 0.18  # opacity
+TARGET: Any = {"color": "#999999", "linewidth": 1.0, "linestyle": (0, (4, 3))}
+LEVEL: Any = {"color": "#444444", "linewidth": 1.1, "linestyle": (0, (1, 1.5))}
+ABOVE: Any = {"bbox_to_anchor": (0, 1), "ncols": 4, "fontsize": 8, "handlelength": 1.3}
+BELOW: Any = {
+    "bbox_to_anchor": (0.5, -0.07), "ncols": 4, "fontsize": 9, "columnspacing": 1.0,
+    "handletextpad": 0.1,
+}  # fmt: skip
+STRIPE = "#F5F5F5"
+# Ticks of a logarithmic axis in every decade, by how much the values span at most.
+TICKS = {8: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), 100: (1.0, 2.0, 5.0), math.inf: (1.0,)}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One setting: all methods in it, and accuracies that are marked by a line across."""
+
+    title: str
+    series: tuple[Series, ...]
+    targets: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodePanel:
+    """What an algorithm noted under one name; without `log`, the values choose the scale."""
+
+    title: str
+    record: RunRecord
+    note: str
+    ylabel: str
+    log: bool | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points with their deviations; equal labels have one colour, and dashes tell two kinds."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[float] = ()  # none: no band
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines on their axes, and levels across: the label of a line, if any, and a value."""
+
+    title: str
+    lines: tuple[Line, ...]
+    xlabel: str = ROUND
+    ylabel: str = "test loss"
+    log: str = ""  # x, y or xy: the axes that are logarithmic
+    levels: tuple[tuple[str, float], ...] = ()
+    floor: float | None = None  # where the vertical axis begins; below all by default
+
+    def points(self, line: Line) -> tuple[list[float], list[float], list[float]]:
+        """x, y and deviations of what can be drawn: on a logarithmic axis there is no round 0."""
+        kept = [k for k, x in enumerate(line.x) if x > 0 or "x" not in self.log]
+        x, y = ([values[k] for k in kept] for values in (line.x, line.y))
+        return x, y, [line.spread[k] for k in kept] if line.spread else []
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for every name, of one piece or of stacked parts that are named below the figure."""
+
+    title: str
+    names: tuple[str, ...]
+    parts: Mapping[str, Sequence[float]]  # a height in every bar
+    xlabel: str = ""
+    ylabel: str = ""
+
+
+def curves(panels: Sequence[Panel], keys: Sequence[str] = ("accuracy", "loss")) -> Figure:
+    """Means over seeds in bands of one standard deviation: a column per panel, a row per key.
+
+    More than four panels stand in lines of three, as papers print them.
+    """
+    methods = _methods(panels)
+    columns = len(panels) if len(panels) <= 4 else 3
+    lines = [panels[start : start + columns] for start in range(0, len(panels), columns or 1)]
+    figure, grid = _grid(len(keys) * len(lines), columns, sharey="row")
+    with matplotlib.rc_context(STYLE):
+        for number, line in enumerate(lines):
+            rows = grid[number * len(keys) : (number + 1) * len(keys)]
+            _draw_line(rows, line, keys, methods)
+        _legend_above(figure, _entries(methods, panels))
+    return figure
+
+
+def node_lines(panels: Sequence[NodePanel]) -> Figure:
+    """One line per node and panel; of many nodes, ten that are spread evenly over their numbers."""
+    noted = [panel.record.notes(panel.note) for panel in panels]
+    chosen = _spread_out(sorted({node for notes in noted for node in notes}), NODES)
+    columns = len(panels) if len(panels) < 4 else 2
+    figure, grid = _grid(-(-len(panels) // max(columns, 1)), columns)
+    with matplotlib.rc_context(STYLE):
+        for spare in grid.flat[len(panels) :]:
+            spare.set_visible(False)
+        for axes, panel, notes in zip(grid.flat, panels, noted, strict=False):
+            shown = {node: notes[node] for node in chosen if node in notes}
+            for node, (rounds, values) in shown.items():
+                place = chosen.index(node)
+                markers = _turn(len(rounds), place, len(chosen))
+                axes.plot(rounds, values, markevery=markers, **_node_line(place))
+            known = [value for _, values in shown.values() for value in values]
+            if span_much(known) if panel.log is None else panel.log:
+                axes.set_yscale("log")
+            axes.set_title(literal(panel.title))
+            axes.set_ylabel(literal(panel.ylabel))
+            _round_axis(axes, [rounds for rounds, _ in shown.values()])
+        names = [Line2D([], [], label=f"node {n}", **_node_line(k)) for k, n in enumerate(chosen)]
+        _legend_above(figure, names)
+    return figure
+
+
+def against_paper(table: PaperTable) -> Figure:
+    """A picture of a table: ours filled, the paper's hollow, and a line between the two."""
+    heights, ticks = _table_rows(table)
+    parts = table.parts()
+    figure, grid = _grid(1, len(parts), sharey="row", height=1.5 + 0.34 * len(ticks))
+    entries = [
+        [_column_entry(table, place, number) for number, place in enumerate(part)]
+        for _, part in parts
+    ]
+    alike = len({tuple(str(entry.get_label()) for entry in names) for names in entries}) == 1
+    with matplotlib.rc_context(STYLE):
+        for axes, (name, part), names in zip(grid[0], parts, entries, strict=True):
+            for height in heights[1::2]:
+                axes.axhspan(height - 0.5, height + 0.5, color=STRIPE, zorder=0)
+            for number, place in enumerate(part):
+                offset = 0.6 * ((len(part) - 1) / 2 - number) / len(part)
+                _draw_column(axes, table, place, [y + offset for y in heights], _column(number))
+            _table_axis(axes, table, part)
+            axes.set_title(literal(name))
+            if not alike:
+                axes.legend(handles=names, loc="upper center", **BELOW)
+        _table_ticks(grid[0][0], ticks)
+        _legend_above(figure, [*_paper_entries(table), *(entries[0] if alike else [])])
+    return figure
+
+
+def plots(
+    panels: Sequence[Plot | Bars],
+    *,
+    columns: int = 3,
+    kinds: Mapping[str, bool] | None = None,
+    across: str = "",
+) -> Figure:
+    """Panels in lines of so many columns.
+
+    `kinds` are words for solid lines, and where they are true for dashed ones; `across` is one for
+    levels.
+    """
+    lined = [panel for panel in panels if isinstance(panel, Plot)]
+    labels = list(dict.fromkeys(line.label for panel in lined for line in panel.lines))
+    looks = {label: _label_look(label, number) for number, label in enumerate(labels)}
+    columns = min(columns, len(panels))
+    alike = len({(panel.ylabel, "y" in panel.log) for panel in lined}) == 1
+    alike = alike and len(lined) == len(panels)
+    figure, grid = _grid(-(-len(panels) // max(columns, 1)), columns, sharey=alike)
+    with matplotlib.rc_context(STYLE):
+        for spare in grid.flat[len(panels) :]:
+            spare.set_visible(False)
+        for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+            if isinstance(panel, Bars):
+                _draw_bars(axes, panel, looks)
+            else:
+                _draw_plot(axes, panel, looks)
+            if not alike or number % columns == 0:
+                axes.set_ylabel(literal(panel.ylabel))
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            if isinstance(panel, Plot):
+                _plot_axes(axes, panel, lined if alike else [panel])
+        names = _names(lined, looks)
+        _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(lined, across)])
+        _legend_of_parts(figure, [panel for panel in panels if isinstance(panel, Bars)])
+    return figure
+
+
+def phases(series: Sequence[Series]) -> Figure:
+    """Where the time of a mean round goes, method by method."""
+    figure, grid = _grid(1, 1, height=1.7 + max(0.42 * len(series), 0.9))
+    with matplotlib.rc_context(STYLE):
+        figure.legend(
+            handles=_bars(grid[0][0], series), loc="outside upper left", ncols=4, fontsize=9
+        )
+    return figure
+
+
+def curves_and_phases(panel: Panel, series: Sequence[Series]) -> Figure:
+    """What is reached after how many rounds, and beside it what a round costs."""
+    methods = _methods([panel])
+    figure, grid = _grid(1, 2, height=SIZE[1] + 0.3)
+    left, right = grid[0]
+    with matplotlib.rc_context(STYLE):
+        _draw_panel(left, panel, "accuracy", methods)
+        _value_axis([left], "accuracy", [panel])
+        _round_axis(left, [s.rounds() for s in panel.series])
+        left.set_title(literal(panel.title))
+        _legend_above(figure, _entries(methods, [panel]))
+        right.legend(handles=_bars(right, series), loc="lower left", **ABOVE)
+    return figure
+
+
+def _grid(
+    rows: int, columns: int, *, height: float | None = None, **shared: Any
+) -> tuple[Figure, Any]:
+    """A figure with axes [rows, columns]; without any, one that says that it is empty."""
+    width = SIZE[0] if columns <= 1 else 0.9 + 3.5 * columns
+    tall = max(0.8 + 2.75 * rows, 2.0) if height is None else height
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, tall), layout="constrained")
+        if not rows or not columns:
+            figure.text(0.5, 0.5, "no run to show yet", ha="center")
+            return figure, np.empty((rows, columns), dtype=object)
+        return figure, figure.subplots(rows, columns, squeeze=False, **shared)
+
+
+def _methods(panels: Sequence[Panel]) -> dict[str, Look]:
+    """The look of every label, the same in all panels, also where another method is missing."""
+    algorithms = {s.label: s.algorithm for panel in panels for s in panel.series}
+    return dict(zip(algorithms, looks(list(algorithms.values())), strict=True))
+
+
+def _draw_line(
+    rows: Any, panels: Sequence[Panel], keys: Sequence[str], methods: dict[str, Look]
+) -> None:
+    """Panels side by side, all of whose keys stand above each other on the same rounds."""
+    for row, key in zip(rows, keys, strict=True):
+        for axes, panel in zip(row, panels, strict=False):
+            _draw_panel(axes, panel, key, methods)
+            _round_axis(axes, [series.rounds(key) for series in panel.series])
+            if key != keys[-1]:
+                axes.set_xlabel("")
+                axes.tick_params(axis="x", labelbottom=False)
+        _value_axis(row, key, panels)
+        for axes in row[len(panels) :]:
+            axes.set_axis_off()
+    for axes, panel in zip(rows[0], panels, strict=False):
+        axes.set_title(literal(panel.title))
+
+
+def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, Look]) -> None:
+    for target in panel.targets if key == "accuracy" else ():
+        axes.axhline(target, zorder=1, **TARGET)
+    order = list(methods)
+    for series in panel.series:
+        rounds, means, stds = series.curve(key)
+        look = methods[series.label]
+        markers = _turn(len(rounds), order.index(series.label), len(order))
+        width = 1.8 if len(rounds) <= LONG else 1.2
+        axes.plot(rounds, means, markevery=markers, linewidth=width, **look.line)
+        if series.seeds > 1:
+            low, high = np.subtract(means, stds), np.add(means, stds)
+            axes.fill_between(rounds, low, high, color=look.colour, alpha=BAND, linewidth=0)
+
+
+def _draw_plot(axes: Axes, panel: Plot, looks: Mapping[str, dict[str, Any]]) -> None:
+    for label, value in panel.levels:
+        colour = {"color": looks[label]["color"]} if label in looks else {}
+        axes.axhline(value, zorder=1, **{**LEVEL, **colour})
+    order = list(looks)
+    for line in panel.lines:
+        x, y, deviation = panel.points(line)
+        stroke = _stroke(looks[line.label], dashed=line.dashed)
+        markers = _turn(len(x), order.index(line.label), len(order))
+        axes.plot(x, y, markevery=markers, zorder=2.5 if line.dashed else 2, **stroke)
+        if deviation:
+            low, high = np.subtract(y, deviation), np.add(y, deviation)
+            if "y" in panel.log:
+                low = np.maximum(low, 0.2 * np.asarray(y))  # a logarithm has no zero to reach
+            axes.fill_between(x, low, high, color=stroke["color"], alpha=BAND, linewidth=0)
+    axes.set_title(literal(panel.title))
+    axes.set_xlabel(literal(panel.xlabel))
+
+
+def _draw_bars(axes: Axes, panel: Bars, looks: Mapping[str, dict[str, Any]]) -> None:
+    """A bar of one piece has its height above it, and the colour of a line with its name."""
+    places = range(len(panel.names))
+    bottom = np.zeros(len(panel.names))
+    for number, heights in enumerate(panel.parts.values()):
+        single = [looks[name]["color"] if name in looks else GREY for name in panel.names]
+        colour: Any = single if len(panel.parts) == 1 else _part_colour(number)
+        bars = axes.bar(places, heights, 0.7, bottom, color=colour)
+        if len(panel.parts) == 1:
+            axes.bar_label(bars, [f"{height:,.4g}".replace(",", " ") for height in heights])
+            axes.margins(y=0.1)
+        bottom += np.asarray(heights)
+    axes.set_xticks(places, [literal(name) for name in panel.names])
+    axes.grid(visible=False, axis="x")
+    axes.set_title(literal(panel.title))
+    axes.set_xlabel(literal(panel.xlabel))
+
+
+def _part_colour(number: int) -> Any:
+    return matplotlib.colormaps["tab10"](number % 10)
+
+
+def _legend_of_parts(figure: Figure, panels: Sequence[Bars]) -> None:
+    names = list(dict.fromkeys(n for p in panels if len(p.parts) > 1 for n in p.parts))
+    if names:
+        entries = [Patch(color=_part_colour(k), label=literal(n)) for k, n in enumerate(names)]
+        look: Any = {"fontsize": 9, "handlelength": 1.0, "columnspacing": 1.2}
+        figure.legend(
+            handles=entries, loc="outside lower center", ncols=min(len(names), 10), **look
+        )
+
+
+def _plot_axes(axes: Axes, panel: Plot, sharing: Sequence[Plot]) -> None:
+    """`sharing` are the panels with the same vertical axis."""
+    if panel.floor is not None:
+        axes.set_ylim(bottom=panel.floor)
+    if panel.ylabel == LABELS["accuracy"]:
+        axes.yaxis.set_major_formatter(PERCENT)
+    if "y" in panel.log:
+        axes.set_yscale("log")
+        _log_ticks(axes.yaxis, [y for p in sharing for line in p.lines for y in p.points(line)[1]])
+    if "x" in panel.log:
+        axes.set_xscale("log")
+        _log_ticks(axes.xaxis, [x for line in panel.lines for x in line.x])
+    elif panel.xlabel == ROUND:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+
+
+def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """Plain numbers as ticks, unless they are very small or span very much."""
+    positive = [value for value in values if value > 0]
+    if not positive or min(positive) < 1e-3 or max(positive) > 1e5 * min(positive):
+        return
+    span = max(positive) / min(positive)
+    steps = next(steps for most, steps in TICKS.items() if span <= most)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _stroke(look: Mapping[str, Any], *, dashed: bool = False) -> dict[str, Any]:
+    return {
+        "color": look["color"],
+        "marker": look["marker"],
+        "linestyle": "--" if dashed else "-",
+        "markerfacecolor": "white" if dashed else look["color"],
+        "markersize": 4.5,
+        "linewidth": 1.5,
+    }
+
+
+def _label_look(label: str, number: int) -> dict[str, Any]:
+    """That of an algorithm if the label is one's name, which then looks as it does everywhere.
+
+    A variant of it, such as `HWA (examples)`, has its look too: draw the line dashed.
+    """
+    name, _, _ = label.partition(" (")
+    if name.lower() not in LOOKS:
+        return _column(number)
+    colour, marker = look_of(name)
+    return {"color": colour, "marker": marker}
+
+
+def _names(panels: Sequence[Plot], looks: Mapping[str, dict[str, Any]]) -> list[Artist]:
+    """The labels; one that stands for dashed lines only is dashed."""
+    solid = {line.label for panel in panels for line in panel.lines if not line.dashed}
+    return [
+        Line2D([], [], label=literal(label), **_stroke(look, dashed=label not in solid))
+        for label, look in looks.items()
+    ]
+
+
+def _kinds(kinds: Mapping[str, bool]) -> list[Artist]:
+    look = {"color": "#444444", "marker": ""}
+    return [
+        Line2D([], [], label=literal(word), **_stroke(look, dashed=dashed))
+        for word, dashed in kinds.items()
+    ]
+
+
+def _marks(panels: Sequence[Plot], across: str) -> list[Artist]:
+    """What a band and a line across are."""
+    marks: list[Artist] = []
+    if any(line.spread for panel in panels for line in panel.lines):
+        marks.append(Patch(color="#888888", alpha=2 * BAND, label="± std"))
+    if any(panel.levels for panel in panels):
+        marks.append(Line2D([], [], label=literal(across), **LEVEL))
+    return marks
+
+
+def _turn(points: int, place: int, count: int) -> tuple[int, int]:
+    """First and distance of the markers: those of `count` curves take turns along the rounds.
+
+    Equal curves then do not hide each other completely.
+    """
+    every = max(points // MARKS, 1)
+    return min(every * place // count, max(points - 1, 0)), every
+
+
+def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None:
+    """The axis of a key, which all panels of a line share."""
+    line[0].set_ylabel(LABELS.get(key, key.replace("_", " ")))
+    values = [value for p in panels for s in p.series for value in s.curve(key).means]
+    if key == "accuracy":
+        percent_axis(line[0])
+    elif key == "consensus" or span_much(values):
+        line[0].set_yscale("log")
+        positive = [value for value in values if value > 0]
+        # A band may reach down to zero or below, where a logarithm has no end.
+        line[0].set_ylim(bottom=0.7 * min(positive, default=1.0))
+
+
+def _round_axis(axes: Axes, rounds: Sequence[Sequence[int]]) -> None:
+    axes.set_xlabel(ROUND)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    if not any(map(any, rounds)):
+        axes.set_xticks([0])
+
+
+def _entries(methods: dict[str, Look], panels: Sequence[Panel]) -> list[Artist]:
+    """The legend of curves: the methods, what a band is, what a line across is."""
+    entries: list[Artist] = [
+        Line2D([], [], label=literal(label), **look.line) for label, look in methods.items()
+    ]
+    seeds = sorted({s.seeds for panel in panels for s in panel.series if s.seeds > 1})
+    if seeds:
+        count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+        entries.append(Patch(color="#888888", alpha=2 * BAND, label=f"± std of {count} seeds"))
+    if any(panel.targets for panel in panels):
+        entries.append(Line2D([], [], label="target", **TARGET))
+    return entries
+
+
+def _legend_above(figure: Figure, entries: Sequence[Artist]) -> None:
+    """As few lines as the width of the figure allows, and all of about the same length."""
+    longest = max((len(str(entry.get_label())) for entry in entries), default=0)
+    per_line = max(int(figure.get_figwidth() / (0.5 + 0.075 * longest)), 2)  # inches
+    lines = max(math.ceil(len(entries) / per_line), 1)
+    columns = max(math.ceil(len(entries) / lines), 1)
+    figure.legend(handles=list(entries), loc="outside upper center", ncols=columns)
+
+
+def _bars(axes: Axes, series: Sequence[Series]) -> list[Patch]:
+    return phase_bars(axes, [(literal(s.label), visible(s.phases())) for s in series])
+
+
+def _spread_out(items: list[int], count: int) -> list[int]:
+    if len(items) <= count:
+        return items
+    return [items[round(k * (len(items) - 1) / (count - 1))] for k in range(count)]
+
+
+def _node_line(place: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": DASHES[place // len(COLOURS)],
+        "linewidth": 1.2,
+        "marker": MARKERS[place % len(MARKERS)],
+        "markersize": 4.5,
+    }
+
+
+def _table_rows(table: PaperTable) -> tuple[list[float], list[tuple[float, str, bool]]]:
+    """The height of every row, and all names beside the axis with whether each names a group."""
+    heights: list[float] = []
+    ticks: list[tuple[float, str, bool]] = []
+    for name, numbers in table.groups():
+        if name:
+            ticks.append((-float(len(ticks)), name, True))
+        for number in numbers:
+            heights.append(-float(len(ticks)))
+            ticks.append((heights[-1], " ".join(table.rows[number][0][1 if name else 0 :]), False))
+    return heights, ticks
+
+
+def _draw_column(
+    axes: Axes, table: PaperTable, place: int, heights: Sequence[float], style: dict[str, Any]
+) -> None:
+    colour = style["color"]
+    for y, (_, cells) in zip(heights, table.rows, strict=True):
+        cell = cells[place]
+        if cell.ours is not None and cell.paper is not None:
+            axes.plot([cell.ours, cell.paper], [y, y], color=colour, linewidth=0.9, alpha=0.7)
+        if cell.paper is not None:
+            # Larger, so that it is also seen around an equal number of ours.
+            hollow = {**style, "markerfacecolor": "white", "markersize": 7.5}
+            axes.plot(cell.paper, y, zorder=3, **hollow)
+        if cell.ours is not None:
+            spread = cell.spread or 0.0
+            axes.errorbar(cell.ours, y, xerr=spread, **style, elinewidth=2.2, alpha=0.9, zorder=4)
+
+
+def _column(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": "none",
+    }
+
+
+def _column_entry(table: PaperTable, place: int, number: int) -> Line2D:
+    return Line2D([], [], label=literal(table.columns[place][-1]), **_column(number))
+
+
+def _paper_entries(table: PaperTable) -> list[Line2D]:
+    if not any(cell.paper is not None for _, cells in table.rows for cell in cells):
+        return []
+    style: dict[str, Any] = {"color": "#222222", "marker": "o", "linestyle": "none"}
+    ours = Line2D([], [], label="filled: ours ± std", **style)
+    return [ours, Line2D([], [], label="hollow: paper", markerfacecolor="white", **style)]
+
+
+def _table_axis(axes: Axes, table: PaperTable, part: Sequence[int]) -> None:
+    cells = [cells[place] for _, cells in table.rows for place in part]
+    values = [v for cell in cells for v in (cell.ours, cell.paper) if v is not None]
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    if table.unit == "percent":
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.set_xlabel("test accuracy")
+    elif table.unit == "rounds" or span_much(values):
+        if values and min(values) > 0:
+            axes.set_xscale("log")
+            narrow = max(values) < 50 * min(values)
+            steps = (1.0, 2.0, 5.0) if narrow else (1.0,)
+            axes.xaxis.set_major_locator(LogLocator(subs=steps))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xlabel("rounds" if table.unit == "rounds" else "count")
+
+
+def _table_ticks(axes: Axes, ticks: Sequence[tuple[float, str, bool]]) -> None:
+    axes.set_yticks([y for y, _, _ in ticks], [literal(name) for _, name, _ in ticks])
+    for label, (_, _, group) in zip(axes.get_yticklabels(), ticks, strict=True):
+        label.set_fontweight("bold" if group else "normal")
+    axes.set_ylim(-len(ticks) + 0.4, 0.6)

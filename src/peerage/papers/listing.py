@@ -1,0 +1,73 @@
+"""What can be reproduced, what it needs, what it takes, and what is already there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from peerage.papers.calibrate import Speeds
+from peerage.papers.runner import Store, lacking
+from peerage.papers.study import Plan, Study
+
+
+def entries(
+    studies: Sequence[Study], store: Store, plan: Plan, speeds: Speeds
+) -> list[dict[str, Any]]:
+    """One row per study; `hours_left` counts only the runs that are not there."""
+    rows = []
+    wanted = {study.id: list({j.folder: j for j in study.jobs(plan)}.values()) for study in studies}
+    # Once for all: whether a data set is here takes a look at every byte of it.
+    away = lacking(job for jobs in wanted.values() for job in jobs)
+    for study in studies:
+        jobs = wanted[study.id]
+        left = [job for job in jobs if not store.ended(job)]
+        data = list(dict.fromkeys(job.dataset for job in jobs if job.dataset is not None))
+        rows.append(
+            {
+                "id": study.id,
+                "title": study.title,
+                "data": data,
+                "lacking": [name for name in data if name in away],
+                "runs": len(jobs),
+                "done": len(jobs) - len(left),
+                "hours": sum(speeds.seconds(job) for job in jobs) / 3600,
+                "hours_left": sum(speeds.seconds(job) for job in left) / 3600,
+            }
+        )
+    return rows
+
+
+def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
+    table = Table(
+        title=f"Tables and figures at scale {scale}",
+        caption="Times are estimates for this machine. Studies share runs: one makes another "
+        "shorter. Data that is not here: `peerage data get NAME`.",
+        header_style="bold",
+    )
+    table.add_column("id", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("data")
+    table.add_column("runs done", justify="right")
+    table.add_column("time left", justify="right", no_wrap=True)
+    for row in rows:
+        data = [f"{name} (not here)" if name in row["lacking"] else name for name in row["data"]]
+        done = f"{row['done']} of {row['runs']}"
+        left = hours(row["hours_left"]) if row["done"] < row["runs"] else "done"
+        table.add_row(row["id"], Text(row["title"]), ", ".join(data) or "none", done, left)
+    return table
+
+
+def hours(value: float) -> str:
+    """Two digits in the unit that people would use.
+
+    >>> hours(0.001), hours(0.25), hours(12.3), hours(100), hours(8200)
+    ('4 s', '15 min', '12 h', '4.2 days', '342 days')
+    """
+    if value < 1 / 60:
+        return f"{max(1, round(3600 * value))} s"
+    if value < 1:
+        return f"{round(60 * value)} min"
+    if value < 72:
+        return f"{value:.2g} h"
+    return f"{value / 24:.{int(value < 240)}f} days"

@@ -1,0 +1,298 @@
+"""How the results of P0 are shown: its tables beside the printed numbers, and its figures."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from peerage.papers import charts as studies
+from peerage.papers.p0 import printed
+from peerage.papers.p0.settings import CIFAR, MNIST, SIZES, TITLES, Setting
+from peerage.papers.papertable import Cell, PaperTable
+from peerage.papers.study import Results, Shown
+from peerage.report.series import Series
+
+NORM = "norm of the curvature"
+NOT_PRINTED = ""  # where the paper has no numbers
+
+# Tables
+
+
+def final_accuracy(results: Results, title: str = "") -> PaperTable:
+    paper = printed.accuracies(printed.FINAL, printed.DATASETS)
+    columns = [(d, a) for d in results.values("dataset") for a in results.values("alpha")]
+    return PaperTable(
+        title=title or "Accuracy over the last 10 rounds, beside Table I",
+        row_titles=("method",),
+        columns=tuple((TITLES[d], f"Dir {a:g}") for d, a in columns),
+        rows=tuple(
+            ((m,), tuple(_accuracy(results, Setting(d, a, m), paper) for d, a in columns))
+            for m in results.values("method")
+        ),
+        unit="percent",
+        best="max",
+        notes=_notes(results),
+    )
+
+
+def last_accuracy(results: Results) -> PaperTable:
+    """Table III: DESA beside plain averaging and DecHW."""
+    paper = printed.accuracies(printed.WITH_DESA, (CIFAR,))
+
+    def cell(place: Setting) -> Cell:
+        ours = results.series[place].final() if place in results.series else (None, None)
+        return Cell(*ours, *paper.get(place, (None, None)))
+
+    rows = [
+        ((m,), tuple(cell(Setting(CIFAR, a, m)) for a in results.values("alpha")))
+        for m in results.values("method")
+    ]
+    return PaperTable(
+        title="Table III: accuracy in the last round, CIFAR-10",
+        row_titles=("method",),
+        columns=tuple((f"Dir {alpha:g}",) for alpha in results.values("alpha")),
+        rows=tuple(rows),
+        unit="percent",
+        best="max",
+        notes=_notes(results),
+    )
+
+
+Targets = Callable[[Results, str, float, str], Sequence[float | None]]
+
+
+def of_best(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
+    """Shares of the best final accuracy of any method."""
+    found = [series.last_10().mean for series in results.of(dataset=dataset, alpha=alpha)]
+    best = max((value for value in found if value is not None), default=None)
+    return [None if best is None else share * best for share in printed.SHARES]
+
+
+def of_own(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
+    """Shares of the method's own final accuracy."""
+    series = results.series.get(Setting(dataset, alpha, name))
+    best = series.last_10().mean if series else None
+    return [None if best is None else share * best for share in printed.SHARES]
+
+
+def absolute(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
+    return list(printed.ABSOLUTE[dataset])
+
+
+def rounds_table(title: str, text: str, targets: Targets, results: Results) -> PaperTable:
+    """Tables II, V and VI: rounds to four targets on each data set."""
+    paper = printed.rounds(text)
+
+    def cells(alpha: float, name: str) -> Iterable[Cell]:
+        for dataset in results.values("dataset"):
+            place = Setting(dataset, alpha, name)
+            series = results.series.get(place)
+            theirs = paper.get(place, (None,) * 4)
+            aims = targets(results, dataset, alpha, name)
+            yield from (
+                _rounds(series, aim, known) for aim, known in zip(aims, theirs, strict=True)
+            )
+
+    shown = [
+        (TITLES[d], f"{100 * share:g} %")
+        for d in results.values("dataset")
+        for share in (printed.ABSOLUTE[d] if targets is absolute else printed.SHARES)
+    ]
+    rows = [
+        ((f"Dir {alpha:g}", name), tuple(cells(alpha, name)))
+        for alpha in results.values("alpha")
+        for name in results.values("method")
+    ]
+    return PaperTable(
+        title, ("", "method"), tuple(shown), tuple(rows), "rounds", "min", _notes(results)
+    )
+
+
+def half_table(results: Results) -> PaperTable:
+    """Rounds to half of the best accuracy on MNIST, at the paper's scale if that is asked for."""
+    target = SIZES[results.plan.scale].half[1]
+    paper = printed.rounds(printed.OF_BEST)
+    rows = []
+    for name in results.values("method"):
+        place = Setting(MNIST, 0.2, name)
+        theirs = paper[place][0]
+        rows.append(((name,), (_rounds(results.series.get(place), target, theirs),)))
+    return PaperTable(
+        title="Rounds to half of the best accuracy, MNIST, Dir 0.2",
+        row_titles=("method",),
+        columns=((f"to {100 * target:g} %",),),
+        rows=tuple(rows),
+        unit="rounds",
+        best="min",
+        notes=_notes(results),
+    )
+
+
+def scalars_table(results: Results) -> PaperTable:
+    """What a node sends over one link: T m, 2 T m and T m + theta m in the paper."""
+    theta = SIZES[results.plan.scale].theta
+    rows = []
+    for name in results.values("method"):
+        cells = []
+        for dataset in results.values("dataset"):
+            series = results.series.get(Setting(dataset, results.values("alpha")[-1], name))
+            cells.append(_scalars(series, name, theta))
+        rows.append(((name,), tuple(cells)))
+    return PaperTable(
+        title="Numbers that a node sends to one neighbour in the whole run",
+        row_titles=("method",),
+        columns=tuple((TITLES[dataset],) for dataset in results.values("dataset")),
+        rows=tuple(rows),
+        unit="count",
+        best=None,
+        notes=(
+            f"The paper's column is its formula for our rounds and model: T m, 2 T m, and "
+            f"T m + {theta} m for DecHW*.",
+        ),
+    )
+
+
+def seconds_table(results: Results) -> PaperTable:
+    """Milliseconds of a round, which no paper reports."""
+    rows = []
+    for name in results.values("method"):
+        series = results.series.get(Setting(MNIST, 0.2, name))
+        mean, std = series.seconds_per_round() if series else (None, None)
+        rows.append(((name,), (Cell(_milliseconds(mean), _milliseconds(std)),)))
+    return PaperTable(
+        title="Milliseconds per round",
+        row_titles=("method",),
+        columns=(("wall time",),),
+        rows=tuple(rows),
+        unit="count",
+        best="min",
+        notes=("Measured by the runs themselves, on a machine that may have had other work.",),
+    )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _accuracy(
+    results: Results,
+    place: Setting,
+    paper: Mapping[tuple[str, float, str], tuple[float, float]],
+) -> Cell:
+    ours = results.series[place].last_10() if place in results.series else (None, None)
+    return Cell(*ours, *paper.get(place, (None, None)))
+
+
+def _rounds(series: Series | None, target: float | None, paper: int | None) -> Cell:
+    if series is None or target is None:
+        return Cell(None, paper=paper)
+    found = series.rounds_to(target)
+    some = 0 < found.reached < found.seeds
+    note = f"{found.reached} of {found.seeds} seeds" if some else ""
+    return Cell(found.mean, found.std, paper, note=note)
+
+
+def _scalars(series: Series | None, name: str, theta: int) -> Cell:
+    if series is None:
+        return Cell(None)
+    record = series.records[0]
+    m, t = record.setup["parameters"][0], record.rounds
+    formula = {"DecHW": 2 * t * m, "DecHW*": (t + theta) * m, "DecHW* (frozen)": (t + theta) * m}
+    return Cell(*series.scalars(), formula.get(name, t * m))
+
+
+def _notes(results: Results) -> tuple[str, ...]:
+    plan, size = results.plan, SIZES[results.plan.scale]
+    notes = []
+    if plan.scale == "smoke":
+        notes.append("A trial of the machinery: scikit-learn's digits stand in for every data set.")
+    elif plan.scale == "small":
+        sizes = "; ".join(
+            f"{TITLES[d]}: {size.train[d]} training examples, "
+            f"{size.epochs[d]} epoch{'s' * (size.epochs[d] != 1)} a round, {size.rounds[d]} rounds"
+            for d in results.values("dataset")
+        )
+        notes.append(
+            f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "
+            "epochs and 1000 rounds, so only the order of the methods can be compared."
+        )
+    several = any(series.seeds > 1 for series in results.series.values())
+    over = " ± is the standard deviation over them." if several else ""
+    notes += [f"{counts}{over}" for counts in results.repetitions]
+    if plan.fidelity == "code":
+        notes.append(
+            "As the authors' scripts run: Barabasi-Albert graph, uniform weights, 20 % held out, "
+            "training taken back when the validation loss rises."
+        )
+    return tuple(notes)
+
+
+# Figures
+
+
+def panels(results: Results) -> list[studies.Panel]:
+    return [
+        studies.Panel(
+            f"{TITLES[dataset]}, Dir {alpha:g}", tuple(results.of(dataset=dataset, alpha=alpha))
+        )
+        for dataset in results.values("dataset")
+        for alpha in results.values("alpha")
+        if results.of(dataset=dataset, alpha=alpha)
+    ]
+
+
+def curves(results: Results) -> Shown:
+    """Learning curves, with the final accuracies as their table."""
+    return Shown((final_accuracy(results),), studies.curves(panels(results)))
+
+
+def tabulated(table: Callable[[Results], PaperTable], results: Results) -> Shown:
+    """A table, with a picture of its numbers beside the paper's."""
+    made = table(results)
+    return Shown((made,), studies.against_paper(made))
+
+
+def show_half(results: Results) -> Shown:
+    target = SIZES[results.plan.scale].half[1]
+    marked = [replace(panel, targets=(target,)) for panel in panels(results)]
+    figure = studies.curves(marked, keys=("accuracy",))
+    return Shown((half_table(results),), figure)
+
+
+def show_stopped(results: Results) -> Shown:
+    """Fig. 4, with what DecHW* saves."""
+    tables = (final_accuracy(results), scalars_table(results))
+    return Shown(tables, studies.curves(panels(results)))
+
+
+def show_norms(results: Results) -> Shown:
+    """Fig. 2: the norm of the curvature of ten nodes."""
+    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
+    found = [
+        studies.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
+        for series in results.of(dataset=dataset, alpha=alpha)
+    ]
+    return Shown((final_accuracy(results),), studies.node_lines(found))
+
+
+def show_trace(results: Results) -> Shown:
+    """Fig. 7: one accumulated entry and its weight, with increments of unit norm and raw ones."""
+    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
+    found = [
+        studies.NodePanel(series.label, series.records[0], note, title, log)
+        for note, title, log in (("entry", "accumulated entry", None), ("weight", "weight", False))
+        for series in results.of(dataset=dataset, alpha=alpha)
+    ]
+    return Shown((final_accuracy(results),), studies.node_lines(found))
+
+
+def show_curvature(results: Results) -> Shown:
+    tables = (
+        rounds_table(
+            "Rounds to shares of the best accuracy, by kind of curvature",
+            NOT_PRINTED,
+            of_best,
+            results,
+        ),
+        seconds_table(results),
+    )
+    panel = panels(results)[0]
+    return Shown(tables, studies.curves_and_phases(panel, panel.series))

@@ -1,0 +1,272 @@
+"""The experiments of P2: what section 5 says, at three scales, and the methods by name."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from peerage.experiment.experiment import Experiment, merged
+from peerage.papers.calibrate import known_facts
+from peerage.papers.p2 import printed
+from peerage.papers.p2.printed import IID, TYPE_I, TYPE_II
+from peerage.papers.study import Job, Plan, Scale, Training
+from peerage.vectors import Layout
+from peerage.work.curvature import scope_of
+
+MNIST, FASHION, CIFAR = printed.DATASETS
+FEMNIST = "femnist"
+GREY = "cifar10:grey=true,side=28"  # CIFAR-10 as the other two, for logistic regression
+TITLES = {MNIST: "MNIST", FASHION: "Fashion-MNIST", CIFAR: "CIFAR-10", FEMNIST: "FEMNIST"}
+MODELS = {MNIST: "hwa-mlp", FASHION: "hwa-mlp", CIFAR: "cifar-cnn"}
+LINEAR = "logistic"  # of Fig. 7
+PARTITIONS = {IID: "iid", TYPE_I: "dirichlet:alpha=0.1", TYPE_II: "shards"}
+METHODS = {
+    "FedAvg": "fedavg",
+    "FedProx": "fedprox:mu=0.1",
+    "FedCurv": "fedcurv:strength=1",
+    "HWA": "hwa",
+    "HWA (examples)": "hwa:curvature=sample",  # not in the paper: see LINEAR_METHODS
+    "FedNL": "fednl:rank=2",
+}
+# Of Fig. 7. A batch is all data of a client there, so the curvature of batches is one squared
+# gradient; that of single examples stands beside it.
+LINEAR_METHODS = (*printed.FOUR, "HWA (examples)", "FedNL")
+SCOPES = {"output": "output", "+ last hidden": "last-hidden", "all layers": "all"}  # Fig. 10
+FIVE, TEN = EPOCHS = (5, 10)  # of local training in a round, as the tables call them
+BYTES = 4  # of a number that is sent
+
+CLIENTS, ROUNDS = 10, 50
+SGD: dict[str, Any] = {"batch_size": 32, "lr": 0.001, "momentum": 0.9, "weight_decay": 0.001}
+PROXIMAL_RATE = 0.01
+# One step with all data of a client: Fig. 7 allows one local update. The rate is a guess.
+STEP: dict[str, Any] = {"epochs": 1, "batch_size": 60_000, "lr": 0.1, "weight_decay": 0.001}
+# "The same settings as used in LEAF", whose FedAvg has these.
+LEAF: dict[str, Any] = {"epochs": 5, "batch_size": 10, "lr": 0.004}
+ONE_STEP = "one step"
+
+
+class Setting(NamedTuple):
+    """Where a run belongs in P2's tables."""
+
+    dataset: str
+    setting: str  # a split, or what a figure varies
+    epochs: str
+    method: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.method}, {self.dataset}, {self.setting}, {self.epochs}"
+
+
+class Devices(NamedTuple):
+    """Table 4: writers, how many of them take part in a round, and when they are judged."""
+
+    dataset: str
+    nodes: int
+    clients: int
+    rounds: int
+    every: int
+    marks: Mapping[int, int]  # rounds of the paper -> ours
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a scale makes of the experiments."""
+
+    seeds: Mapping[str, int]  # by data set
+    train: Mapping[str, int | None]  # training examples; None for all
+    rounds: Mapping[str, int]
+    epochs: Mapping[str, Mapping[int, int]]  # those of the tables -> ours
+    samples: Mapping[str, int | None]  # test examples; None for all
+    linear: int  # rounds of logistic regression
+    alphas: tuple[float, ...]
+    sigmas: tuple[float, ...]
+    devices: Devices
+    learning: Mapping[str, Any] = field(default_factory=dict)  # in place of the paper's rates
+    nodes: int = CLIENTS
+
+
+AS_PRINTED, SHORT = {FIVE: 5, TEN: 10}, {FIVE: 1, TEN: 2}
+SIZES: dict[Scale, Size] = {
+    # The paper has ten seeds everywhere. Three take hours where it is an MLP that is trained, and
+    # one takes two days on CIFAR-10.
+    "paper": Size(
+        seeds={MNIST: 3, FASHION: 3, CIFAR: 1, FEMNIST: 1},
+        train=dict.fromkeys(MODELS),
+        rounds=dict.fromkeys(MODELS, ROUNDS),
+        epochs=dict.fromkeys(MODELS, AS_PRINTED),
+        samples=dict.fromkeys(MODELS),
+        linear=ROUNDS,
+        alphas=printed.ALPHAS,
+        sigmas=printed.SIGMAS,
+        devices=Devices(FEMNIST, 3550, 10, 1000, 25, {mark: mark for mark in printed.MARKS}),
+    ),
+    # A client takes a few hundred steps instead of 50 000, so the steps are larger: without it,
+    # nobody would learn anything.
+    "small": Size(
+        seeds={MNIST: 3, FASHION: 3, CIFAR: 1, FEMNIST: 1},
+        train={MNIST: 2000, FASHION: 2000, CIFAR: 2000},
+        rounds={MNIST: 15, FASHION: 15, CIFAR: 10},
+        epochs={MNIST: AS_PRINTED, FASHION: AS_PRINTED, CIFAR: {FIVE: 5}},
+        samples={MNIST: None, FASHION: None, CIFAR: 2000},
+        linear=10,
+        alphas=(10.0, 0.2, 0.05),
+        sigmas=(0.0, 0.05, 0.2),
+        devices=Devices(
+            f"{FEMNIST}:writers=100",
+            100,
+            10,
+            20,
+            4,
+            dict(zip(printed.MARKS, (4, 8, 12, 16, 20), strict=True)),
+        ),
+        learning={"lr": 0.01},
+    ),
+    # `digits` stands in for every data set, and one small network for every model.
+    "smoke": Size(
+        seeds=dict.fromkeys((*MODELS, FEMNIST), 1),
+        train={},
+        rounds=dict.fromkeys(MODELS, 2),
+        epochs=dict.fromkeys(MODELS, SHORT),
+        samples={},
+        linear=2,
+        alphas=(10.0, 0.1),
+        sigmas=(0.0, 0.1),
+        devices=Devices("digits", 6, 2, 5, 1, dict(zip(printed.MARKS, range(1, 6), strict=True))),
+        learning={"lr": 0.05},
+        nodes=6,
+    ),
+}
+
+
+def experiment(
+    plan: Plan, dataset: str, algorithm: str, *, seed: int, epochs: int = FIVE, **changes: Any
+) -> Experiment:
+    """The setting of section 5 at a scale; `changes` are laid over it."""
+    size = SIZES[plan.scale]
+    local: dict[str, Any] = {"epochs": size.epochs[dataset][epochs], **SGD}
+    if algorithm.startswith("fedprox"):
+        local["lr"] = PROXIMAL_RATE
+    settings: dict[str, Any] = {
+        "algorithm": algorithm,
+        "dataset": sized(dataset, size.train.get(dataset)),
+        "model": MODELS[dataset],
+        "nodes": size.nodes,
+        "rounds": size.rounds[dataset],
+        "local": {**local, **size.learning},
+        "evaluation": {"samples": size.samples.get(dataset)},
+        "seed": seed,
+    }
+    return build(plan, merged(settings, changes))
+
+
+def linear(plan: Plan, dataset: str, algorithm: str, *, seed: int) -> Experiment:
+    """Fig. 7: logistic regression with one step in a round, and FedNL, which takes no such steps.
+
+    Its penalty is what weight decay is to the others.
+    """
+    size = SIZES[plan.scale]
+    flat = GREY if dataset == CIFAR else dataset
+    settings: dict[str, Any] = {
+        "algorithm": algorithm,
+        "dataset": sized(flat, size.train.get(dataset)),
+        "model": LINEAR,
+        "nodes": size.nodes,
+        "partition": PARTITIONS[TYPE_I],
+        "rounds": size.linear,
+        "seed": seed,
+    }
+    if not algorithm.startswith("fednl"):
+        settings["local"] = STEP
+    return build(plan, settings)
+
+
+def devices(plan: Plan, algorithm: str, *, seed: int) -> Experiment:
+    """Table 4: a node is a writer, and a few of them are drawn for a round."""
+    size = SIZES[plan.scale].devices
+    joint = "," if ":" in algorithm else ":"
+    settings: dict[str, Any] = {
+        "algorithm": f"{algorithm}{joint}clients={size.clients}",
+        "dataset": size.dataset,
+        "model": "leaf-cnn",
+        "nodes": size.nodes,
+        "partition": "by-group",
+        "rounds": size.rounds,
+        "local": LEAF,
+        "evaluation": {"every": size.every},
+        "seed": seed,
+    }
+    if plan.scale == "smoke":
+        settings |= {"partition": PARTITIONS[TYPE_I], "local": {**LEAF, "epochs": 1, "lr": 0.05}}
+    return build(plan, settings)
+
+
+def build(plan: Plan, settings: Mapping[str, Any]) -> Experiment:
+    """At smoke scale with the data that needs no download, and a model that fits it."""
+    if plan.scale != "smoke":
+        return Experiment(**settings)
+    model = LINEAR if settings["model"] == LINEAR else "digits-mlp"
+    stand_in = {"dataset": "digits", "model": model, "engine": {"name": "serial"}}
+    return Experiment(**merged(settings, stand_in))
+
+
+def sized(dataset: str, train: int | None) -> str:
+    """The data set with fewer training examples.
+
+    >>> sized("mnist", 2000), sized("cifar10:normalise=signed", 2000), sized("mnist", None)
+    ('mnist:train=2000', 'cifar10:normalise=signed,train=2000', 'mnist')
+    """
+    joint = "," if ":" in dataset else ":"
+    return dataset if train is None else f"{dataset}{joint}train={train}"
+
+
+def seeds(plan: Plan, dataset: str) -> range:
+    return range(plan.seeds or SIZES[plan.scale].seeds[dataset])
+
+
+def shown_epochs(epochs: int) -> str:
+    return f"E = {epochs}"
+
+
+def grid(
+    plan: Plan,
+    datasets: Iterable[str],
+    splits: Iterable[str],
+    epochs: Iterable[int],
+    methods: Iterable[str] = printed.FOUR,
+) -> list[Job]:
+    """A job for everything that a table compares.
+
+    Fewer epochs and the splits that tell methods apart come first: they are what an interrupted
+    study has.
+    """
+    return [
+        Training(
+            Setting(dataset, split, shown_epochs(number), name),
+            experiment(
+                plan,
+                dataset,
+                METHODS[name],
+                seed=seed,
+                epochs=number,
+                partition=PARTITIONS[split],
+            ),
+        )
+        for dataset in datasets
+        for number in epochs
+        if number in SIZES[plan.scale].epochs[dataset]
+        for split in sorted(splits, key=lambda split: split == IID)
+        for name in methods
+        for seed in seeds(plan, dataset)
+    ]
+
+
+def scalars_up(experiment: Experiment) -> int:
+    """Numbers that a client of HWA sends in a round: its model, and curvature of chosen layers."""
+    known = known_facts(experiment)
+    with torch.device("meta"):  # shapes without values
+        module = experiment.model[0].build(known.shape, known.classes)
+    layout = Layout.of(module.named_parameters())
+    part = scope_of(layout, experiment.algorithm.scope)
+    return layout.size + int(part.stop) - int(part.start)

@@ -1,0 +1,425 @@
+"""How the results of P2 are shown: accuracies with tests of significance, curves, heat maps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from peerage.papers import charts as studies
+from peerage.papers.charts import LABELS, Bars, Line, Plot
+from peerage.papers.heat import HeatMap, heat_maps
+from peerage.papers.p2 import printed
+from peerage.papers.p2.settings import (
+    BYTES,
+    CIFAR,
+    FEMNIST,
+    MNIST,
+    ONE_STEP,
+    SIZES,
+    TITLES,
+    Setting,
+    scalars_up,
+)
+from peerage.papers.papertable import P_VALUE, Cell, PaperTable, Row
+from peerage.papers.study import Results, Shown, Training
+from peerage.report.series import Key, Series
+from peerage.report.statistics import anova, deviation, mean
+
+ALL_KEYS = ("accuracy", "loss", "train_loss")
+MEGA = 1e6
+ANOVA = (
+    "p-value: one-way analysis of variance over the methods above it; it takes two seeds or more."
+)
+LINEAR_NOTE = (
+    "One step of gradient descent with all data of a client and a rate of 0.1, a guess. FedProx is "
+    "FedAvg then: its pull is zero where the step begins. The batch being all data, the curvature "
+    "of HWA is one squared gradient; HWA (examples), which the paper does not have, adds up those "
+    "of single examples."
+)
+NOISE_NOTE = (
+    "Noise on every number that a client sends; which levels the paper has is a guess. Without "
+    "clipping it protects nothing: this is about robustness, not about privacy."
+)
+LAYERS = {"head": "output layer"}  # the others are called hidden1, hidden2, ...
+
+
+NOTHING = (None, None)  # where the paper has no number
+
+
+class Column(NamedTuple):
+    """A column of a table of accuracies: what it is called, and the places that it shows."""
+
+    title: str
+    dataset: str
+    setting: str
+
+
+# Numbers
+
+
+def ends(series: Series | None, key: Key = "accuracy") -> list[float]:
+    """Each seed's value in the last round that all have."""
+    rounds = series.rounds(key) if series else []
+    return series.at(rounds[-1], key) if series and rounds else []
+
+
+def only_of(results: Results, method: str) -> Series | None:
+    """What there is of a method that stands in one place."""
+    return next(iter(results.of(method=method)), None)
+
+
+def cell_of(values: Sequence[float], paper: tuple[float | None, float | None] = NOTHING) -> Cell:
+    return Cell(mean(values), deviation(values), *paper)
+
+
+# Tables
+
+
+def accuracy_table(results: Results, title: str, columns: Sequence[Column]) -> PaperTable:
+    """Accuracy of the hub's model in the last round; groups of rows are numbers of epochs.
+
+    A group has a row of p-values where ours or the paper's are known, and the best of a column is
+    marked only where they allow it.
+    """
+    paper, methods = printed.accuracies(), results.values("method")
+    rows: list[Row] = []
+    tested = False
+    for epochs in results.values("epochs"):
+        found = {
+            place: ends(results.series.get(place))
+            for _, dataset, setting in columns
+            for place in (Setting(dataset, setting, epochs, method) for method in methods)
+        }
+        for method in methods:
+            places = [Setting(dataset, setting, epochs, method) for _, dataset, setting in columns]
+            cells = tuple(cell_of(found[place], paper.get(place, NOTHING)) for place in places)
+            rows.append(((epochs, method), cells))
+        test = tuple(
+            p_value(found, Setting(column.dataset, column.setting, epochs, printed.TEST))
+            for column in columns
+        )
+        if any((cell.ours, cell.paper) != (None, None) for cell in test):
+            rows.append(((epochs, printed.TEST), test))
+            tested = True
+    return PaperTable(
+        title=title,
+        row_titles=("", "method"),
+        columns=tuple((column.title,) for column in columns),
+        rows=tuple(rows),
+        unit="percent",
+        best="max" if tested else None,
+        notes=(*((ANOVA,) if tested else ()), *notes_of(results)),
+    )
+
+
+def p_value(found: dict[Setting, list[float]], place: Setting) -> Cell:
+    """Ours over all methods of a column, unless one of them is missing."""
+    groups = [values for other, values in found.items() if other[:3] == place[:3]]
+    return Cell(anova(groups), paper=printed.tests().get(place), unit=P_VALUE)
+
+
+def without_tests(table: PaperTable) -> PaperTable:
+    """For a picture: p-values have no place on an axis of accuracies."""
+    rows = tuple(row for row in table.rows if row[0][-1] != printed.TEST)
+    return replace(table, rows=rows)
+
+
+def notes_of(results: Results) -> tuple[str, ...]:
+    """What the scale has made of the paper's setting, and how many seeds there are."""
+    notes = []
+    if results.plan.scale == "smoke":
+        notes.append("A trial of the machinery: scikit-learn's digits stand in for every data set.")
+    elif results.plan.scale == "small":
+        notes += smaller(results)
+    if ONE_STEP in results.values("epochs"):
+        notes.append(LINEAR_NOTE)
+    notes += [f"{counts} The paper has {printed.SEEDS}." for counts in results.repetitions]
+    return tuple(notes)
+
+
+def smaller(results: Results) -> list[str]:
+    """What scale small has less of than the paper."""
+    size, datasets = SIZES["small"], results.values("dataset")
+    if datasets == [FEMNIST]:
+        writers, rounds = size.devices.nodes, size.devices.rounds
+        return [f"Scale small: {writers} writers and {rounds} rounds; the paper has 3550 and 1000."]
+    linear = ONE_STEP in results.values("epochs")
+    sizes = "; ".join(
+        f"{TITLES[name]}: {size.train[name]} training examples, "
+        f"{size.linear if linear else size.rounds[name]} rounds"
+        for name in datasets
+    )
+    rate = "" if linear else f"; learning rate {size.learning['lr']:g} for all"
+    usual = "" if linear else " and rates of 0.001, or 0.01 for FedProx"
+    notes = [
+        f"Scale small. {sizes}{rate}. The paper has all examples, 50 rounds{usual}, so only the "
+        "order of the methods can be compared."
+    ]
+    if datasets == [CIFAR]:
+        notes.append("Ten epochs on CIFAR-10 are left to scale paper.")
+    return notes
+
+
+def show_table(number: int, results: Results) -> Shown:
+    """Tables 1 to 3."""
+    [dataset] = results.values("dataset")
+    columns = [Column(split, dataset, split) for split in printed.SPLITS]
+    title = f"Table {number}: accuracy on {TITLES[dataset]}, mean ± deviation over seeds"
+    table = accuracy_table(results, title, columns)
+    return Shown((table,), studies.against_paper(without_tests(table)))
+
+
+# Curves
+
+
+def lines_of(results: Results, key: str, **wanted: Any) -> tuple[Line, ...]:
+    """One line per method."""
+    return tuple(line_of(p.method, s, key) for p, s in results.places(**wanted).items())
+
+
+def line_of(label: str, series: Series, key: str) -> Line:
+    """From round 1: the start is the same for all, and so low that the rest would look flat."""
+    curve = series.curve(key)
+    first = curve.rounds.count(0)  # is 1 where there is a value of the start
+    rounds, means, stds = (values[first:] for values in curve)
+    variant = label.endswith(")")  # of a method that is there as well
+    return Line(label, rounds, means, stds if series.seeds > 1 else (), dashed=variant)
+
+
+def plot_of(results: Results, title: str, key: str, **wanted: Any) -> Plot:
+    return Plot(title, lines_of(results, key, **wanted), ylabel=LABELS[key])
+
+
+def show_curves(number: int, keys: tuple[str, ...], results: Results) -> Shown:
+    """Fig. 3 to 7: a row for every data set, with its accuracy and its losses over the rounds."""
+    present = [name for name in results.values("dataset") if results.of(dataset=name)]
+    [setting] = results.values("setting")
+    columns = [Column(TITLES[name], name, setting) for name in results.values("dataset")]
+    table = accuracy_table(results, f"Fig. {number}: accuracy in the last round", columns)
+    panels = [plot_of(results, TITLES[name], key, dataset=name) for name in present for key in keys]
+    return Shown((table,), studies.plots(panels, columns=len(keys)), curves=keys)
+
+
+def show_devices(results: Results) -> Shown:
+    """Table 4 and Fig. 9."""
+    marks, paper = SIZES[results.plan.scale].devices.marks, printed.femnist()
+    rows = []
+    for method in results.values("method"):
+        series = only_of(results, method)
+        cells = [
+            cell_of(series.at(ours) if series else [], (paper[method, mark], None))
+            for mark, ours in marks.items()
+        ]
+        rows.append(((method,), tuple(cells)))
+    same = all(mark == ours for mark, ours in marks.items())
+    table = PaperTable(
+        title="Table 4: accuracy on FEMNIST after so many rounds",
+        row_titles=("method",),
+        columns=tuple(
+            (f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()
+        ),
+        rows=tuple(rows),
+        unit="percent",
+        notes=notes_of(results),
+    )
+    panels = [plot_of(results, TITLES[FEMNIST], key) for key in ALL_KEYS]
+    return Shown((table,), studies.plots(panels), curves=ALL_KEYS)
+
+
+def show_alphas(results: Results) -> Shown:
+    """Fig. 8: who has which labels, and beside it what the methods make of them."""
+    [dataset] = results.values("dataset")
+    columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
+    table = accuracy_table(results, "Fig. 8: accuracy in the last round, MNIST", columns)
+    panels: list[Plot | Bars] = []
+    for setting in results.values("setting"):
+        found = results.of(setting=setting)
+        if found:
+            panels.append(labels_of(setting, found[0]))
+            panels.append(plot_of(results, setting, "accuracy", setting=setting))
+    return Shown((table, lead_table(results)), studies.plots(panels, columns=2))
+
+
+def lead_table(results: Results) -> PaperTable:
+    """How far HWA is before the best of the others."""
+    cells = []
+    for setting in results.values("setting"):
+        means = {p.method: mean(ends(s)) for p, s in results.places(setting=setting).items()}
+        own = means.pop("HWA", None)
+        others = [value for value in means.values() if value is not None]
+        cells.append(Cell(None if own is None or not others else own - max(others)))
+    return PaperTable(
+        title="Fig. 8: lead of HWA over the best of the others, in points",
+        row_titles=("",),
+        columns=tuple((setting,) for setting in results.values("setting")),
+        rows=((("HWA",), tuple(cells)),),
+        unit="percent",
+    )
+
+
+def labels_of(title: str, series: Series) -> Bars:
+    """The classes of every client's examples, with the first seed."""
+    setup = series.records[0].setup
+    clients = setup["allocation"]
+    names = tuple(str(number) for number in range(len(clients)))
+    parts = {
+        str(label): [counts[place] for counts in clients]
+        for place, label in enumerate(setup["classes"])
+    }
+    return Bars(title, names, parts, "client", "examples of each label")
+
+
+def show_scopes(results: Results) -> Shown:
+    """Fig. 10: which layers are weighted by curvature, and what that costs."""
+    rows, sent, heights = [], [], []
+    expected = {
+        job.place.method: scalars_up(job.experiment)
+        for job in results.jobs
+        if isinstance(job, Training)
+    }
+    for method in results.values("method"):
+        series = only_of(results, method)
+        rows.append(((method,), (cell_of(ends(series)),)))
+        up = bytes_up(series)
+        scalars = Cell(None if up is None else up / BYTES, paper=expected[method])
+        sent.append(((method,), (scalars, Cell(up, paper=BYTES * expected[method]))))
+        heights.append((up or 0.0) / MEGA)
+    tables = (
+        PaperTable(
+            title="Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
+            row_titles=("layers with curvature",),
+            columns=(("HWA",),),
+            rows=tuple(rows),
+            unit="percent",
+            notes=notes_of(results),
+        ),
+        PaperTable(
+            title="Fig. 10: what a client sends to the hub in a round",
+            row_titles=("layers with curvature",),
+            columns=(("numbers",), ("bytes",)),
+            rows=tuple(sent),
+            unit="count",
+            notes=(
+                "Ours is counted in the runs. The paper draws bars but prints no numbers: beside "
+                "ours stand all parameters and entries of curvature, of 4 bytes each.",
+            ),
+        ),
+    )
+    panels: list[Plot | Bars] = [
+        plot_of(results, "MNIST, non-IID (I)", "accuracy"),
+        Bars(
+            "sent by a client in a round",
+            tuple(results.values("method")),
+            {"": heights},
+            ylabel="megabytes",
+        ),
+    ]
+    return Shown(tables, studies.plots(panels, columns=2))
+
+
+def bytes_up(series: Series | None) -> float | None:
+    """Of a client and round: everything that was sent without the model that the hub sends."""
+    if series is None or not series.records[0].rounds:  # the run diverged at once
+        return None
+    record = series.records[0]
+    last = record.network[-1]
+    models = float(BYTES * record.setup["parameters"][0])
+    return last["bytes_total"] / (last["nodes"] * last["round"]) - models
+
+
+def show_noise(results: Results) -> Shown:
+    """Fig. 11: accuracy over the noise on all that is sent."""
+    [dataset] = results.values("dataset")
+    columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
+    table = accuracy_table(results, "Fig. 11: accuracy in the last round, CIFAR-10", columns)
+    table = replace(table, notes=(NOISE_NOTE, *table.notes))
+    sigmas = dict(zip(results.values("setting"), SIZES[results.plan.scale].sigmas, strict=True))
+    lines = []
+    for method in results.values("method"):
+        values = {
+            sigmas[place.setting]: ends(series)
+            for place, series in results.places(method=method).items()
+        }
+        known = {sigma: ended for sigma, ended in values.items() if ended}
+        spread = [deviation(ended) or 0.0 for ended in known.values()]
+        means = [mean(ended) or 0.0 for ended in known.values()]
+        lines.append(Line(method, list(known), means, spread if any(spread) else ()))
+    panel = Plot(
+        "CIFAR-10, Dir 0.01",
+        tuple(lines),
+        "standard deviation of the noise",
+        LABELS["accuracy"],
+    )
+    return Shown((table,), studies.plots([panel]))
+
+
+# Heat maps
+
+
+def show_last_layers(results: Results) -> Shown:
+    """Fig. 1: two clients with data of all kinds, and two with two labels each."""
+    maps = {place: s.records[0].setup["weights"] for place, s in results.places().items()}
+    panels = [
+        HeatMap(f"{place.setting}: {place.method}", values, "hidden unit", "output")
+        for place, values in maps.items()
+    ]
+    figure = heat_maps(panels, "weight", scale="around zero")
+    pictures = {place.title: values for place, values in maps.items()}
+    return Shown((clients_table(results),), figure, pictures=pictures)
+
+
+def clients_table(results: Results) -> PaperTable:
+    """How such a client does on all classes, of which it may know two."""
+    rows = tuple(
+        ((place.setting, place.method), (cell_of(ends(series)),))
+        for place, series in results.places().items()
+    )
+    return PaperTable(
+        title="Test accuracy of single clients, before any merging",
+        row_titles=("", "client"),
+        columns=(("accuracy",),),
+        rows=rows,
+        unit="percent",
+        notes=client_notes(results),
+    )
+
+
+def client_notes(results: Results) -> tuple[str, ...]:
+    """What these clients have trained on, and for how long."""
+    record = results.of()[0].records[0]
+    epochs, lr = record.experiment["epochs"], record.experiment["lr"]
+    seen = f"{epochs} epochs with a rate of {lr:g}."
+    if results.plan.scale == "smoke":
+        return (f"A trial of the machinery on scikit-learn's digits, {seen}",)
+    whole = SIZES[results.plan.scale].train[MNIST]
+    data = "all" if whole is None else f"{whole}"
+    return (f"Ten clients share {data} training examples; {seen}",)
+
+
+def show_layer_curvature(results: Results) -> Shown:
+    """Fig. 2: where the curvature of a client is."""
+    [series] = results.of()
+    layers = series.records[0].setup["layers"]
+    titles = {name: LAYERS.get(name, name.replace("hidden", "hidden layer ")) for name in layers}
+    table = PaperTable(
+        title="Curvature of the weights, in units of the largest",
+        row_titles=("layer",),
+        columns=(("mean",), ("share below 0.01",)),
+        rows=tuple(
+            ((titles[name],), (Cell(found["mean"]), Cell(found["small"])))
+            for name, found in layers.items()
+        ),
+        unit="number",
+        notes=(
+            "The client with most examples. A dot of a picture is the largest value of a block of "
+            "weights.",
+            *client_notes(results),
+        ),
+        digits=5,
+    )
+    panels = [
+        HeatMap(titles[name], found["picture"], "input", "output", tuple(found["shape"]))
+        for name, found in layers.items()
+    ]
+    pictures = {name: found["picture"] for name, found in layers.items()}
+    figure = heat_maps(panels, "curvature / largest", columns=3, height=3.0)
+    return Shown((table,), figure, pictures=pictures)

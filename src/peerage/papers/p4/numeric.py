@@ -1,0 +1,281 @@
+"""The numerical model of P4's section 4.2 on random graphs (Fig. 5 and 8), and how it is shown."""
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from peerage import specs
+from peerage.graphs.diffusion import diffuse
+from peerage.graphs.graph import Graph
+from peerage.graphs.mixing import gains
+from peerage.graphs.rewiring import assortativity, with_assortativity
+from peerage.graphs.topology import TOPOLOGIES
+from peerage.papers import charts as studies
+from peerage.papers.charts import Line, Plot
+from peerage.papers.p4 import printed
+from peerage.papers.p4.settings import Setting
+from peerage.papers.p4.shown import FIT, exponent, nodes, notes_of
+from peerage.papers.papertable import Cell, PaperTable, Row
+from peerage.papers.study import Results, Shown
+from peerage.randomness import stream_seed
+from peerage.report.series import Estimate, Key, Series, estimate
+
+FIVE = 5 / sqrt(3)  # the deviation of what is drawn evenly from -5 to 5, as the authors do
+TRAINED, CALCULATED = "training", "numerical model"
+REWIRING = 1e5  # multiplications that take about as long as rewiring an edge
+OVER_REALISATIONS = "standard deviation over realisations"
+HUBS = "heavy tail"
+KINDS = {CALCULATED: False, "||v|| of graphs": True}  # whether their lines are dashed
+
+
+@dataclass(frozen=True)
+class Diffused:
+    """Every realisation has its own graph, start and noise; deviations are in units of `init`."""
+
+    topology: str
+    nodes: int
+    degree: float  # its mean, for the estimate of the time
+    parameters: int
+    rounds: int
+    noise: float
+    init: float = FIVE
+    start: Literal["uniform", "normal"] = "uniform"
+    assortativity: float | None = None  # to which the graph is rewired
+
+    name: ClassVar[str] = "diffusion"
+
+    @property
+    def products(self) -> float:
+        averaging = self.rounds * self.nodes * (self.degree + 1) * self.parameters
+        rewiring = REWIRING * self.nodes * self.degree / 2
+        return averaging + (0.0 if self.assortativity is None else rewiring)
+
+    def realise(self, seed: int) -> dict[str, Any]:
+        graph = self.graph(seed)
+        found = diffuse(
+            graph,
+            parameters=self.parameters,
+            rounds=self.rounds,
+            init=self.init,
+            noise=self.noise,
+            start=self.start,
+            seed=stream_seed(seed, f"state on {self.topology} {self.assortativity}", self.nodes),
+        )
+        setup = {"norm": float(1 / gains(graph)[0])}
+        if self.assortativity is not None:
+            setup["assortativity"] = assortativity(graph)
+        curves = {"sigma_ap": found.sigma_ap, "sigma_an": found.sigma_an}
+        units = {name: short(values / self.init) for name, values in curves.items()}
+        return {"setup": setup, "curves": units}
+
+    def graph(self, seed: int) -> Graph:
+        """Rewired graphs of one seed differ in their assortativity alone."""
+        # With one stream for all sizes and kinds, their errors would be the same, not independent.
+        own = stream_seed(seed, f"graph {self.topology}", self.nodes)
+        drawn: Graph = specs.parse(self.topology, "topology", TOPOLOGIES).build(self.nodes, own)
+        return with_assortativity(drawn, self.assortativity, own)
+
+
+def short(values: ArrayLike) -> list[float]:
+    """Six digits of each: what single precision holds."""
+    return [float(f"{value:.6g}") for value in np.asarray(values)]
+
+
+def families(degree: int) -> dict[str, str]:
+    """The graphs of Fig. 8 with this mean degree, by the names of `printed.EXPONENTS`.
+
+    The paper speaks of the configuration model. Its code, which the printed exponents come from,
+    draws heavy tails by Chung and Lu's rule, and with gamma = 2.5 the two differ.
+    """
+    return {
+        "regular": f"regular:k={degree}",
+        "Erdos-Renyi": f"er:degree={degree}",
+        "Barabasi-Albert": f"ba:m={degree // 2}",
+        **{
+            f"{HUBS} {gamma:g}": f"heavy-tail:gamma={gamma},degree={degree}"
+            for gamma in (2.5, 3.0, 3.5, 4.0, 5.0)
+        },
+    }
+
+
+def norm(series: Series) -> Estimate:
+    """||v|| of the graphs, from their degrees."""
+    return estimate([record.setup["norm"] for record in series.records])
+
+
+def show_compression(results: Results) -> Shown:
+    """Fig. 8(a, b): sigma_ap at the end beside ||v||, over the sizes of the graphs."""
+    names = results.values("method")
+    kinds = {name: results.of(method=name) for name in names}
+    fits = PaperTable(
+        title="Exponent a: sigma_ap falls to n^-a of its start",
+        row_titles=("graph",),
+        columns=(("sigma_ap of the model",), ("||v|| of the graphs",)),
+        rows=tuple(
+            ((name,), (_fitted(name, kinds[name], "model"), _fitted(name, kinds[name], "graphs")))
+            for name in names
+        ),
+        unit="number",
+        notes=(
+            "The paper's column is the fit in its authors' notebook. Heavy tails are drawn by "
+            "Chung and Lu's rule, as in their code.",
+        ),
+        spread=FIT,
+    )
+    sizes = results.values("setting")
+    values = PaperTable(
+        title="sigma_ap at the end times sqrt(n), in units of its start",
+        row_titles=("graph",),
+        columns=tuple((size,) for size in sizes),
+        rows=tuple(
+            ((name,), tuple(_scaled(results, Setting("", size, name)) for size in sizes))
+            for name in names
+        ),
+        unit="number",
+        notes=("On regular graphs it is 1.", *notes_of(results, "compression")),
+        spread=OVER_REALISATIONS,
+    )
+    panels = [
+        Plot(title, _lines(kinds, tails), "nodes", "sigma_ap / start", log="xy")
+        for title, tails in (("(a)", False), ("(b) heavy tails", True))
+    ]
+    return Shown((fits, values), studies.plots(panels, columns=2, kinds=KINDS))
+
+
+def _fitted(name: str, series: list[Series], what: str) -> Cell:
+    values = {nodes(s): (norm(s) if what == "graphs" else s.final("sigma_ap")).mean for s in series}
+    slope, error = exponent(values)
+    return Cell(None if slope is None else -slope, error, printed.EXPONENTS[name])
+
+
+def _scaled(results: Results, place: Setting) -> Cell:
+    series = results.series.get(place)
+    return Cell(*in_roots(series, series.final("sigma_ap"))) if series else Cell(None)
+
+
+def in_roots(series: Series, value: Estimate) -> Estimate:
+    """In units of 1 / sqrt(n), which is ||v|| of a regular graph."""
+    return value.times(sqrt(nodes(series)))
+
+
+def _lines(kinds: dict[str, list[Series]], tails: bool) -> tuple[Line, ...]:
+    lines = []
+    for name, series in kinds.items():
+        if name.startswith(HUBS) == tails and series:
+            x = [float(nodes(s)) for s in series]
+            ends = [s.final("sigma_ap") for s in series]
+            deviations = [end.std or 0.0 for end in ends]
+            lines.append(Line(name, x, [end.mean or 0.0 for end in ends], deviations))
+            lines.append(Line(name, x, [norm(s).mean or 0.0 for s in series], dashed=True))
+    return tuple(lines)
+
+
+def show_assortativity(results: Results) -> Shown:
+    """Fig. 8(c): the same for graphs that were rewired."""
+    rows, x = [], []
+    ends: dict[str, list[Estimate]] = {"model": [], "graphs": []}
+    for place, series in results.places().items():
+        reached = estimate([record.setup["assortativity"] for record in series.records])
+        ends["model"].append(in_roots(series, series.final("sigma_ap")))
+        ends["graphs"].append(in_roots(series, norm(series)))
+        x.append(reached.mean or 0.0)
+        cells = (Cell(*reached), Cell(*ends["model"][-1]), Cell(*ends["graphs"][-1]))
+        rows.append(((place.setting,), cells))
+    table = PaperTable(
+        title="Compression times sqrt(n), after rewiring",
+        row_titles=("",),
+        columns=(("assortativity",), ("sigma_ap of the model",), ("||v|| of the graphs",)),
+        rows=tuple(rows),
+        unit="number",
+        notes=notes_of(results, "rewired"),
+        spread=OVER_REALISATIONS,
+    )
+    lines = tuple(
+        Line(
+            "Erdos-Renyi",
+            x,
+            [value.mean or 0.0 for value in values],
+            [value.std or 0.0 for value in values],
+            dashed=what == "graphs",
+        )
+        for what, values in ends.items()
+    )
+    panel = Plot("", lines, "degree assortativity", "sqrt(n) sigma_ap / start", floor=0.0)
+    return Shown((table,), studies.plots([panel], kinds=KINDS))
+
+
+def show_start(results: Results) -> Shown:
+    """Fig. 5: what moves the models in the first rounds, and how their parameters spread."""
+    panels, endings, moves = [], [], []
+    for series in results.of(setting=TRAINED):
+        layer = ("layers", next(iter(series.records[0].network[0]["layers"])))
+        panels += _moved(series)
+        panels.append(_spread("(b) first weights", series, (*layer, "an"), (*layer, "ap")))
+        endings.append(_ending(TRAINED, series, (*layer, "ap")))
+        moves += _moves(series)
+    for series in results.of(setting=CALCULATED):
+        panels.append(_spread("(c) numerical model", series, "sigma_an", "sigma_ap"))
+        endings.append(_ending(CALCULATED, series, "sigma_ap"))
+    ends = PaperTable(
+        title="sigma_ap in the last round, in units of its start",
+        row_titles=("",),
+        columns=(("last / first",),),
+        rows=tuple(endings),
+        unit="number",
+        notes=("The paper's number is 1 / sqrt(n).", *notes_of(results, "start")),
+    )
+    change = PaperTable(
+        title="Change of the models in single rounds",
+        row_titles=("round",),
+        columns=(("averaging / training",), ("cosine between them",)),
+        rows=tuple(moves),
+        unit="number",
+    )
+    tables = (ends, change) if moves else (ends,)
+    return Shown(tables, studies.plots(panels, columns=2, across="1 / sqrt(n)"))
+
+
+def _moved(series: Series) -> list[Plot]:
+    norms = {"training": "train", "averaging": "combine"}
+    lines = [_line(name, series, ("moved", key)) for name, key in norms.items()]
+    # Averaging is nearly all of it: a solid line would hide the other.
+    lines.append(replace(_line("both", series, ("moved", "total")), dashed=True))
+    cosine = (_line("cosine", series, ("moved", "cosine")),)
+    return [
+        Plot("(a) change in a round", tuple(lines), ylabel="mean norm", log="y"),
+        Plot("(a) training against averaging", cosine, ylabel="mean cosine"),
+    ]
+
+
+def _spread(title: str, series: Series, an: Key, ap: Key) -> Plot:
+    """Deviations over nodes and over parameters, in units of the latter in the beginning."""
+    unit = series.curve(ap).means[0]
+    lines = (_line("sigma_an", series, an, unit), _line("sigma_ap", series, ap, unit))
+    across = (("sigma_ap", 1 / sqrt(nodes(series))),)
+    return Plot(title, lines, ylabel="deviation / start", log="y", levels=across)
+
+
+def _line(label: str, series: Series, key: Key, unit: float = 1.0) -> Line:
+    rounds, means, stds = series.curve(key)
+    band = [std / unit for std in stds] if series.seeds > 1 else []
+    return Line(label, rounds, [mean / unit for mean in means], band)
+
+
+def _ending(name: str, series: Series, key: Key) -> Row:
+    share = series.final(key).times(1 / series.curve(key).means[0])
+    return (name,), (Cell(*share, 1 / sqrt(nodes(series))),)
+
+
+def _moves(series: Series) -> list[Row]:
+    """The first round, one in the middle and the last."""
+    curves = {name: series.curve(("moved", name)) for name in ("train", "combine", "cosine")}
+    rounds = curves["train"].rounds
+    rows: list[Row] = []
+    for place in dict.fromkeys((0, len(rounds) // 2, len(rounds) - 1) if rounds else ()):
+        train, combine, cosine = (curve.means[place] for curve in curves.values())
+        ratio = combine / train if train > 0 else None
+        rows.append(((str(rounds[place]),), (Cell(ratio), Cell(cosine))))
+    return rows

@@ -1,0 +1,297 @@
+"""How the results of P4 are shown: losses with and without the gain, and how soon they fall."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import exp, log
+from statistics import fmean
+
+from peerage.graphs.diffusion import fit_exponent
+from peerage.papers import charts as studies
+from peerage.papers.charts import Line, Plot
+from peerage.papers.p4 import printed
+from peerage.papers.p4.settings import CENTRAL, SIZES, WITH, WITHOUT, Setting
+from peerage.papers.papertable import Cell, PaperTable, Row
+from peerage.papers.study import Results, Shown
+from peerage.report.series import Estimate, Series
+
+KINDS = {WITH: False, WITHOUT: True}  # whether their lines are dashed
+BEST = "centralised, best"
+BATCHES = "mini-batches of a node"
+SIZES_OF_A_FIT = 3  # at least
+FIT = "standard error of the fit"
+
+
+def show_plateaus(letter: str, results: Results) -> Shown:
+    """Fig. 3: the losses, and those without the gain with rounds divided by n^mu."""
+    aim, paper = level(results), printed.PLATEAUS[letter]
+    found = {nodes(s): rounds_to(aim, s) for s in results.of(method=WITHOUT)}
+    slope, error = exponent({n: rounds.mean for n, rounds in found.items()})
+    mu = paper if slope is None else slope
+    repeated = f"The paper ran each {printed.REPETITIONS[letter]} times."
+    notes = (*notes_of(results, "scaling", letter), repeated)
+    if letter == "C" and results.plan.scale == "small":
+        notes += ("A round of VGG16 takes so long that these runs end on the plateau.",)
+    fitted = PaperTable(
+        title="Exponent mu: without the gain, the plateau lasts n^mu rounds",
+        row_titles=("",),
+        columns=(("mu",),),
+        rows=((("plateau",), (Cell(slope, error, paper),)),),
+        unit="number",
+        notes=("The slope of ln(rounds) over ln(n) above, if three networks or more got there.",),
+        spread=FIT,
+    )
+    rescaled = tuple(
+        replace(line_of(place, series), x=[r / nodes(series) ** mu for r in series.rounds("loss")])
+        for place, series in results.places(method=WITHOUT).items()
+    )
+    whose = "the paper's mu" if slope is None else "fitted"
+    panels = [
+        loss_plot(results, "test loss"),
+        Plot("without gain, rescaled", rescaled, f"round / n^{mu:.2f} ({whose})", log="xy"),
+    ]
+    tables = (time_table(results, aim, notes=notes), fitted)
+    return Shown(tables, studies.plots(panels, columns=2, kinds=KINDS))
+
+
+def show_losses(title: str, part: str, results: Results, *, wall_clock: bool = False) -> Shown:
+    """Fig. 4, 7 and 9: the losses, how low they get, and how soon they are half-way there."""
+    tables = (
+        lowest_table(results, f"{title}: lowest test loss", notes_of(results, part)),
+        time_table(results, level(results), wall_clock=wall_clock),
+    )
+    panels = [
+        loss_plot(results, panel, panel=panel, wall_clock=wall_clock)
+        for panel in results.values("panel")
+        if results.of(panel=panel)
+    ]
+    looks = {(line.label, line.dashed) for panel in panels for line in panel.lines}
+    compared = any((label, True) in looks for label, dashed in looks if not dashed)
+    kinds = KINDS if compared else {}  # otherwise a dashed line is named by its label
+    return Shown(tables, studies.plots(panels, columns=2, kinds=kinds, across=BEST))
+
+
+def show_sharing(results: Results) -> Shown:
+    """Fig. 10: losses over wall-clock time, one of them that of a single node, and power laws."""
+    laws = {place.setting: power_law(series) for place, series in results.places().items()}
+    fitted = PaperTable(
+        title="Exponent b: the loss falls as (mini-batches)^-b",
+        row_titles=("",),
+        columns=(("b",),),
+        rows=tuple(((name,), (Cell(*law[:2]),)) for name, law in laws.items()),
+        unit="number",
+        notes=("Fitted where the loss is below half of that of guessing.",),
+        spread=FIT,
+    )
+    panel = loss_plot(results, "", wall_clock=True)
+    alone = [law[2] for law in laws.values() if law[2] is not None][-1:]
+    tables = (
+        lowest_table(results, "Fig. 10: lowest test loss", notes_of(results, "sharing")),
+        time_table(results, level(results), wall_clock=True, methods=(WITH, CENTRAL)),
+        fitted,
+    )
+    drawn = replace(panel, lines=(*panel.lines, *alone))
+    return Shown(tables, studies.plots([drawn], across=BEST))
+
+
+def show_with_curvature(results: Results) -> Shown:
+    """Averaging and DecHW with the gain and without: accuracies, and their curves."""
+    graphs = results.values("panel")
+    rows = []
+    for name in results.values("setting"):
+        for method in results.values("method"):
+            series = [results.series.get(Setting(graph, name, method)) for graph in graphs]
+            cells = tuple(Cell(*s.last_10()) if s else Cell(None) for s in series)
+            rows.append(((name, method), cells))
+    table = PaperTable(
+        title="Accuracy over the last 10 rounds, MNIST, Dir 0.2",
+        row_titles=("", "start"),
+        columns=tuple((graph,) for graph in graphs),
+        rows=tuple(rows),
+        unit="percent",
+        best="max",
+        notes=("The setting of P0 at this scale.", *results.repetitions),
+    )
+    panels = []
+    for graph in graphs:
+        found = results.places(panel=graph).items()
+        lines = tuple(line_of(place, series, "accuracy") for place, series in found)
+        panels.append(Plot(graph, lines, ylabel=studies.LABELS["accuracy"], floor=0.0))
+    return Shown((table,), studies.plots(panels, kinds=KINDS))
+
+
+# Numbers
+
+
+def nodes(series: Series) -> int:
+    return int(series.records[0].experiment["nodes"])
+
+
+def guessing(series: Series) -> float:
+    """The loss of one who knows nothing: on the plateau, all classes are equally likely."""
+    return log(len(series.records[0].setup["classes"]))
+
+
+def level(results: Results) -> float | None:
+    """Half-way between guessing and the end, the highest of the lowest losses with the gain."""
+    ends = [(guessing(s), s.lowest().mean) for s in results.of(method=WITH)]
+    known = [(start, end) for start, end in ends if end is not None and end < start]
+    return (known[0][0] + max(end for _, end in known)) / 2 if known else None
+
+
+def rounds_to(aim: float | None, series: Series) -> Estimate:
+    found = None if aim is None else series.rounds_below(aim)
+    return Estimate(found.mean, found.std) if found else Estimate(None, None)
+
+
+def exponent(values: dict[int, float | None]) -> tuple[float | None, float | None]:
+    """The slope of ln(value) over ln(size) and its standard error, if enough sizes have a value."""
+    known = {size: value for size, value in values.items() if value is not None}
+    if len(known) < SIZES_OF_A_FIT:
+        return None, None
+    return fit_exponent(list(known), list(known.values()))
+
+
+def power_law(series: Series) -> tuple[float | None, float | None, Line | None]:
+    """Exponent b, its standard error, and the line c x^-b through the losses below half a guess."""
+    rounds, losses, _ = series.curve("loss")
+    low = {r * series.batches(): y for r, y in zip(rounds, losses, strict=True)}
+    low = {x: y for x, y in low.items() if x > 0 and y < guessing(series) / 2}
+    if len(low) < SIZES_OF_A_FIT:
+        return None, None, None
+    slope, error = fit_exponent(list(low), list(low.values()))
+    middle = fmean(log(y) - slope * log(x) for x, y in low.items())
+    line = [exp(middle) * x**slope for x in low]
+    return -slope, error, Line("power law", list(low), line, dashed=True)
+
+
+# Tables
+
+
+def time_table(
+    results: Results,
+    aim: float | None,
+    *,
+    wall_clock: bool = False,
+    methods: Sequence[str] = (WITH, WITHOUT),
+    notes: tuple[str, ...] = (),
+) -> PaperTable:
+    """Rounds, or mini-batches of a node, until the loss is half-way from guessing to the end."""
+
+    def cell(series: Series) -> Cell:
+        return Cell(*rounds_to(aim, series).times(series.batches() if wall_clock else 1.0))
+
+    what = "Mini-batches of a node" if wall_clock else "Rounds"
+    known = "" if aim is None else f" falls to {aim:.3f}"
+    rule = (
+        "This is half-way between guessing, the logarithm of the number of classes, and the "
+        "highest of the lowest losses with the gain. Between evaluations the loss is taken to be "
+        "a straight line."
+    )
+    rows, columns = by_place(results, cell, methods, "mini-batches" if wall_clock else "rounds")
+    return PaperTable(
+        title=f"{what} until the mean test loss{known}",
+        row_titles=row_titles(results),
+        columns=columns,
+        rows=rows,
+        unit="count" if wall_clock else "rounds",
+        notes=(rule, *notes),
+        digits=0 if wall_clock else 1,
+    )
+
+
+def lowest_table(results: Results, title: str, notes: tuple[str, ...]) -> PaperTable:
+    methods = (WITH, WITHOUT, CENTRAL)
+    rows, columns = by_place(results, lambda series: Cell(*series.lowest()), methods, "test loss")
+    return PaperTable(
+        title=title,
+        row_titles=row_titles(results),
+        columns=columns,
+        rows=rows,
+        unit="loss",
+        notes=notes,
+    )
+
+
+def row_titles(results: Results) -> tuple[str, ...]:
+    return ("", "setting") if len(results.values("panel")) > 1 else ("setting",)
+
+
+def by_place(
+    results: Results, cell: Callable[[Series], Cell], methods: Sequence[str], single: str
+) -> tuple[tuple[Row, ...], tuple[tuple[str, ...], ...]]:
+    """A row per setting and a column per method, or one for all if no setting has two of them."""
+    present = [m for m in methods if m in results.values("method")]
+    settings: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for job in results.jobs:
+        assert isinstance(job.place, Setting)
+        panel, setting, method = job.place
+        titles = (panel, setting) if len(row_titles(results)) > 1 else (setting,)
+        series = results.series.get(job.place)
+        if method in present:
+            settings.setdefault(titles, {})[method] = cell(series) if series else Cell(None)
+    if all(len(cells) == 1 for cells in settings.values()):
+        rows = tuple((titles, tuple(cells.values())) for titles, cells in settings.items())
+        return rows, ((single,),)
+    rows = tuple(
+        (titles, tuple(cells.get(method, Cell(None)) for method in present))
+        for titles, cells in settings.items()
+    )
+    return rows, tuple((method,) for method in present)
+
+
+def notes_of(results: Results, part: str, letter: str = "") -> tuple[str, ...]:
+    """What a scale makes of this part of the paper, and how many seeds there are."""
+    scale = results.plan.scale
+    here, there = (getattr(SIZES[name], part) for name in (scale, "paper"))
+    if letter:
+        here, there = here[letter], there[letter]
+    notes = []
+    if scale == "smoke":
+        notes.append(
+            "A trial of the machinery: tiny networks; where there is training, scikit-learn's "
+            "digits and a small model stand in for all data and models."
+        )
+    elif here != there:
+        changed = [
+            f"{name} {_listed(ours)} (scale paper: {_listed(theirs)})"
+            for name, ours, theirs in zip(here._fields, here, there, strict=True)
+            if ours != theirs and name != "together"
+        ]
+        notes.append(f"Scale {scale}: {'; '.join(changed)}.")
+    if results.plan.fidelity == "code":
+        notes.append(
+            "As the authors' code: biases that are not zero, connections that are active in one "
+            "direction."
+        )
+    return (*notes, *results.repetitions)
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+# Figures
+
+
+def line_of(place: Setting, series: Series, key: str = "loss", *, wall_clock: bool = False) -> Line:
+    rounds, means, stds = series.curve(key)
+    unit = series.batches() if wall_clock else 1.0
+    band = stds if series.seeds > 1 else ()
+    return Line(place.setting, [unit * r for r in rounds], means, band, place.method == WITHOUT)
+
+
+def loss_plot(results: Results, title: str, *, panel: str = "", wall_clock: bool = False) -> Plot:
+    """Loss curves; what a central system reaches at best is a line across of the same colour."""
+    places = results.places(panel=panel)
+    trained = {place.setting for place in places if place.method != CENTRAL}
+    lines = tuple(
+        line_of(place, series, wall_clock=wall_clock)
+        for place, series in places.items()
+        if place.method != CENTRAL or place.setting not in trained
+    )
+    central = {p.setting: s.lowest().mean for p, s in places.items() if p.method == CENTRAL}
+    levels = {name: value for name, value in central.items() if value is not None}
+    if len(set(levels.values())) == 1:  # one for all: then it has no colour of its own
+        levels = {"": next(iter(levels.values()))}
+    xlabel = BATCHES if wall_clock else "round"
+    return Plot(title, lines, xlabel, log="xy", levels=tuple(levels.items()))

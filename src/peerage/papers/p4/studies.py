@@ -1,0 +1,369 @@
+"""The studies of P4: which runs and calculations each takes, and how they are shown."""
+
+from functools import partial
+from math import sqrt
+
+from peerage.papers.p0 import settings as p0
+from peerage.papers.p4.numeric import (
+    CALCULATED,
+    TRAINED,
+    Diffused,
+    families,
+    show_assortativity,
+    show_compression,
+    show_start,
+)
+from peerage.papers.p4.settings import (
+    BATCH,
+    CENTRAL,
+    SIZES,
+    STEPS,
+    WITH,
+    WITHOUT,
+    Compression,
+    Setting,
+    gain_of,
+    runs,
+)
+from peerage.papers.p4.shown import (
+    show_losses,
+    show_plateaus,
+    show_sharing,
+    show_with_curvature,
+)
+from peerage.papers.study import Calculation, Job, Plan, Study, Training
+
+ONE_EPOCH = {"steps": None, "epochs": 1}
+
+
+def plateau_jobs(letter: str, plan: Plan) -> list[Job]:
+    """Fig. 3: one configuration on networks of several sizes, with the gain and without."""
+    size = SIZES[plan.scale].scaling[letter]
+    evaluation = {} if size.samples is None else {"samples": size.samples}
+    return [
+        job
+        for nodes in size.nodes
+        for method in (WITH, WITHOUT)
+        for job in runs(
+            plan,
+            Setting("", f"{nodes} nodes", method),
+            letter,
+            nodes,
+            size.items,
+            gain=gain_of(letter, method),
+            topology=size.topology,
+            rounds=size.rounds,
+            evaluation=evaluation,
+        )
+    ]
+
+
+def activity_jobs(plan: Plan) -> list[Job]:
+    """Fig. 4: everyone knows everyone, but few connections, or few nodes, are active in a round."""
+    size = SIZES[plan.scale].activity
+    jobs = []
+    for panel, part in (("(a) connections", "links"), ("(b) nodes", "nodes")):
+        for chance in size.chances:
+            faults = {part: chance}
+            if plan.fidelity == "code" and part == "links":
+                faults["directed"] = True
+            for method in (WITH, WITHOUT):
+                jobs += runs(
+                    plan,
+                    Setting(panel, f"p = {chance:g}", method),
+                    "A",
+                    size.nodes,
+                    size.items,
+                    gain=gain_of("A", method),
+                    topology="complete",
+                    rounds=size.rounds,
+                    faults=faults,
+                )
+    return jobs
+
+
+def start_jobs(plan: Plan) -> list[Job]:
+    """Fig. 5: the first rounds of training without the gain, and of the numerical model."""
+    size = SIZES[plan.scale].start
+    graph = f"regular:k={size.degree}"
+    jobs = runs(
+        plan,
+        Setting("", TRAINED, WITHOUT),
+        "A",
+        size.nodes,
+        size.items,
+        gain="none",
+        topology=graph,
+        rounds=size.rounds,
+        local=ONE_EPOCH,
+        evaluation={"growth": None, "spread": True},
+    )
+    model = Diffused(graph, size.nodes, size.degree, 200, size.rounds + 1, 1e-8, 1.0, "normal")
+    seeds = range(plan.seeds or size.realisations)
+    return [*jobs, Calculation(Setting("", CALCULATED, WITHOUT), model, seeds)]
+
+
+def error_jobs(plan: Plan) -> list[Job]:
+    """Fig. 7: gains of sqrt((1 + e) n), and of n^((1 + e) / 2)."""
+    size = SIZES[plan.scale].erring
+    jobs = []
+    for panel, wrong in (("(a) number of nodes", wrong_number), ("(b) exponent", wrong_exponent)):
+        gains = {f"{100 * error:+g} %": wrong(error, size.nodes) for error in size.errors if error}
+        for name, gain in {"exact": "sqrt", **gains, "no gain": "none"}.items():
+            jobs += runs(
+                plan,
+                Setting(panel, name, WITHOUT if gain == "none" else WITH),
+                "A",
+                size.nodes,
+                size.items,
+                gain=gain,
+                topology="complete",
+                rounds=size.rounds,
+            )
+    return jobs
+
+
+def wrong_number(error: float, nodes: int) -> str:
+    return f"manual:g={sqrt((1 + error) * nodes):.6g}"
+
+
+def wrong_exponent(error: float, nodes: int) -> str:
+    return f"manual:g={nodes ** ((1 + error) / 2):.6g}"
+
+
+def compression_jobs(plan: Plan) -> list[Job]:
+    """Fig. 8(a, b): the numerical model on graphs of many sizes and kinds."""
+    size = SIZES[plan.scale].compression
+    return [
+        job
+        for family, topology in families(size.degree).items()
+        for nodes in size.nodes
+        for job in calculations(plan, size, Setting("", f"{nodes} nodes", family), topology, nodes)
+    ]
+
+
+def assortativity_jobs(plan: Plan) -> list[Job]:
+    """Fig. 8(c): Erdos-Renyi graphs rewired to other correlations between neighbours' degrees."""
+    size = SIZES[plan.scale].rewired
+    [nodes] = size.nodes
+    return [
+        job
+        for rho in size.assortativities
+        for job in calculations(
+            plan,
+            size,
+            Setting("", f"rho = {rho:g}", "Erdos-Renyi"),
+            f"er:degree={size.degree}",
+            nodes,
+            rho,
+        )
+    ]
+
+
+def calculations(
+    plan: Plan,
+    size: Compression,
+    place: Setting,
+    topology: str,
+    nodes: int,
+    assortativity: float | None = None,
+) -> list[Job]:
+    """The realisations of one graph model, a few in each job."""
+    model = Diffused(
+        topology,
+        nodes,
+        size.degree,
+        size.parameters,
+        size.rounds,
+        noise=1e-3,
+        assortativity=assortativity,
+    )
+    count = plan.seeds or size.realisations
+    starts = range(0, count, size.together)
+    return [
+        Calculation(place, model, range(first, min(first + size.together, count)))
+        for first in starts
+    ]
+
+
+def environment_jobs(varied: str, plan: Plan) -> list[Job]:
+    """Fig. 9: regular graphs with the gain, of which one thing is varied, and all data in one."""
+    size = SIZES[plan.scale].environment
+    usual = {"neighbours": size.degree, "examples": size.items, "nodes": size.nodes, "epochs": 1}
+    jobs = []
+    for value in SIZES[plan.scale].varied[varied]:
+        case = {**usual, varied: value}
+        nodes, items = case["nodes"], case["examples"]
+        name = f"{value} {varied if value > 1 else varied.removesuffix('s')}"
+        batches = -(-items // BATCH) * case["epochs"]  # in a round
+        jobs += runs(
+            plan,
+            Setting("", name, WITH),
+            "A",
+            nodes,
+            items,
+            gain="sqrt",
+            topology=f"regular:k={case['neighbours']}",
+            rounds=max(size.batches // batches, 1),
+            local={"steps": None, "epochs": case["epochs"]},
+        )
+        central = Setting("", name, CENTRAL)
+        jobs += runs(
+            plan,
+            central,
+            "A",
+            nodes,
+            items,
+            gain="none",
+            pooled=True,
+            rounds=size.epochs,
+            local=ONE_EPOCH,
+        )
+    return jobs
+
+
+def sharing_jobs(plan: Plan) -> list[Job]:
+    """Fig. 10: the same items among more and more nodes, and all of them on one."""
+    size = SIZES[plan.scale].sharing
+    jobs = []
+    rounds = max(size.batches // STEPS, 1)
+    for nodes in size.nodes:
+        jobs += runs(
+            plan,
+            Setting("", f"{nodes} nodes", WITH),
+            "A",
+            nodes,
+            size.items // nodes,
+            gain="sqrt",
+            topology=f"regular:k={size.degree}",
+            rounds=rounds,
+        )
+    some, place = size.nodes[0], Setting("", "1 node", CENTRAL)
+    return jobs + runs(
+        plan, place, "A", some, size.items // some, gain="none", pooled=True, rounds=rounds
+    )
+
+
+def curvature_jobs(plan: Plan) -> list[Job]:
+    """P0's MNIST with Dir 0.2: averaging and DecHW, with the gain and without, on two graphs."""
+    size = p0.SIZES[plan.scale]
+    jobs: list[Job] = []
+    for graph, topology in (("Erdos-Renyi", size.topology), ("Barabasi-Albert", size.hubs)):
+        for name in ("DecAvg", "DecHW"):
+            for method, gain in ((WITH, "graph"), (WITHOUT, "none")):
+                changes = {"topology": topology, "init": {"gain": gain}}
+                for seed in range(plan.seeds or size.seeds):
+                    made = p0.experiment(plan, p0.MNIST, 0.2, name.lower(), seed, **changes)
+                    jobs.append(Training(Setting(graph, name, method), made))
+    return jobs
+
+
+STUDIES = [
+    Study(
+        "p4-fig3a",
+        "Fig. 3(a, b): with and without the gain, MNIST on complete graphs",
+        "without the gain, a plateau of the loss grows in proportion to n; with it there is none",
+        partial(plateau_jobs, "A"),
+        partial(show_plateaus, "A"),
+    ),
+    Study(
+        "p4-fig3c",
+        "Fig. 3(c, d): with and without the gain, So2Sat on Barabasi-Albert graphs",
+        "without the gain, a plateau of the loss grows as n^0.64; with it there is none",
+        partial(plateau_jobs, "B"),
+        partial(show_plateaus, "B"),
+    ),
+    Study(
+        "p4-fig3e",
+        "Fig. 3(e, f): with and without the gain, VGG16 on CIFAR-10 and 4-regular graphs",
+        "without the gain, a plateau of the loss grows in proportion to n; with it there is none",
+        partial(plateau_jobs, "C"),
+        partial(show_plateaus, "C"),
+    ),
+    Study(
+        "p4-fig3g",
+        "Fig. 3(g, h): with and without the gain, MNIST with AdamW",
+        "without the gain, a plateau of the loss grows as n^0.4; with it there is none",
+        partial(plateau_jobs, "D"),
+        partial(show_plateaus, "D"),
+    ),
+    Study(
+        "p4-fig4",
+        "Fig. 4: connections or nodes that are rarely active, MNIST",
+        "the gain is much better at every probability",
+        activity_jobs,
+        partial(show_losses, "Fig. 4", "activity"),
+    ),
+    Study(
+        "p4-fig5",
+        "Fig. 5: the first rounds, in training and in the numerical model",
+        "averaging moves the models far more than training does, and across its direction; the "
+        "numerical model behaves alike",
+        start_jobs,
+        show_start,
+    ),
+    Study(
+        "p4-fig7",
+        "Fig. 7: a gain from wrong estimates, MNIST",
+        "all are close to the exact gain, and far from none",
+        error_jobs,
+        partial(show_losses, "Fig. 7", "erring"),
+    ),
+    Study(
+        "p4-fig8ab",
+        "Fig. 8(a, b): how much averaging compresses, by size and kind of graph",
+        "||v|| falls as the root of n on regular and Erdos-Renyi graphs, more slowly on graphs "
+        "with hubs",
+        compression_jobs,
+        show_compression,
+    ),
+    Study(
+        "p4-fig8c",
+        "Fig. 8(c): compression and assortativity",
+        "||v|| does not depend on the assortativity",
+        assortativity_jobs,
+        show_assortativity,
+    ),
+    Study(
+        "p4-fig9a",
+        "Fig. 9(a): how many neighbours, MNIST",
+        "only very few neighbours are slower",
+        partial(environment_jobs, "neighbours"),
+        partial(show_losses, "Fig. 9(a)", "environment"),
+    ),
+    Study(
+        "p4-fig9b",
+        "Fig. 9(b): how many examples per node, MNIST",
+        "the loss approaches that of all data in one place, in the same wall-clock time",
+        partial(environment_jobs, "examples"),
+        partial(show_losses, "Fig. 9(b)", "environment", wall_clock=True),
+    ),
+    Study(
+        "p4-fig9c",
+        "Fig. 9(c): how many nodes, MNIST",
+        "the loss approaches that of all data in one place",
+        partial(environment_jobs, "nodes"),
+        partial(show_losses, "Fig. 9(c)", "environment"),
+    ),
+    Study(
+        "p4-fig9d",
+        "Fig. 9(d): how many epochs between exchanges, MNIST",
+        "the more often nodes exchange, the faster and the better they learn",
+        partial(environment_jobs, "epochs"),
+        partial(show_losses, "Fig. 9(d)", "environment", wall_clock=True),
+    ),
+    Study(
+        "p4-fig10",
+        "Fig. 10: the same data among more nodes, MNIST",
+        "the curves agree in wall-clock time, also with that of a single node: a power law",
+        sharing_jobs,
+        show_sharing,
+    ),
+    Study(
+        "p4-dechw",
+        "Not in the paper: the gain and curvature weighting, MNIST",
+        "does the gain help DecHW as well, or does weighting by curvature replace it",
+        curvature_jobs,
+        show_with_curvature,
+    ),
+]

@@ -1,0 +1,280 @@
+"""What a table or a figure of a paper is to us: the jobs behind it, and how to show them."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, Literal, Protocol, cast, get_args
+
+from matplotlib.figure import Figure
+
+from peerage import specs
+from peerage.algorithms import ALGORITHMS
+from peerage.data.datasets import DATASETS
+from peerage.data.partition import PARTITIONS, Dirichlet
+from peerage.errors import InputError, did_you_mean
+from peerage.experiment.experiment import Experiment, display_name
+from peerage.graphs.topology import TOPOLOGIES
+from peerage.models import MODELS
+from peerage.models.start import GAINS
+from peerage.papers.papertable import PaperTable
+from peerage.report.series import Series
+from peerage.work.losses import LOSSES
+from peerage.work.training import LocalSGD
+
+Scale = Literal["smoke", "small", "paper"]  # seconds, minutes, the published setting
+Fidelity = Literal["paper", "code"]  # as the paper is written, or as its authors' scripts run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of a study to run."""
+
+    scale: Scale = "small"
+    seeds: int | None = None  # as many as the scale has by default
+    fidelity: Fidelity = "paper"
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("scale", get_args(Scale)), ("fidelity", get_args(Fidelity))):
+            value = getattr(self, name)
+            if value not in kinds:
+                raise InputError(f"unknown {name} {value!r}; {did_you_mean(value, kinds)}")
+        if self.seeds is not None and self.seeds < 1:
+            raise InputError(f"seeds must be at least 1, got {self.seeds}")
+
+
+def plan_of(scale: str, seeds: int | None, fidelity: str) -> Plan:
+    """A plan from text that may be misspelt."""
+    return Plan(cast(Scale, scale), seeds, cast(Fidelity, fidelity))
+
+
+class Place(Hashable, Protocol):
+    """Where a job belongs in tables and figures: a named tuple of the paper's own coordinates."""
+
+    @property
+    def method(self) -> str: ...  # what `--only` chooses
+    @property
+    def title(self) -> str: ...  # all coordinates in a few words
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Job(ABC):
+    """A piece of work that is done once, kept in a folder of its own and shared by all studies."""
+
+    place: Place
+
+    @property
+    @abstractmethod
+    def title(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def folder(self) -> str:
+        """Equal work has an equal folder, whichever tables it belongs to."""
+
+    @property
+    @abstractmethod
+    def algorithm(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def dataset(self) -> str | None:
+        """The data set that has to be there first, if any."""
+
+
+@dataclass(frozen=True)
+class Training(Job):
+    """One run of an experiment."""
+
+    experiment: Experiment
+
+    @property
+    def title(self) -> str:
+        return f"{self.place.title}, seed {self.experiment.seed}"
+
+    @cached_property
+    def folder(self) -> str:
+        # At smoke scale one data set stands in for all: the name must not tell them apart.
+        words = [self.dataset, split_name(self.experiment.partition), self.algorithm]
+        return "-".join([*words, f"seed{self.experiment.seed}", digest(essence(self.experiment))])
+
+    @property
+    def algorithm(self) -> str:
+        return display_name(self.experiment.algorithm, ALGORITHMS)
+
+    @property
+    def dataset(self) -> str:
+        return display_name(self.experiment.dataset, DATASETS)
+
+
+class NumericalModel(Protocol):
+    """What is calculated instead of trained: a frozen dataclass of its settings.
+
+    One that needs data tells the name of the data set as `dataset`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def products(self) -> float:
+        """About how many multiplications one realisation takes."""
+
+    def realise(self, seed: int) -> dict[str, Any]:
+        """Plain values: `setup` once, and every entry of `curves` round by round."""
+
+
+@dataclass(frozen=True)
+class Calculation(Job):
+    """Some realisations of a numerical model: few, as an interruption loses those begun."""
+
+    model: NumericalModel
+    seeds: range
+
+    @property
+    def title(self) -> str:
+        first, last = self.seeds[0], self.seeds[-1]
+        return f"{self.place.title}, realisations {first} to {last}"
+
+    @cached_property
+    def folder(self) -> str:
+        content = {"model": self.model.name, **beyond_defaults(self.model)}
+        seeds = [self.seeds.start, self.seeds.stop]
+        return f"{self.model.name}-seed{seeds[0]}-{digest({**content, 'seeds': seeds})}"
+
+    @property
+    def algorithm(self) -> str:
+        return self.model.name
+
+    @property
+    def dataset(self) -> str | None:
+        return getattr(self.model, "dataset", None)
+
+
+def split_name(partition: Any) -> str:
+    if isinstance(partition, Dirichlet):
+        return f"dir{partition.alpha:g}"
+    return display_name(partition, PARTITIONS)
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def essence(experiment: Experiment) -> dict[str, Any]:
+    """What an experiment says beyond the defaults; how it is computed is no part of it.
+
+    An option that a later version adds, with a default that changes nothing, leaves this as it is,
+    so that finished runs stay finished.
+    """
+    work = experiment.work
+    defaults = specs.plain(LocalSGD())
+    local = {k: v for k, v in specs.plain(work).items() if k != "correct" and defaults.get(k) != v}
+    said = {
+        "algorithm": specs.text(experiment.algorithm, "algorithm", ALGORITHMS),
+        "dataset": specs.text(experiment.dataset, "dataset", DATASETS),
+        "model": [specs.text(model, "model", MODELS) for model in experiment.model],
+        "topology": specs.text(experiment.topology, "topology", TOPOLOGIES),
+        "partition": specs.text(experiment.partition, "partition", PARTITIONS),
+        "nodes": experiment.nodes,
+        "rounds": experiment.rounds,
+        "until": str(experiment.until),
+        "seed": experiment.seed,
+        "local": local,
+        "loss": specs.text(work.loss, "loss", LOSSES),
+        "start": experiment.init.start,
+        "evaluation": experiment.evaluation.model_dump(exclude_defaults=True),
+    }
+    return said | _said_seldom(experiment, {*said, "init", "engine"})
+
+
+def _said_seldom(experiment: Experiment, known: set[str]) -> dict[str, Any]:
+    """The rest, of which only what is used counts: it came later than the first finished runs."""
+    init = experiment.init.model_dump(exclude_defaults=True, exclude={"start"})
+    if "gain" in init:
+        init["gain"] = specs.text(experiment.init.gain, "gain", GAINS)
+    said = {"init": init} if init else {}
+    for name, field in Experiment.model_fields.items():
+        value = getattr(experiment, name)
+        if name not in known and value != field.default:
+            said[name] = beyond_defaults(value) if hasattr(value, "__dataclass_fields__") else value
+    return said
+
+
+def beyond_defaults(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    plain = {field.name: getattr(value, field.name) for field in fields(value)}
+    defaults = {field.name: field.default for field in fields(value)}
+    return {name: option for name, option in plain.items() if option != defaults[name]}
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished jobs of a study, seeds or realisations of one place together."""
+
+    plan: Plan
+    jobs: Sequence[Job]
+    series: Mapping[Place, Series]
+    done: int  # jobs that have ended
+
+    def values(self, coordinate: str) -> list[Any]:
+        """All values of one coordinate of the places, in the order of the jobs."""
+        return list(dict.fromkeys(getattr(job.place, coordinate) for job in self.jobs))
+
+    def of(self, **wanted: Any) -> list[Series]:
+        """What there is to show for the places with these coordinates, in the order of the jobs."""
+        return list(self.places(**wanted).values())
+
+    def places(self, **wanted: Any) -> dict[Any, Series]:
+        """As `of`, by place."""
+        return {
+            job.place: self.series[job.place]
+            for job in self.jobs
+            if job.place in self.series
+            and all(getattr(job.place, name) == value for name, value in wanted.items())
+        }
+
+    @property
+    def repetitions(self) -> tuple[str, ...]:
+        """A note on how many runs or realisations are behind a number; none without results."""
+        words = {"seed": set[int](), "realisation": set[int]()}
+        for job in self.jobs:
+            if job.place in self.series:
+                word = "seed" if isinstance(job, Training) else "realisation"
+                words[word].add(self.series[job.place].seeds)
+        known = [_counted(word, counts) for word, counts in words.items() if counts]
+        return (f"{' and '.join(known)}.",) if known else ()
+
+
+def _counted(word: str, counts: set[int]) -> str:
+    """How many, from the fewest to the most.
+
+    >>> _counted("seed", {1}), _counted("seed", {3, 2})
+    ('1 seed', '2 to 3 seeds')
+    """
+    ends = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    return f"{ends} {word}{'s' * (max(counts) > 1)}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A study as people see it."""
+
+    tables: tuple[PaperTable, ...]
+    figure: Figure
+    curves: tuple[str, ...] = ("accuracy", "loss")  # that are written down beside the tables
+    pictures: Mapping[str, Any] | None = None  # numbers behind what is neither
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table or figure of a paper, or one of our own beside them."""
+
+    id: str
+    title: str
+    claim: str  # what the paper reports, or why we ask
+    jobs: Callable[[Plan], list[Job]]
+    show: Callable[[Results], Shown]

@@ -1,0 +1,1 @@
+"""What a run leaves behind: rows of metrics, checkpoints, and where it ran."""

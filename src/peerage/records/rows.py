@@ -1,0 +1,240 @@
+"""What a run leaves behind: the only door between a run and everything people look at afterwards.
+
+A run is a folder with `experiment.toml`, `setup.json`, `metrics.jsonl`, `summary.json` and
+`environment.json`. Rows of `metrics.jsonl` count finished rounds: row 0 is the initial models.
+Files other than the metrics are written aside and renamed, so a reader never sees half of one.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NotRequired, Self, TypedDict, cast
+
+from peerage.errors import CheckpointError
+from peerage.files import disk_errors, dumps, read_bytes, read_json, read_toml, write_bytes
+
+Row = dict[str, Any]
+
+
+class Seconds(TypedDict, total=False):
+    """Means over the workers, except `total`, which is the wall time of the round."""
+
+    train: float
+    curvature: float
+    combine: float
+    exchange: float
+    evaluate: float
+    wait: float  # how long the workers waited for each other
+    total: float
+
+
+class NetworkRow(TypedDict):
+    """One finished round; what comes after `seconds` is there when the round was evaluated."""
+
+    scope: Literal["network"]
+    round: int
+    nodes: int
+    train_loss: NotRequired[float | None]
+    bytes: int  # sent in this round, by all nodes together
+    bytes_total: int  # sent since the start
+    seconds: Seconds
+    accuracy: NotRequired[float | None]  # a fraction, the mean over the nodes
+    accuracy_std: NotRequired[float | None]
+    accuracy_min: NotRequired[float | None]
+    accuracy_max: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    loss_std: NotRequired[float | None]
+    loss_min: NotRequired[float | None]
+    loss_max: NotRequired[float | None]
+    consensus: NotRequired[float | None]
+    layers: NotRequired[dict[str, dict[str, float | None]]]  # tensor -> sigma `ap` and `an` (P4)
+    moved: NotRequired[dict[str, float | None]]  # by training, by all else, in total, and a cosine
+
+
+class NodeRow(TypedDict):
+    """One node in a round that was evaluated."""
+
+    scope: Literal["node"]
+    round: int
+    node: int
+    accuracy: float | None
+    loss: float | None
+    train_loss: NotRequired[float | None]
+    notes: NotRequired[dict[str, float | None]]  # what the algorithm itself had to say
+
+
+class MetricWriter:
+    """Appends rows, each handed to the operating system before `append` returns."""
+
+    def __init__(self, path: Path, remedy: str = "") -> None:
+        self.path, self._remedy = Path(path), remedy
+        with disk_errors(self.path, remedy):
+            if self.path.is_file():
+                _mend_end(self.path)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+
+    def append(self, row: Mapping[str, object]) -> None:
+        line = memoryview(dumps(row).encode() + b"\n")
+        with disk_errors(self.path, self._remedy):
+            while line:  # an unbuffered write may take only a part
+                line = line[self._file.write(line) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """All rows; a last line that a crash cut short is ignored."""
+    return [row for row, _ in _rows(path)]
+
+
+def truncate_after(path: Path, round: int) -> None:
+    """Forget all rows after a round, so that a resumed run can write them again."""
+    write_bytes(path, b"".join(line for row, line in _rows(path) if row["round"] <= round))
+
+
+def amend_last(path: Path, row: Mapping[str, object], remedy: str = "") -> None:
+    """Put another row in the place of the last one."""
+    lines = [line for _, line in _rows(path)]
+    write_bytes(path, b"".join(lines[:-1]) + dumps(row).encode() + b"\n", remedy)
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """A run as its folder tells it, finished or not."""
+
+    folder: Path
+    experiment: dict[str, Any]
+    setup: dict[str, Any]
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    network: tuple[NetworkRow, ...]
+    nodes: tuple[NodeRow, ...]
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"there is no run folder {str(folder)!r}; give a folder that `peerage run` made"
+            )
+        rows = read_metrics(folder / "metrics.jsonl")
+        return cls(
+            folder=folder,
+            experiment=read_toml(folder / "experiment.toml"),
+            setup=read_json(folder / "setup.json"),
+            summary=read_json(folder / "summary.json"),
+            environment=read_json(folder / "environment.json"),
+            network=tuple(cast(NetworkRow, row) for row in rows if row["scope"] == "network"),
+            nodes=tuple(cast(NodeRow, row) for row in rows if row["scope"] == "node"),
+        )
+
+    @property
+    def label(self) -> str:
+        return str(self.summary.get("label") or self.algorithm)
+
+    @property
+    def algorithm(self) -> str:
+        table = self.experiment.get("algorithm", {})
+        return str(self.summary.get("algorithm") or table.get("name") or self.folder.name)
+
+    @property
+    def status(self) -> str:
+        return str(self.summary.get("status", "running"))
+
+    @property
+    def rounds(self) -> int:
+        """Finished rounds, counted in the metrics: the summary of a killed run is out of date."""
+        return max((row["round"] for row in self.network), default=0)
+
+    @property
+    def unrepeatable(self) -> str:
+        """Why no simulation could send the messages of these real peers again, or nothing."""
+        if self.experiment.get("noise", {}).get("sigma", 0):
+            return "its peers drew noise from secrets of their own"
+        wire = self.summary.get("wire", "fp32")
+        if wire != "fp32":
+            return f"its messages were rounded to {wire}, which a simulation does not"
+        return ""
+
+    def curve(self, key: str) -> tuple[list[int], list[float]]:
+        """Rounds and values of the network rows that have a (finite) value under this key."""
+        pairs = [(row["round"], cast(Row, row).get(key)) for row in self.network]
+        known = [(round, float(value)) for round, value in pairs if value is not None]
+        return [round for round, _ in known], [value for _, value in known]
+
+    def node_values(self, key: str, round: int) -> dict[int, float]:
+        """The value of each node in a round, by node; nodes without a finite value are left out."""
+        rows = (cast(Row, row) for row in self.nodes if row["round"] == round)
+        return {row["node"]: float(row[key]) for row in rows if row.get(key) is not None}
+
+    def notes(self, name: str) -> dict[int, tuple[list[int], list[float]]]:
+        """For every node that noted a number under this name: the rounds, and the values then."""
+        found: dict[int, tuple[list[int], list[float]]] = {}
+        for row in self.nodes:
+            value = row.get("notes", {}).get(name)
+            if value is not None:
+                rounds, values = found.setdefault(row["node"], ([], []))
+                rounds.append(row["round"])
+                values.append(float(value))
+        return found
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first evaluated round whose mean accuracy over the nodes reaches the target."""
+        return next(
+            (r for r, value in zip(*self.curve("accuracy"), strict=True) if value >= target), None
+        )
+
+
+def read_status(folder: Path) -> str | None:
+    """How a run stands by its summary alone; None if it has none, as when it was killed early."""
+    path = folder / "summary.json"
+    return str(read_json(path).get("status", "running")) if path.exists() else None
+
+
+def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
+    """Each row with the line it came from."""
+    lines = read_bytes(path).splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if row is not None:
+            yield row, line if line.endswith(b"\n") else line + b"\n"
+        elif number < len(lines):
+            raise CheckpointError(
+                f"{path} line {number} is not a row of metrics; "
+                "delete that line, or run the experiment again"
+            )
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "scope" in row and "round" in row else None
+
+
+def _mend_end(path: Path) -> None:
+    """Cut the half line that a crash left, so that the next row does not continue it."""
+    content = path.read_bytes()
+    start = content.rstrip(b"\n").rfind(b"\n") + 1
+    last = content[start:]
+    if last and _parse(last) is None:
+        os.truncate(path, start)
+    elif last and not last.endswith(b"\n"):
+        with open(path, "ab") as file:
+            file.write(b"\n")

@@ -1,0 +1,1 @@
+"""Runs: execute, resume, verify, plan, and read what was saved."""

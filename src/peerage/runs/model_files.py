@@ -1,0 +1,133 @@
+"""Files with one trained model, for programs that do not know Peerage.
+
+All have the names of the plain module and row-major tensors. `safetensors` and `pt` hold a state
+dictionary, `onnx` the network itself, for batches of any size.
+"""
+
+import io
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from peerage.errors import InputError, did_you_mean
+from peerage.files import write_bytes
+from peerage.runs.saved import SavedModel
+
+ENDINGS = {".safetensors": "safetensors", ".pt": "pt", ".pth": "pt", ".onnx": "onnx"}
+CLOSE = 1e-3  # largest deviation of outputs that rounding explains, relative to the largest output
+
+
+def write_model(
+    model: SavedModel, path: Path, format: str | None = None, *, force: bool = False
+) -> str:
+    """Write a model to a new file and return its format, by default that of the file's ending."""
+    format = check_target(path, format, force)
+    write_bytes(path, FORMATS[format](model), "write the model again")
+    return format
+
+
+def check_target(path: Path, format: str | None, force: bool) -> str:
+    """The format of a file that can be written; raises an InputError for any other."""
+    if format is None:
+        format = ENDINGS.get(path.suffix)
+        if format is None:
+            raise InputError(
+                f"{path} has none of the endings {', '.join(ENDINGS)}; change --out, or add "
+                "--format safetensors, pt or onnx"
+            )
+    if format not in FORMATS:
+        raise InputError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file to --out")
+    if path.exists() and not force:
+        raise InputError(f"{path} already exists; choose another --out, or add --force")
+    if format == "onnx" and find_spec("onnx") is None:
+        raise InputError('format onnx needs onnx; pip install "peerage[onnx]"')
+    return format
+
+
+def _safetensors(model: SavedModel) -> bytes:
+    metadata = {"format": "pt", **_texts(model)}  # "pt" tells other libraries whose tensors
+    return safetensors.torch.save(model.state_dict(), metadata)
+
+
+def _pt(model: SavedModel) -> bytes:
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    return file.getvalue()
+
+
+def _onnx(model: SavedModel) -> bytes:
+    """Traced by torch's older exporter: the newer needs more packages and ten seconds to start.
+
+    A trace holds what depends on the values or the number of the examples as a constant, so the
+    file is tried on other examples.
+    """
+    import onnx
+
+    module, file = model.module(), io.BytesIO()
+    axes = {"x": {0: "batch"}, "logits": {0: "batch"}}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                module,
+                (model.example,),
+                file,  # type: ignore[arg-type]  # the older exporter takes one that is open
+                input_names=["x"],
+                output_names=["logits"],
+                dynamic_axes=axes,
+                dynamo=False,
+            )
+    except Exception as error:  # whatever a module of the user's own may do to an exporter
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(
+            f"torch cannot export {model.architecture.name} to ONNX: {reason}; use safetensors or "
+            "pt"
+        ) from None
+    proto = onnx.load_from_string(file.getvalue())
+    onnx.helper.set_model_props(proto, _texts(model))
+    _check_outputs(model, module, proto)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _check_outputs(model: SavedModel, module: torch.nn.Module, proto: Any) -> None:
+    """Compare the outputs of the file and of the module for a batch of another size."""
+    from onnx.reference import ReferenceEvaluator
+
+    shape = (3, *model.example.shape[1:])
+    stream = torch.Generator().manual_seed(0)
+    x = torch.rand(shape, generator=stream).to(model.example.dtype)
+    with torch.no_grad():
+        wanted = module(x)
+    try:
+        outputs: Any = ReferenceEvaluator(proto).run(None, {"x": x.numpy()})
+        found = torch.from_numpy(outputs[0])
+        same = found.shape == wanted.shape and float((found - wanted).abs().max()) <= (
+            CLOSE * max(float(wanted.abs().max()), 1.0)
+        )
+    except Exception:  # a network that was traced for one size fails in many ways
+        same = False
+    if not same:
+        raise InputError(
+            f"{model.architecture.name} as ONNX gives other outputs than the module, perhaps "
+            "because it treats batches or values differently; use safetensors or pt"
+        )
+
+
+def _texts(model: SavedModel) -> dict[str, str]:
+    """Where the model comes from, as files hold it."""
+    return {key: str(value) for key, value in model.facts.items()}
+
+
+FORMATS: dict[str, Callable[[SavedModel], bytes]] = {
+    "safetensors": _safetensors,
+    "pt": _pt,
+    "onnx": _onnx,
+}

@@ -1,0 +1,452 @@
+"""Runs: from an experiment to a folder of records, and again after a crash."""
+
+import fcntl
+import os
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from typing import IO, Any
+
+from torch import Tensor, nn
+
+from peerage.algorithms import ALGORITHMS
+from peerage.data.datasets import DATASETS, Dataset
+from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
+from peerage.engine.pool import PoolTeam
+from peerage.engine.prepare import Prepared, prepare
+from peerage.errors import (
+    CheckpointError,
+    Diverged,
+    InputError,
+    Interrupted,
+    PeerageError,
+    WorkerDied,
+)
+from peerage.experiment.experiment import Engine, Experiment, display_name
+from peerage.files import disk_errors, read_json, write_bytes, write_json
+from peerage.models.start import Architecture
+from peerage.privacy import account
+from peerage.records import checkpoint
+from peerage.records.environment import environment
+from peerage.records.rows import MetricWriter, Row, read_metrics, read_status, truncate_after
+from peerage.runs.summary import digest, network_row, node_rows, summary_of
+from peerage.vectors import named_tensors
+
+Watch = Callable[[Row], None]  # called with the network row of every finished round
+
+CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every says how often
+ENDING = 1.0  # seconds that the workers of a killed run may hold its lock: they end after it
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    The model of a node is the one that metrics evaluate, `Algorithm.evaluated(node)`, at the end of
+    the last round: `module` and `state_dict` return it, `evaluated` holds its vector. `parameters`
+    are `node.params`, with which the algorithm would continue; most algorithms evaluate these. With
+    evaluation at `exchange` (the default), the last rows were recorded before the last aggregation,
+    so they are not of these models; with evaluation at `end` they are.
+    """
+
+    experiment: Experiment
+    summary: dict[str, Any]
+    rows: list[Row]
+    parameters: Sequence[Tensor] = field(repr=False)  # node -> [d] `node.params`
+    evaluated: Sequence[Tensor] = field(repr=False)  # node -> [d] what metrics evaluate
+    buffers: Sequence[Tensor] = field(repr=False)  # node -> [b] running statistics
+    architectures: Sequence[Architecture] = field(repr=False)  # of every node
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The final mean over the nodes, as a fraction."""
+        return float(self.summary["accuracy"])
+
+    @property
+    def digest(self) -> str:
+        return str(self.summary["digest"])
+
+    def state_dict(self, node: int) -> dict[str, Tensor]:
+        """The evaluated model of a node by name, for `load_state_dict` of a module like it."""
+        return named_tensors(self.module(node))
+
+    def module(self, node: int) -> nn.Module:
+        """The evaluated model of a node, in evaluation mode."""
+        return self.architectures[node].module(self.evaluated[node], self.buffers[node])
+
+    def frame(self, scope: str = "network") -> Any:
+        """The rows of one scope (`network` or `node`) as a pandas DataFrame."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise InputError("result.frame() needs pandas; pip install pandas") from None
+        return pd.json_normalize([row for row in self.rows if row["scope"] == scope])
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    dataset: Dataset | None = None,
+    checkpoint_every: int | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run an experiment; with `out`, keep its records and checkpoints in that new folder.
+
+    `dataset` is the experiment's own, for callers that have already loaded it for another run.
+    """
+    check_every(checkpoint_every)
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        check_free(folder)
+    prepared = prepare(experiment, dataset)
+    if folder is None:
+        return _Run(prepared, None, checkpoint_every, watch).go()
+    with taken(folder):
+        text = prepared.experiment.to_toml()
+        write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
+        return _Run(prepared, folder, checkpoint_every, watch).go()
+
+
+def resume(
+    folder: str | Path,
+    *,
+    experiment: Experiment | None = None,
+    engine: Mapping[str, Any] | None = None,
+    dataset: Dataset | None = None,
+    checkpoint_every: int | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Continue a run after its last checkpoint, with the same bits as an uninterrupted one.
+
+    `experiment` is needed only if the run's own used Python objects; `engine` may change what runs
+    the nodes, which changes no result.
+    """
+    check_every(checkpoint_every)
+    folder = Path(folder)
+    if of_network(folder):
+        raise CheckpointError(
+            f"{folder} is of a network of real peers, which cannot be resumed as a simulation; "
+            f"run it anew with `peerage up {folder / 'experiment.toml'}`"
+        )
+    given = experiment is not None
+    experiment = experiment or load_experiment(folder)
+    if engine:
+        chosen = Engine(**(experiment.engine.model_dump() | dict(engine)))
+        experiment = experiment.model_copy(update={"engine": chosen})
+    with locked(folder):
+        if read_status(folder) == "finished":
+            raise CheckpointError(f"run {folder} is finished; there is nothing to resume")
+        saved = checkpoint.load(folder)
+        prepared = prepare(experiment, dataset)
+        if given:
+            check_same(folder, prepared.experiment)
+        if (folder / "setup.json").exists():
+            check_constants(folder, read_json(folder / "setup.json"), prepared.setup)
+        for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
+        if (folder / "metrics.jsonl").exists():
+            truncate_after(folder / "metrics.jsonl", saved.round if saved else -1)
+        return _Run(prepared, folder, checkpoint_every, watch).go(saved)
+
+
+def of_network(folder: Path) -> bool:
+    """Whether real peers played in this folder, or are to play."""
+    return (folder / "network.toml").exists()
+
+
+def load_experiment(folder: Path) -> Experiment:
+    return Experiment.from_toml(_experiment_text(folder), str(folder / "experiment.toml"))
+
+
+def _experiment_text(folder: Path) -> str:
+    try:
+        return (folder / "experiment.toml").read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(
+            f"{str(folder)!r} holds no run; give a folder that `peerage run` made"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {folder / 'experiment.toml'}: {error}") from None
+
+
+def check_same(folder: Path, experiment: Experiment) -> None:
+    """Refuse to continue a run with another experiment than the one it began with."""
+    text = _experiment_text(folder)
+    with suppress(InputError):  # a Python object cannot be read back, and is compared as it is
+        text = Experiment.from_toml(text).to_toml()  # with options that did not exist at the time
+    old, new = (tomllib.loads(one) for one in (text, experiment.to_toml()))
+    for key in {**old, **new}:
+        if key != "engine" and old.get(key) != new.get(key):
+            raise InputError(
+                f"run {folder} began with {key} = {old.get(key)}, the experiment given now has "
+                f"{new.get(key)}; resume with the same experiment"
+            )
+
+
+def check_constants(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Frozen parameters are in no checkpoint: its models need those that the run began with."""
+    if old.get("constants") != new.get("constants"):
+        raise CheckpointError(
+            f"run {folder} began with other frozen parameters than the model has now; "
+            "use the same pretrained values"
+        )
+
+
+class _Run:
+    """One run on its way: the loop over rounds, and what it writes down."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        folder: Path | None,
+        checkpoint_every: int | None,
+        watch: Watch | None,
+    ) -> None:
+        self.experiment, self.world = prepared.experiment, prepared.world
+        self.setup = prepared.setup
+        self.folder, self.every, self.watch = folder, checkpoint_every, watch
+        self.rows: list[Row] = []
+        self.writer: MetricWriter | None = None
+        self.started = perf_counter()
+        self.seconds_before = 0.0  # spent by earlier processes on this run
+        self.bytes_total = 0
+        self.last_save = (
+            perf_counter(),
+            0.0,
+        )  # when the last checkpoint was done, how long it took
+
+    def go(self, saved: checkpoint.Checkpoint | None = None) -> Result:
+        if self.folder is not None:
+            self._take_up(self.folder)
+        self._summarise("running")
+        try:
+            with self._engine() as engine:
+                if saved is not None:
+                    engine.restore(saved.folder, saved.trees, saved.parts, saved.round)
+                self._rounds(engine, saved.round if saved else 0)
+                keepers = [self.world.keeper(node) for node in range(self.world.nodes)]
+                models = {node: engine.model(node) for node in dict.fromkeys(keepers)}
+                released = engine.released()
+        except BaseException as error:
+            better = self._failed(error)
+            if better is error:
+                raise
+            raise better from None
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+        parameters, evaluated, buffers = zip(*(models[node] for node in keepers), strict=True)
+        architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
+        kept = [model.params for model in models.values()]
+        hashed = digest(kept, [self.world.layout(node) for node in models])
+        privacy = account(self.world.noise, released) if self.world.noise.active else None
+        summary = self._summarise("finished", digest=hashed, privacy=privacy)
+        return Result(
+            self.experiment,
+            summary,
+            self.rows,
+            parameters,
+            evaluated,
+            buffers,
+            architectures,
+            self.folder,
+        )
+
+    def _take_up(self, folder: Path) -> None:
+        """Open the metrics, and remember what an earlier process has already recorded there."""
+        if not (folder / "setup.json").exists():
+            write_json(folder / "setup.json", self.setup)
+        if not (folder / "environment.json").exists():
+            write_json(folder / "environment.json", environment())
+        path = folder / "metrics.jsonl"
+        if path.exists():
+            self.rows = read_metrics(path)
+            network = [row for row in self.rows if row["scope"] == "network"]
+            self.bytes_total = network[-1]["bytes_total"] if network else 0
+            self.seconds_before = sum(row["seconds"]["total"] for row in network)
+        self.writer = MetricWriter(path)
+
+    def _engine(self) -> Lockstep:
+        settings = self.experiment.engine
+        if settings.name == "serial":
+            return Lockstep(self.world, SerialTeam(self.world))
+        workers = settings.workers or len(os.sched_getaffinity(0))
+        return Lockstep(self.world, PoolTeam(self.world, workers))
+
+    def _rounds(self, engine: Lockstep, done: int) -> None:
+        last = self.experiment.rounds
+        judged = self.experiment.evaluation.judged(last)
+        if done == 0:
+            self._record(0, engine.measure(engine.prelude()), engine)
+        for round in range(done, last):
+            if self._enough():  # asked before a round: a resumed run may have got there already
+                return
+            report = engine.round(round, evaluate=round + 1 in judged)
+            self._record(round + 1, report, engine)
+            if self.folder is not None and (self._enough() or self._save_is_due(round + 1)):
+                start = perf_counter()
+                checkpoint.save(engine, self.folder, round + 1)
+                self.last_save = (perf_counter(), perf_counter() - start)
+
+    def _enough(self) -> bool:
+        """Whether the last round was judged and has got as far as the run is to go."""
+        until, row = self.experiment.until, self.rows[-1]
+        judged = row["round"] > 0 and "accuracy" in row
+        return until is not None and judged and until.reached(row)
+
+    def _save_is_due(self, round: int) -> bool:
+        if round == self.experiment.rounds:
+            return True
+        if self.every is not None:
+            return round % self.every == 0
+        when, took = self.last_save
+        return (perf_counter() - when) * CHECKPOINT_SHARE >= took
+
+    def _record(self, round: int, report: RoundReport, engine: Lockstep) -> None:
+        self.bytes_total += report.bytes
+        hubs = self.world.nodes - self.world.peers
+        row = network_row(round, report, self.bytes_total, len(report.nodes) - hubs)
+        if self.world.spread and "accuracy" in row:
+            row["layers"] = engine.deviations(max(round - 1, 0))
+        # The network row comes last: a round counts once all of its rows are there.
+        for new in [*node_rows(round, report), row]:
+            self.rows.append(new)
+            if self.writer is not None:
+                self.writer.append(new)
+        if self.watch is not None:
+            self.watch(row)
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Write down how the run ended; the error to raise, with what the user can do next."""
+        round = 1 + max((row["round"] for row in self.rows), default=-1)
+        if isinstance(error, KeyboardInterrupt | Interrupted):
+            status, error = (
+                "interrupted",
+                Interrupted(f"interrupted in round {round}" + self._next()),
+            )
+        elif isinstance(error, WorkerDied):
+            status, error = "failed", WorkerDied(f"{error} in round {round}" + self._next())
+        else:
+            status = "diverged" if isinstance(error, Diverged) else "failed"
+            if isinstance(error, Diverged) and self.folder is not None:
+                error = Diverged(f"{error}; the rounds before are kept in {self.folder}")
+        # A disk that refused the run's records refuses this one as well.
+        with suppress(PeerageError):
+            self._summarise(status, message=str(error))
+        return error
+
+    def _next(self) -> str:
+        if self.folder is None:
+            return "; nothing was saved, as the run has no folder"
+        last = checkpoint.latest_round(self.folder)
+        kept = f"the last checkpoint is of round {last}" if last else "there is no checkpoint yet"
+        return f"; {kept}; continue with `peerage resume {self.folder}`"
+
+    def _summarise(
+        self,
+        status: str,
+        digest: str | None = None,
+        message: str = "",
+        privacy: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        summary = summary_of(
+            self.experiment,
+            self.world,
+            self.rows,
+            run=self.folder.name if self.folder else None,
+            status=status,
+            seconds=self.seconds_before + perf_counter() - self.started,
+            digest=digest,
+            message=message,
+            privacy=privacy,
+        )
+        if self.folder is not None:
+            write_json(self.folder / "summary.json", summary)
+        return summary
+
+
+def new_folder(experiment: Experiment, home: Path, what: str | None = None) -> Path:
+    """Make a folder that nobody has taken yet, with a name that says what ran, and when."""
+    names = (
+        what or display_name(experiment.algorithm, ALGORITHMS),
+        display_name(experiment.dataset, DATASETS),
+        datetime.now().strftime("%Y%m%d-%H%M%S"),
+    )
+    base = folder = home / "-".join(names)
+    number = 1
+    with disk_errors(base):
+        home.mkdir(parents=True, exist_ok=True)
+        while not _made(folder):
+            number += 1
+            folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def _made(folder: Path) -> bool:
+    """Unlike a look before, this cannot give one folder to two processes."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def check_every(checkpoint_every: int | None) -> None:
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise InputError(f"checkpoint-every must be at least 1 round, got {checkpoint_every}")
+
+
+def check_free(folder: Path) -> None:
+    if (folder / "experiment.toml").exists():
+        remedy = "choose another --out"
+        if not of_network(folder):
+            remedy += f", or continue that one with `peerage resume {folder}`"
+        raise InputError(f"output folder {str(folder)!r} already holds a run; {remedy}")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"output folder {str(folder)!r} is a file; choose another --out")
+    if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise InputError(f"output folder {str(folder)!r} is not empty; choose another --out")
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """Make and lock a run folder; take it away again if nothing of the run got that far."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        check_free(folder)  # once more: another process may have been faster
+        try:
+            yield
+        finally:
+            if not (folder / "experiment.toml").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder while this one works in it."""
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no run folder {str(folder)!r}")
+    with open(folder / ".lock", "w") as file:
+        deadline = monotonic() + ENDING
+        while not _taken(file):
+            if monotonic() > deadline:
+                raise CheckpointError(f"another process is working in {folder}; wait for it")
+            sleep(ENDING / 50)
+        yield
+
+
+def _taken(file: IO[str]) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,166 @@
+"""What a run came to: rows, summary, digest and label, for engines and real peers alike."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from peerage import specs
+from peerage.algorithms import ALGORITHMS
+from peerage.data.datasets import DATASETS
+from peerage.engine.lockstep import RoundReport
+from peerage.engine.shard import NodeReport
+from peerage.engine.world import World
+from peerage.experiment.experiment import Experiment, display_name
+from peerage.models.start import GAINS, NoGain
+from peerage.records.rows import Row
+from peerage.vectors import Layout
+
+
+def summary_of(
+    experiment: Experiment,
+    world: World,
+    rows: Sequence[Row],
+    *,
+    run: str | None,
+    status: str,
+    seconds: float,
+    digest: str | None,
+    message: str = "",
+    privacy: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a run came to so far, from its rows."""
+    network = [row for row in rows if row["scope"] == "network"]
+    judged = [row for row in network if row.get("accuracy") is not None]
+    best = max(judged, key=lambda row: float(row["accuracy"]), default=None)
+    final: Row = judged[-1] if judged else {}
+    return {
+        "run": run,
+        "status": status,
+        "algorithm": display_name(experiment.algorithm, ALGORITHMS),
+        "label": label(experiment),
+        "dataset": display_name(experiment.dataset, DATASETS),
+        "nodes": world.peers,
+        "rounds": max((row["round"] for row in network), default=0),
+        "rounds_planned": experiment.rounds,
+        "accuracy": final.get("accuracy"),
+        "accuracy_std": final.get("accuracy_std"),
+        "loss": final.get("loss"),
+        "bytes_sent": network[-1]["bytes_total"] if network else 0,
+        "seconds": seconds,
+        "digest": digest,
+        "best_accuracy": best["accuracy"] if best else None,
+        "best_round": best["round"] if best else None,
+        "message": message,
+        **({} if privacy is None else {"privacy": privacy}),
+    }
+
+
+def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -> Row:
+    losses = [n.train_loss for n in report.nodes if n.train_loss is not None]
+    row: Row = {"scope": "network", "round": round, "nodes": peers}
+    if losses:
+        row["train_loss"] = float(np.mean(losses))
+    row |= {"bytes": report.bytes, "bytes_total": bytes_total}
+    scores = [n.score for n in report.nodes if n.score is not None]
+    if scores:
+        row |= _moments("accuracy", [score.accuracy for score in scores])
+        row |= _moments("loss", [score.loss for score in scores])
+        if report.consensus is not None:
+            row["consensus"] = report.consensus
+    held_out = [n.validation for n in report.nodes if n.validation is not None]
+    if held_out:
+        row["validation_accuracy"] = float(np.mean([score.accuracy for score in held_out]))
+        row["validation_loss"] = float(np.mean([score.loss for score in held_out]))
+    moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
+    if moved:
+        row["moved"] = {key: float(np.mean([one[key] for one in moved])) for key in moved[0]}
+    row["seconds"] = report.seconds
+    return row
+
+
+def _moments(name: str, values: list[float]) -> Row:
+    x = np.array(values)
+    named = {"": x.mean(), "_std": x.std(), "_min": x.min(), "_max": x.max()}
+    return {name + suffix: float(value) for suffix, value in named.items()}
+
+
+def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
+    """Those that were judged."""
+    return (node_row(round, n) for n in report.nodes if n.score is not None)
+
+
+def node_row(round: int, n: NodeReport) -> Row:
+    row: Row = {"scope": "node", "round": round, "node": n.node}
+    if n.score is not None:
+        row |= {"accuracy": n.score.accuracy, "loss": n.score.loss}
+    if n.train_loss is not None:
+        row["train_loss"] = n.train_loss
+    if n.validation is not None:
+        row["validation_accuracy"] = n.validation.accuracy
+        row["validation_loss"] = n.validation.loss
+    if n.notes:
+        # As a file holds them: what is not finite is null there.
+        row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
+    return row
+
+
+def digest(parameters: Sequence[Tensor], layouts: Sequence[Layout]) -> str:
+    """SHA-256 over the parameters of all nodes in order, each tensor row-major as float32."""
+    sha = hashlib.sha256()
+    for params, layout in zip(parameters, layouts, strict=True):
+        sha.update(layout.canonical(params).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def label(experiment: Experiment) -> str:
+    """A short name for tables and legends: the class, and the options that are not the defaults."""
+    algorithm = experiment.algorithm
+    cls = type(algorithm)
+    options = specs.text(algorithm, "algorithm", {"": cls}).removeprefix(":")
+    shared = "shared start" if experiment.init.start == "shared" else ""
+    pooled = "centralised" if experiment.pooled else ""
+    extra = ", ".join(
+        filter(
+            None,
+            [
+                options.replace(",", ", "),
+                shared,
+                gain_label(experiment),
+                noise_label(experiment),
+                pooled,
+            ],
+        )
+    )
+    return f"{cls.__name__} ({extra})" if extra else cls.__name__
+
+
+def noise_label(experiment: Experiment) -> str:
+    noise = experiment.noise
+    clip = "" if noise.clip is None else f"clip {noise.clip:g}"
+    return ", ".join(filter(None, [f"noise {noise.sigma:g}" if noise.sigma else "", clip]))
+
+
+def gain_label(experiment: Experiment) -> str:
+    gain = experiment.init.gain
+    if gain == NoGain():
+        return ""
+    known = type(gain) in GAINS.values()
+    return f"gain {specs.text(gain, 'gain', GAINS) if known else type(gain).__name__}"
+
+
+def totals(rows: Sequence[Row]) -> dict[str, Any]:
+    """What peers did in all their lives, of which each has forgotten the ones before."""
+    counters: Counter[str] = Counter()
+    for row in rows:
+        counters.update(row.get("troubles", {}))
+    return {
+        "rounds": max((row["round"] for row in rows), default=0),
+        "bytes_sent": sum(row.get("bytes", 0) for row in rows),
+        "wire_bytes": sum(row.get("wire_bytes", 0) for row in rows),
+        "counters": dict(counters),
+    }

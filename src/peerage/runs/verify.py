@@ -1,0 +1,91 @@
+"""Run the experiment of a run again, and compare every number with its records."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from peerage.errors import CheckpointError
+from peerage.experiment import Experiment
+from peerage.records.rows import Row, RunRecord, read_metrics
+from peerage.runs.run import Watch, load_experiment, of_network, run
+
+UNSEEN = ("consensus", "layers", "moved")  # what it takes all models at one place to measure
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a second run gave the same numbers, and if not, where they part."""
+
+    same: bool
+    digest: str
+    again: str
+    difference: str = ""
+
+
+def verify(
+    folder: str | Path, *, experiment: Experiment | None = None, watch: Watch | None = None
+) -> Verdict:
+    """Run the experiment of a finished run again and compare every number with its records.
+
+    What real peers did is simulated: with nothing lost between them, that gives the same bits.
+    """
+    folder = Path(folder)
+    record = RunRecord.load(folder)
+    real = of_network(folder)
+    if record.status != "finished":
+        remedy = f"finish it with `peerage resume {folder}`"
+        if real:
+            remedy = f"run it anew with `peerage up {folder / 'experiment.toml'}`"
+        if record.status == "diverged":
+            remedy = "run the experiment again with a lower --lr"
+        raise CheckpointError(
+            f"run {folder} is {record.status}, so there is no result to verify; {remedy}"
+        )
+    experiment = experiment or load_experiment(folder)
+    if real and record.unrepeatable:
+        raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
+    result = run(experiment, watch=watch)
+    old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
+    new = [_without_time(row) for row in result.rows]
+    digest = str(record.summary["digest"])
+    difference = network_difference(old, new) if real else first_difference(old, new)
+    if not difference and digest != result.digest:
+        difference = "the final parameters differ, although all metrics agree"
+    return Verdict(not difference, digest, result.digest, difference)
+
+
+def first_difference(old: list[Row], new: list[Row]) -> str:
+    for a, b in zip(old, new, strict=False):
+        for key in {**a, **b}:
+            if a.get(key) != b.get(key):
+                where = f"node {a['node']}, " if a.get("scope") == "node" else ""
+                return f"{where}round {a['round']}: {key} was {a.get(key)}, is now {b.get(key)}"
+    return (
+        "" if len(old) == len(new) else f"{len(old)} rows were recorded, there are now {len(new)}"
+    )
+
+
+def network_difference(old: list[Row], new: list[Row]) -> str:
+    """The first number of real peers that a simulation does not give, or that they do not have."""
+    recorded = {_place(row): row for row in old}
+    for row in new:
+        found = recorded.pop(_place(row), None)
+        if found is None:
+            who = f"node {row['node']}" if row["scope"] == "node" else "the network"
+            return f"{who} recorded nothing about round {row['round']}"
+        difference = first_difference([found], [_without(row, UNSEEN)])
+        if difference:
+            return difference
+    return f"{len(recorded)} rows were recorded that there are not now" if recorded else ""
+
+
+def _place(row: Row) -> tuple[str, int, int | None]:
+    return row["scope"], row["round"], row.get("node")
+
+
+def _without(row: Row, keys: Collection[str]) -> Row:
+    return {key: value for key, value in row.items() if key not in keys}
+
+
+def _without_time(row: Row) -> Row:
+    return _without(row, ("seconds",))

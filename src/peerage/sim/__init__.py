@@ -1,1 +1,0 @@
-"""The simulator: many nodes on one machine, in lockstep."""

@@ -1,0 +1,1 @@
+"""What a node computes by itself: training, gradients, curvature, evaluation."""

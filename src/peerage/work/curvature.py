@@ -1,0 +1,193 @@
+"""Curvature of the local loss: which parameters the node's own data has something to say about.
+
+The three kinds are squared gradients, the diagonal of J^T J, at three grains (methods of P0):
+
+- `batch`: the sum over mini-batches of the squared gradient of the batch's mean loss;
+- `sample`: the sum over examples of the squared gradient of the example's loss (the diagonal of the
+  empirical Fisher matrix);
+- `full`: the squared gradient of the mean loss over all examples, which vanishes at an optimum.
+
+All are taken in evaluation mode, so dropout is off and running statistics stand still.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from peerage.errors import InputError, PeerageError, did_you_mean
+from peerage.requests import Compute
+from peerage.vectors import FlatModel, Layout
+from peerage.work.context import Batches, Local
+from peerage.work.gradients import Differentiate, by_autograd, by_hand
+from peerage.work.losses import CrossEntropy
+from peerage.work.persample import sum_squared_gradients
+
+LARGE_BATCH = 1000  # examples in one forward pass where the batch size has no meaning
+
+
+Part = slice | None  # of a flat vector; None is all of it
+
+
+def batch_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
+    h = torch.zeros_like(model.params)
+    tensors, parts = _within(model, h, part)
+    differentiate = _gradients(model, tensors)
+    for x, y in batches:
+        _, g = differentiate(x, y)
+        torch._foreach_addcmul_(parts, g, g)
+    return h
+
+
+def sample_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
+    h = torch.zeros_like(model.params)
+    for x, y in batches:
+        squares = sum_squared_gradients(model.module, CrossEntropy(), x, y)
+        for name, square in squares.items():
+            model.layout.view(h, name).add_(square)
+    return h
+
+
+def full_gradient(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
+    """[d] gradient of the mean loss over all batches."""
+    total, count = torch.zeros_like(model.params), 0
+    tensors, parts = _within(model, total, part)
+    differentiate = _gradients(model, tensors)
+    for x, y in batches:
+        torch._foreach_add_(parts, differentiate(x, y)[1], alpha=len(y))
+        count += len(y)
+    return total / max(count, 1)
+
+
+def full_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
+    return full_gradient(model, batches, part).square()
+
+
+def _within(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters of some layers, where autograd may stop early, and views of a vector [d]."""
+    start, stop, _ = (part or slice(None)).indices(model.layout.size)
+    inside = [start <= slot.start < stop for slot in model.layout.slots]
+    pairs = zip(model.tensors, model.like_tensors(vector), strict=True)
+    chosen = [pair for pair, keep in zip(pairs, inside, strict=True) if keep]
+    return [tensor for tensor, _ in chosen], [view for _, view in chosen]
+
+
+def _gradients(model: FlatModel, tensors: list[Tensor]) -> Differentiate:
+    """Of the mean loss of a batch, by these parameters."""
+    loss, left = CrossEntropy(), len(model.tensors) - len(tensors)
+    to_the_end = [id(t) for t in tensors] == [id(t) for t in model.tensors[left:]]
+    hand = None
+    if to_the_end and left % 2 == 0:  # whole layers, as each has a weight and a bias
+        hand = by_hand(model.module, loss, first=left // 2)
+    return hand or by_autograd(lambda x, y: loss(model.module(x), y), tensors, None)
+
+
+KINDS: dict[str, Callable[[FlatModel, Batches, Part], Tensor]] = {
+    "batch": batch_curvature,
+    "sample": sample_curvature,
+    "full": full_curvature,
+}
+
+
+def scope_of(layout: Layout, scope: str) -> slice:
+    """The part of a flat vector where curvature decides (P2 Fig. 10).
+
+    `output` is the last layer, `last-hidden` that and the one before, `all` the whole model; or
+    names of layers that follow each other, joined by +.
+    """
+    counted = {"output": 1, "last-hidden": 2, "all": len(layout.layers)}
+    if scope in counted:
+        return layout.span(*layout.layers[-counted[scope] :])
+    names = scope.split("+")
+    for name in names:
+        if name not in layout.layers:
+            hint = did_you_mean(name, (*counted, *layout.layers))
+            raise InputError(f"scope {scope!r} names no layer of the model; {hint}")
+    try:
+        return layout.span(*names)
+    except KeyError:
+        raise InputError(
+            f"scope {scope!r} leaves out a layer in between; the model has "
+            f"{', '.join(layout.layers)}, in this order"
+        ) from None
+
+
+def check_kind(kind: str, *also: str) -> None:
+    if kind not in (*KINDS, *also):
+        raise InputError(f"unknown curvature {kind!r}; {did_you_mean(kind, (*KINDS, *also))}")
+
+
+@dataclass(frozen=True)
+class Curvature(Compute[Tensor]):
+    phase: ClassVar[str] = "curvature"
+
+    params: Tensor
+    buffers: Tensor
+    kind: str
+    batch_size: int
+    part: Part = None
+
+    def run(self, local: Local) -> Tensor:
+        model = local.model(self.params, self.buffers)
+        model.module.eval()
+        batches = local.data.chunks(local.indices, self.batch_size)
+        h = KINDS[self.kind](model, batches, self.part)
+        whole = self.part is None or h[self.part].shape == h.shape
+        return h if whole else h[self.part].clone()
+
+
+@dataclass(frozen=True)
+class Gradient(Compute[Tensor]):
+    phase: ClassVar[str] = "curvature"
+
+    params: Tensor
+    buffers: Tensor
+
+    def run(self, local: Local) -> Tensor:
+        model = local.model(self.params, self.buffers)
+        model.module.eval()
+        return full_gradient(model, local.data.chunks(local.indices, LARGE_BATCH))
+
+
+@dataclass(frozen=True)
+class Losses(Compute[Tensor]):
+    """Mean losses of several candidates on the same examples, each with buffers of its own."""
+
+    phase: ClassVar[str] = "losses"
+
+    candidates: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...]
+    examples: int | None
+
+    def run(self, local: Local) -> Tensor:
+        models = list(zip(self.candidates, self.buffers, strict=True))
+        for params, buffers in models:
+            self.check(local, params, buffers)
+        batches = list(local.sample(self.examples, LARGE_BATCH))
+        return torch.tensor([self.loss(local.model(*model), batches) for model in models])
+
+    def check(self, local: Local, params: Tensor, buffers: Tensor) -> None:
+        model = local.models[local.architecture]
+        if params.shape != model.params.shape:
+            raise PeerageError(
+                f"node {local.node} cannot evaluate a candidate with {params.numel()} parameters: "
+                f"its model {local.architecture!r} has {model.params.numel()}; choose candidates "
+                "of the same architecture, as in inbox.alike(node.architecture)"
+            )
+        if buffers.shape != model.buffers.shape:
+            raise PeerageError(
+                f"node {local.node} cannot evaluate a candidate with {buffers.numel()} running "
+                f"statistics: its model {local.architecture!r} has {model.buffers.numel()}; send "
+                "b=node.buffers with every model, and give node.losses the inbox, or buffers=..."
+            )
+
+    def loss(self, model: FlatModel, batches: list[tuple[Tensor, Tensor]]) -> float:
+        model.module.eval()
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for x, y in batches:
+                total += float(CrossEntropy()(model.module(x), y)) * len(y)
+                count += len(y)
+        return total / max(count, 1)

@@ -1,0 +1,134 @@
+"""How good models are: accuracy and loss on held-out examples, and how far nodes are apart."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peerage.vectors import FlatModel
+from peerage.work.context import Examples
+
+CHUNK = (
+    500  # examples in one forward pass: large enough to be efficient, small enough for the cache
+)
+FIXED_POINT = 2.0**36  # entries are summed as integers of this unit, so that order cannot matter
+
+
+@dataclass(frozen=True)
+class Score:
+    accuracy: float
+    loss: float
+
+
+def score(model: FlatModel, examples: Examples) -> Score:
+    """Accuracy and mean cross-entropy of the model as it is loaded."""
+    model.module.eval()
+    right, loss = 0, 0.0
+    with torch.no_grad():
+        for x, y in examples.in_order(CHUNK):
+            logits = model.module(x)
+            right += int((logits.argmax(1) == y).sum())
+            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+    return Score(right / len(examples), loss / len(examples))
+
+
+class Spread:
+    """The sums that the consensus distance needs, exact in any order of nodes and workers.
+
+    The distance is the root mean square of |x_i - mean|, which is mean |x_i|^2 - |mean|^2. Nodes of
+    different architectures have nothing to agree on and are kept apart.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}  # architecture -> [d] int64
+        self.squares: dict[str, dict[int, float]] = {}  # architecture -> node -> |x|^2
+
+    def add(self, node: int, architecture: str, params: Tensor) -> None:
+        x = params.double()
+        fixed = (x * FIXED_POINT).round_().long()
+        if architecture in self.sums:
+            self.sums[architecture] += fixed
+        else:
+            self.sums[architecture] = fixed
+        self.squares.setdefault(architecture, {})[node] = float(x.square().sum())
+
+
+class Deviations:
+    """How tensors spread, from one node's after another (P4 Fig. 1).
+
+    sigma_ap is the mean over nodes of the deviation over the entries of a tensor, sigma_an the mean
+    over entries of the deviation over nodes; both in double precision, by Welford's recurrence.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self.within: dict[tuple[str, str], float] = {}  # sum over nodes
+        self.means: dict[tuple[str, str], Tensor] = {}
+        self.squares: dict[tuple[str, str], Tensor] = {}
+        self.scratch: dict[tuple[str, str], Tensor] = {}  # as fresh memory is slow
+
+    def add(self, architecture: str, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            key = (architecture, name)
+            if key not in self.counts:
+                self.counts[key], self.within[key] = 0, 0.0
+                for shelf in (self.means, self.squares, self.scratch):
+                    shelf[key] = torch.zeros_like(tensor, dtype=torch.float64)
+            self.counts[key] += 1
+            count, x = self.counts[key], self.scratch[key].copy_(tensor)
+            self.within[key] += float(x.std(correction=0))
+            x -= self.means[key]
+            self.means[key].add_(x, alpha=1 / count)
+            self.squares[key].addcmul_(x, x, value=(count - 1) / count)
+
+    def layers(self) -> dict[str, dict[str, float]]:
+        """`ap` and `an` of every tensor, called by its architecture too if there are several."""
+        several = len({architecture for architecture, _ in self.counts}) > 1
+        return {
+            f"{architecture}.{name}" if several else name: {
+                "ap": self.within[architecture, name] / count,
+                "an": float((self.squares[architecture, name] / count).sqrt().mean()),
+            }
+            for (architecture, name), count in self.counts.items()
+        }
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How far a node's parameters went in a round, by training and by all else (P4 Fig. 5)."""
+
+    train: float  # norm of the displacement
+    combine: float
+    total: float
+    cosine: float  # between the two displacements; 0 if one of them is zero
+
+
+def movement(before: Tensor, after: Tensor, trained: Iterable[tuple[Tensor, Tensor]]) -> Movement:
+    """From the parameters around a round, and around every training within it."""
+    total = after.double() - before.double()
+    train = torch.zeros_like(total)
+    for start, end in trained:
+        train += end.double() - start.double()
+    combine = total - train
+    norms = float(train.norm()), float(combine.norm())
+    product = norms[0] * norms[1]
+    cosine = float(train @ combine) / product if product else 0.0
+    return Movement(*norms, float(total.norm()), cosine)
+
+
+def consensus_distance(
+    sums: Iterable[tuple[str, Tensor]], squares: Mapping[str, Mapping[int, float]]
+) -> float:
+    """The root mean square distance of nodes from the mean of their architecture."""
+    totals: dict[str, Tensor] = {}
+    for architecture, part in sums:
+        totals[architecture] = totals[architecture] + part if architecture in totals else part
+    excess, nodes = 0.0, 0
+    for architecture, total in sorted(totals.items()):
+        norms = [squares[architecture][node] for node in sorted(squares[architecture])]
+        mean = total.double() / (FIXED_POINT * len(norms))
+        excess += max(0.0, sum(norms) - len(norms) * float(mean.square().sum()))
+        nodes += len(norms)
+    return float((excess / max(nodes, 1)) ** 0.5)

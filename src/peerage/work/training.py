@@ -1,0 +1,386 @@
+"""The work order for local training, and the only training loop of the project."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from peerage.errors import InputError, did_you_mean
+from peerage.requests import Compute
+from peerage.vectors import FlatModel
+from peerage.work.context import Batches, Local
+from peerage.work.evaluation import score
+from peerage.work.gradients import by_autograd, by_hand
+from peerage.work.losses import Correction, CrossEntropy, Lesson, Loss
+
+BATCH_OF_ONE = ("keep", "merge", "drop")
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """How a node trains between two exchanges: `epochs` over its data, or `steps` batches."""
+
+    epochs: int | None = None  # passes over the own data; 5 unless steps are given
+    steps: int | None = None  # batches from an endless shuffled stream
+    batch_size: int = 16
+    lr: float = 0.05
+    momentum: float = 0.0  # of SGD; AdamW has its own decays, 0.9 and 0.999
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    keep_optimizer: bool = False  # carry momentum over from round to round
+    # What happens when the loss on the node's held-out examples rises in an epoch: nothing, or the
+    # node takes back all training of the round, as the authors' code of P0 does.
+    early_stop: Literal["none", "rollback"] = "none"
+    loss_clamp: float | None = None  # a batch of a larger loss gives no gradient; 10 in P4's code
+    loss: Loss | Lesson = CrossEntropy()
+    correct: Correction | None = None
+    # What happens to the last batch of a pass if one example is left for it: it is kept, merged
+    # into the batch before, or dropped. Left open, models with batch statistics (BatchNorm) merge
+    # it, and do not train on the only example of a node; all others keep it.
+    batch_of_one: Literal["keep", "merge", "drop"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise InputError(
+                f"epochs={self.epochs} and steps={self.steps} exclude each other; give one of them"
+            )
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 5)
+        for name in ("epochs", "steps", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        for name in ("lr", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.batch_of_one is not None and self.batch_of_one not in BATCH_OF_ONE:
+            known = did_you_mean(self.batch_of_one, BATCH_OF_ONE)
+            raise InputError(f"unknown batch_of_one {self.batch_of_one!r}; {known}")
+        if self.early_stop not in ("none", "rollback"):
+            raise InputError(f"early_stop must be none or rollback, got {self.early_stop!r}")
+        if self.early_stop == "rollback" and self.steps is not None:
+            raise InputError(
+                f"early_stop=rollback judges after every epoch, got steps={self.steps}; "
+                "give epochs instead"
+            )
+        if self.loss_clamp is not None and not 0 < self.loss_clamp < float("inf"):
+            raise InputError(f"loss_clamp must be a number above 0, got {self.loss_clamp}")
+        if self.nesterov and self.momentum == 0:
+            raise InputError("nesterov needs a momentum above 0, got momentum=0.0")
+        if self.optimizer not in ("sgd", "adamw"):
+            known = did_you_mean(self.optimizer, ("sgd", "adamw"))
+            raise InputError(f"unknown optimizer {self.optimizer!r}; {known}")
+        if self.optimizer == "adamw" and (self.momentum or self.nesterov):
+            raise InputError(
+                f"momentum={self.momentum} and nesterov={self.nesterov} belong to sgd; "
+                "leave them out with optimizer adamw"
+            )
+
+    def batches(self, local: Local) -> Batches:
+        if self.steps is not None:
+            yield from local.steps(self.steps, self.batch_size)
+        for _ in range(self.epochs or 0):
+            yield from self.epoch(local)
+
+    def epoch(self, local: Local) -> Batches:
+        return local.epoch(self.batch_size, self.of_one(local))
+
+    def of_one(self, local: Local) -> str:
+        """What happens to the last batch of one example, of this node."""
+        if self.batch_of_one is not None:
+            return self.batch_of_one
+        model = local.models.get(local.architecture)
+        if model is None or not model.batch_statistics:
+            return "keep"
+        return "merge" if len(local.indices) > 1 else "drop"
+
+    def in_a_pass(self, local: Local) -> int:
+        """The number of batches in one pass over the node's examples."""
+        whole, left = divmod(len(local.indices), self.batch_size)
+        if self.steps is None and left == 1:
+            of_one = self.of_one(local)
+            left = of_one == "keep" or (of_one == "merge" and whole == 0)
+        return whole + (left > 0)
+
+    def last_pass(self, local: Local) -> range:
+        """The numbers of the batches that go over the examples for the last time."""
+        one_pass = self.in_a_pass(local)
+        total = self.steps if self.steps is not None else (self.epochs or 0) * one_pass
+        return range(max(0, total - one_pass), total)
+
+
+@dataclass(frozen=True)
+class TrainStats:
+    """What an order of training came to."""
+
+    loss: float  # mean over the examples seen, before each step
+    examples: int  # seen, counting repetitions
+    squares: Tensor | None = None  # [d] sum of g * g over the last pass, if it was asked for
+
+
+@dataclass(frozen=True)
+class Trained:
+    params: Tensor  # [d]
+    buffers: Tensor  # [b]
+    stats: TrainStats
+    finite: bool = True  # whether all numbers still are
+
+
+@dataclass(frozen=True)
+class Train(Compute[Trained]):
+    """Train from these parameters; the answer is new, the order's tensors stay as they are."""
+
+    phase: ClassVar[str] = "train"
+
+    work: LocalSGD
+    params: Tensor
+    buffers: Tensor
+    given: Mapping[str, Tensor]
+    squares: bool = False  # whether to gather squared gradients in the last pass
+
+    def run(self, local: Local) -> Trained:
+        if self.work.in_a_pass(local) == 0:
+            nothing = torch.zeros_like(self.params) if self.squares else None
+            return Trained(self.params, self.buffers, TrainStats(0.0, 0, nothing))
+        model = local.model(self.params, self.buffers)
+        memory = remembered(local.memory) if self.work.keep_optimizer else None
+        local.seed_dropout()
+        guard = Rollback(model, self.work, local) if self.work.early_stop == "rollback" else None
+        stats = train(
+            model,
+            self.work,
+            guard.batches() if guard else self.work.batches(local),
+            memory,
+            self.given,
+            gather=self.work.last_pass(local) if self.squares else None,
+            rng=local.stream("lesson") if isinstance(self.work.loss, Lesson) else None,
+        )
+        if guard and guard.worse:
+            return Trained(self.params, self.buffers, stats)
+        local.memory.update(memory or {})  # only now, when the training stands
+        finite = bool(torch.isfinite(model.params.sum() + stats.loss))  # while it is in the cache
+        params = local.allocate(model.params.numel()).copy_(model.params)
+        return Trained(params, model.buffers.clone(), stats, finite)
+
+
+class Rollback:
+    """Hands out epochs for as long as the loss on the held-out examples does not rise."""
+
+    def __init__(self, model: FlatModel, work: LocalSGD, local: Local) -> None:
+        self.model, self.work, self.local = model, work, local
+        self.worse = False
+
+    def batches(self) -> Batches:
+        """The loop has trained on an epoch when it asks for the next: then it is judged."""
+        before = self.judge()
+        for _ in range(self.work.epochs or 0):
+            yield from self.work.epoch(self.local)
+            after = self.judge()
+            self.worse = after > before
+            if self.worse:
+                return
+            before = after
+
+    def judge(self) -> float:
+        if self.local.held_out is None:
+            return 0.0  # a node with too little data to hold any out goes on
+        loss = score(self.model, self.local.held_out).loss
+        self.model.module.train()
+        return loss
+
+
+def train(
+    model: FlatModel,
+    work: LocalSGD,
+    batches: Batches,
+    memory: dict[str, Tensor] | None = None,
+    given: Mapping[str, Tensor] | None = None,
+    gather: range | None = None,
+    rng: torch.Generator | None = None,
+) -> TrainStats:
+    """Run the work order on the model in place, and on what the optimiser keeps in `memory`.
+
+    In the batches whose numbers are in `gather`, squared gradients are added up. What is `given`
+    goes to the loss if that is a lesson, which also draws from `rng`, and else to the correction.
+    """
+    given = given or {}
+    squares = None if gather is None else torch.zeros_like(model.params)
+    square_parts = [] if squares is None else model.like_tensors(squares)
+    model.module.train()
+    optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
+    left = {} if isinstance(work.loss, Lesson) else given
+    corrected = Corrected(model, work, work.correct, left) if work.correct else None
+    room = corrected.parts if corrected else None
+    differentiate = by_hand(model.module, work.loss, work.loss_clamp, room=room) or by_autograd(
+        batch_loss(work.loss, model.module, given, rng), model.tensors, work.loss_clamp
+    )
+    parameters = [tensor.detach() for tensor in model.tensors]
+    strides = [tensor.stride() for tensor in parameters]
+    versions = [parameter._version for parameter in model.frozen]
+    total, examples = torch.zeros(()), 0
+    for number, (x, y) in enumerate(batches):
+        try:
+            loss, gradients = differentiate(x, y)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise InputError(
+                "the model has batch statistics and cannot train on a batch of one example; "
+                "use --batch-size 2 or more, and --batch-of-one merge or drop"
+            ) from None
+        if [gradient.stride() for gradient in gradients] != strides:
+            # The fused kernels walk through memory and trust that all tensors lie alike.
+            pairs = zip(parameters, gradients, strict=True)
+            gradients = tuple(torch.empty_like(p).copy_(g) for p, g in pairs)
+        if gather is not None and number in gather:
+            torch._foreach_addcmul_(square_parts, gradients, gradients)
+        if corrected is None:
+            # Straight from autograd to the fused kernel: no copy into one vector.
+            optimiser.step(parameters, list(gradients), optimiser.parts, work.weight_decay)
+        else:
+            g = corrected(gradients)
+            optimiser.step([model.params], [g], optimiser.whole, weight_decay=0.0)
+        total += loss * len(y)
+        examples += len(y)
+    if [parameter._version for parameter in model.frozen] != versions:
+        raise InputError(
+            "the model changes a frozen parameter when it trains, which must be equal on all "
+            "nodes; register what changes as a buffer"
+        )
+    return TrainStats(float(total) / examples, examples, squares)
+
+
+def batch_loss(
+    loss: Loss | Lesson,
+    module: nn.Module,
+    given: Mapping[str, Tensor],
+    rng: torch.Generator | None,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss as a function of examples and labels."""
+    if isinstance(loss, Lesson):
+        return loss.prepare(module, given, rng or torch.Generator())
+    return lambda x, y: loss(module(x), y)
+
+
+class Corrected:
+    """Gathers the gradients of all parameters into one vector [d] and corrects it.
+
+    Weight decay passes through the correction, so an entry that a correction sets to zero stays as
+    it is: SGD's decay is a part of the gradient. AdamW's is not, and acts on the parameters alone,
+    by the difference that it makes to the corrected gradient.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        work: LocalSGD,
+        correct: Correction,
+        given: Mapping[str, Tensor],
+    ) -> None:
+        self.model, self.work, self.correct, self.given = model, work, correct, given
+        self.start = model.params.clone()
+        self.gradient = torch.empty_like(model.params)
+        self.parts = model.like_tensors(self.gradient)
+
+    def __call__(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        if gradients[0] is not self.parts[0]:  # those that are computed by hand lie there already
+            torch._foreach_copy_(self.parts, gradients)
+        g, x, decay = self.gradient, self.model.params, self.work.weight_decay
+        if decay == 0:
+            return self.corrected(g)
+        if self.work.optimizer == "sgd":
+            return self.corrected(g.add_(x, alpha=decay))
+        decayed = self.corrected(torch.add(g, x, alpha=decay))
+        plain = self.corrected(g)
+        x.sub_(decayed - plain, alpha=self.work.lr)
+        return plain
+
+    def corrected(self, g: Tensor) -> Tensor:
+        return self.correct(g, self.model.params, self.start, **self.given)
+
+
+# An optimiser remembers vectors [d], each seen in two ways: whole, and as one view per parameter.
+Remembered = list[list[Tensor]]
+NAMES = ("momentum", "first", "second", "count")  # under which a node's memory keeps them
+
+
+def remembered(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of what an optimiser keeps from round to round, for one to change in place.
+
+    The tensors in a node's memory never change, so that a round can be taken back.
+    """
+    return {name: memory[name].clone() for name in NAMES if name in memory}
+
+
+class SGD:
+    """Stochastic gradient descent with momentum; the fused kernel reads every vector once."""
+
+    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor] | None) -> None:
+        self.work = work
+        # In the first step the kernel overwrites what the buffer holds.
+        self.first = memory is None or "momentum" not in memory
+        self.whole: Remembered = [[]]
+        self.parts: Remembered = [[]]
+        if work.momentum:
+            shelf = model.scratch if memory is None else memory
+            if "momentum" not in shelf:
+                shelf["momentum"] = torch.empty_like(model.params)
+            momentum = shelf["momentum"]
+            self.whole, self.parts = [[momentum]], [model.like_tensors(momentum)]
+
+    def step(
+        self, x: list[Tensor], g: list[Tensor], remembered: Remembered, weight_decay: float
+    ) -> None:
+        torch._fused_sgd_(
+            x,
+            g,
+            remembered[0],
+            weight_decay=weight_decay,
+            momentum=self.work.momentum,
+            lr=self.work.lr,
+            dampening=0.0,
+            nesterov=self.work.nesterov,
+            maximize=False,
+            is_first_step=self.first,
+        )
+        self.first = False
+
+
+class AdamW:
+    """AdamW with decays 0.9 and 0.999."""
+
+    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor] | None) -> None:
+        self.work = work
+        memory = {} if memory is None else memory
+        moments = [
+            memory.setdefault(name, torch.zeros_like(model.params)) for name in ("first", "second")
+        ]
+        self.count = memory.setdefault("count", torch.zeros(()))
+        self.whole: Remembered = [[moment] for moment in moments]
+        self.parts: Remembered = [model.like_tensors(moment) for moment in moments]
+
+    def step(
+        self, x: list[Tensor], g: list[Tensor], remembered: Remembered, weight_decay: float
+    ) -> None:
+        self.count += 1
+        first, second = remembered
+        torch._fused_adamw_(
+            x,
+            g,
+            first,
+            second,
+            [],
+            [self.count] * len(x),
+            lr=self.work.lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=weight_decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )

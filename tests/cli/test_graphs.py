@@ -1,0 +1,96 @@
+"""topology, diffuse and plan on the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import peerage
+
+
+def answer(line: str, *more: object) -> dict[str, Any]:
+    ended = peerage(line + " --json", *more)
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.lines[-1])
+    return found
+
+
+def test_diffuse_says_where_the_deviations_go() -> None:
+    found = answer("diffuse --topology complete --nodes 100 --rounds 5 --noise 0 --parameters 4000")
+    assert len(found["sigma_ap"]) == len(found["sigma_an"]) == 6
+    assert found["gain"] == pytest.approx(10)
+    assert found["limit_ap"] == pytest.approx(0.1)
+    # 4000 numbers of one consensus: their deviation is known to about a percent.
+    assert found["sigma_ap"][-1] == pytest.approx(0.1, rel=0.05)
+    assert found["sigma_an"][-1] == pytest.approx(0, abs=1e-6)
+    assert found["stabilisation"] == 1
+
+
+def test_diffuse_for_people_and_as_a_picture(tmp_path: Path) -> None:
+    ended = peerage("diffuse --nodes 60 --rounds 12 --plot", tmp_path / "model.png")
+    assert ended.code == 0
+    shown = {line[:18].strip(): line[18:].strip() for line in ended.lines}
+    assert float(shown["sigma ap start"]) == pytest.approx(1, abs=0.1)
+    assert "diffusion on regular:k=8: round 12/12" in ended.err
+    assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_graph_can_be_rewired_first() -> None:
+    before = answer("topology er:degree=6 --nodes 80 --seed 2")
+    after = answer("topology er:degree=6 --nodes 80 --seed 2 --assortativity 0.3")
+    assert after["degree_histogram"] == before["degree_histogram"]
+    assert after["gain"] == pytest.approx(before["gain"])
+    assert after["spectral_gap"] != before["spectral_gap"]
+
+
+def test_plan_by_hand() -> None:
+    """A ring of ten, logistic regression on digits: 650 numbers, 2600 bytes."""
+    found = answer(
+        "plan --topology ring --nodes 10 --dataset digits --model logistic --algorithm decavg "
+        "--rounds 7"
+    )
+    assert found["parameters"] == 650
+    assert found["payload"] == 1
+    assert found["sent"] == {"least": 5200, "mean": 5200, "most": 5200}
+    assert found["sent_total"] == 7 * 10 * 5200
+    assert found["gain"]["mean"] == pytest.approx(10**0.5)
+    twice = answer("plan --topology ring --nodes 10 --dataset digits --algorithm dechw")
+    assert twice["payload"] == 2
+
+
+def test_plan_knows_the_shape_that_options_give() -> None:
+    line = "plan --nodes 4 --topology ring --algorithm decavg --model logistic --dataset cifar10"
+    assert answer(line)["parameters"] == 3072 * 10 + 10
+    assert answer(line + ":grey=true,side=28")["parameters"] == 784 * 10 + 10
+
+
+def test_plan_warns() -> None:
+    ended = peerage("plan --topology er:p=0.01,connected=false --nodes 60 --algorithm decavg")
+    assert ended.code == 0
+    assert "components" in ended.out
+    assert "warning " in ended.out
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("diffuse --rounds 0", "rounds must be at least 1, got 0"),
+        ("diffuse --noise -1", "noise must lie between 0 and 1e+12 times init, got -1.0"),
+        ("diffuse --start gauss", "unknown start 'gauss'"),
+        ("diffuse --topology dynamic-regular", "needs a graph that stays the same"),
+        ("plan --optimizer adam", "unknown optimizer 'adam'; did you mean 'adamw'?"),
+        ("plan --algorithm decag", "unknown algorithm 'decag'; did you mean 'decavg'?"),
+        ("topology regular:k=4 --assortativity 0.1", "all nodes with edges have the same degree"),
+        ("topology er:p=0.2 --assortativity 1.5", "an assortativity lies in [-1, 1], got 1.5"),
+        ("topology er:p=0.2 --assortativity 0.999", "do not allow an assortativity of 0.999"),
+        ("run --gain exponent:a=2", "a must lie in [0, 1], got 2.0"),
+        ("run --gain graph --topology er:p=0.01,connected=false", "components, each with a gain"),
+        ("run --gain graph --topology er:p=0,connected=false", "the graph has no edges"),
+        ("run --assortativity 0.99", "do not allow an assortativity of 0.99"),
+    ],
+)
+def test_bad_input_is_one_line(line: str, complaint: str) -> None:
+    ended = peerage(line)
+    assert ended.code == 2
+    assert complaint in ended.err
+    assert ended.err.count("\n") == 1

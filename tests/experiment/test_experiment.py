@@ -1,0 +1,706 @@
+"""An experiment survives its file, flags lie over files, and Python objects are marked in it."""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import TINY, complaint, peerage
+from test_specs import members
+from torch import Tensor, nn
+
+import peerage as pg
+from peerage.algorithms import ALGORITHMS
+from peerage.cli.app import DEFAULTS
+from peerage.data.datasets import DATASETS
+from peerage.data.partition import PARTITIONS, Iid
+from peerage.errors import InputError, Interrupted
+from peerage.experiment.catalogue import recipes
+from peerage.experiment.experiment import HUB, UNTIL, Until, display_name, merged
+from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
+from peerage.models import MODELS
+from peerage.models.mlp import MLP, Logistic
+from peerage.models.start import GAINS, ManualGain
+from peerage.privacy import Noise
+from peerage.runs import run as running
+from peerage.work.losses import CORRECTIONS, LOSSES
+from peerage.work.training import LocalSGD
+
+
+def any_of(family: Any) -> st.SearchStrategy[Any]:
+    return st.one_of([members(cls) for cls in family.values()])
+
+
+@st.composite
+def works(draw: st.DrawFn) -> pg.LocalSGD:
+    """Any valid work order."""
+    length = draw(st.sampled_from(["epochs", "steps"]))
+    optimizer = draw(st.sampled_from(["sgd", "adamw"]))
+    momentum = draw(st.floats(0, 0.99)) if optimizer == "sgd" else 0.0
+    return pg.LocalSGD(
+        **{length: draw(st.integers(1, 9))},
+        batch_size=draw(st.integers(1, 99)),
+        batch_of_one=draw(st.sampled_from([None, "keep", "merge", "drop"])),
+        lr=draw(st.floats(0, 10)),
+        momentum=momentum,
+        weight_decay=draw(st.floats(0, 1)),
+        nesterov=momentum > 0 and draw(st.booleans()),
+        optimizer=optimizer,
+        keep_optimizer=draw(st.booleans()),
+        loss=draw(any_of(LOSSES)),
+        correct=draw(st.none() | any_of(CORRECTIONS)),
+    )
+
+
+@st.composite
+def experiments(draw: st.DrawFn) -> pg.Experiment:
+    """Any valid experiment that names no file of this machine and no Python object."""
+    algorithm, local = draw(any_of(ALGORITHMS)), draw(st.none() | works())
+    validation = draw(st.floats(0, 0.99))
+    if local and isinstance(algorithm, pg.DecDiffVT):  # brings its own loss
+        local = replace(local, loss=pg.CrossEntropy())
+    if local and isinstance(algorithm, pg.FedProx | pg.FedCurv):  # bring their own correction
+        local = replace(local, correct=None)
+    if not hasattr(algorithm, "local"):
+        local = None
+    hub = algorithm.with_hub
+    if local and local.epochs and validation:
+        local = replace(local, early_stop=draw(st.sampled_from(["none", "rollback"])))
+    measured = [name for name in UNTIL if validation or not name.startswith("validation")]
+    numbers = st.floats(0, 1, exclude_min=True)
+    return pg.Experiment(
+        algorithm=algorithm,
+        dataset=draw(any_of(DATASETS)),
+        model=tuple(draw(st.lists(any_of(MODELS), max_size=1 if hub else 3))),
+        nodes=draw(st.integers(getattr(algorithm, "clients", None) or 1, 10**6)),
+        topology=HUB if hub else draw(any_of(TOPOLOGIES)),
+        partition=draw(any_of(PARTITIONS)),
+        rounds=draw(st.integers(1, 10**6)),
+        until=draw(st.none() | st.builds(Until, st.sampled_from(measured), numbers)),
+        local=local,
+        init={
+            "start": draw(st.sampled_from(["shared", "independent"])),
+            "scheme": draw(st.sampled_from(["torch", "he"])),
+            "gain": draw(any_of(GAINS)),
+        },
+        noise=draw(st.builds(Noise, st.floats(0, 9), st.none() | st.floats(0.1, 9))),
+        evaluation={
+            "every": draw(st.integers(1, 99)),
+            "samples": draw(st.none() | st.integers(1, 99)),
+            "at": draw(st.sampled_from(["exchange", "end"])),
+            "validation": validation,
+        },
+        engine={
+            "name": draw(st.sampled_from(["serial", "pool"])),
+            "workers": draw(st.none() | st.integers(1, 99)),
+        },
+        seed=draw(st.integers(0, 2**70)),
+    )
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(experiments())
+def test_an_experiment_comes_back_from_its_file(experiment: pg.Experiment) -> None:
+    text = experiment.to_toml()
+    again = pg.Experiment.from_toml(text)
+    assert again == experiment
+    assert again.to_toml() == text
+    assert tomllib.loads(text) == experiment.table()
+
+
+@pytest.mark.parametrize("name", list(recipes()))
+def test_every_recipe_is_an_experiment(name: str) -> None:
+    experiment = pg.Experiment.from_toml(recipes()[name].read_text())
+    assert pg.Experiment.from_toml(experiment.to_toml()) == experiment
+    assert experiment.algorithm.local == experiment.local
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion", "cifar"])
+def test_the_recipes_of_the_released_code_differ_in_what_they_say(name: str) -> None:
+    paper, code = (
+        pg.Experiment.from_toml(recipes()[f"p0-{name}{kind}"].read_text()).table()
+        for kind in ("", "-code")
+    )
+    model = {"mnist": {"dropout": True}, "fashion": {"relu": "first"}, "cifar": {}}[name]
+    assert code == {
+        **paper,
+        "algorithm": paper["algorithm"]
+        | {"accumulate": "ema", "normalise": "none", "include_self": False, "weights": "uniform"},
+        "topology": {"name": "ba", "m": 5},
+        "model": paper["model"] | model,
+        "local": paper["local"] | {"early_stop": "rollback"},
+        "evaluation": paper["evaluation"] | {"validation": 0.2},
+    }
+    assert code["algorithm"]["beta"] == 1.0
+
+
+def test_text_table_and_object_are_the_same() -> None:
+    text = pg.Experiment(
+        algorithm="dechw:theta=3",
+        dataset="digits",
+        model="mlp:hidden=8",
+        topology="er:p=0.5",
+        partition="iid",
+        local={"lr": 0.1, "correct": "proximal:mu=0.5"},
+        init={"gain": "manual:g=2"},
+    )
+    table = pg.Experiment(
+        algorithm={"name": "dechw", "theta": 3},
+        dataset={"name": "digits"},
+        model={"name": "mlp", "hidden": "8"},
+        topology={"name": "er", "p": 0.5},
+        partition={"name": "iid"},
+        local={"lr": 0.1, "correct": {"name": "proximal", "mu": 0.5}},
+        init={"gain": {"name": "manual", "g": 2}},
+    )
+    value = pg.Experiment(
+        algorithm=pg.DecHW(theta=3),
+        model=MLP(hidden="8"),
+        topology=ErdosRenyi(p=0.5),
+        partition=Iid(),
+        local=pg.LocalSGD(lr=0.1, correct=pg.Proximal(mu=0.5)),
+        init=pg.Init(gain=ManualGain(g=2.0)),
+    )
+    assert text == table == value
+
+
+def test_the_section_counts_and_not_what_the_algorithm_brings() -> None:
+    own = pg.DecHW(local=pg.LocalSGD(lr=0.5))
+    assert pg.Experiment(algorithm=own).local == pg.LocalSGD(lr=0.5)
+    changed = pg.Experiment(algorithm=own, local=pg.LocalSGD(lr=0.1))
+    assert changed.algorithm.local == changed.local == pg.LocalSGD(lr=0.1)
+
+
+def test_single_keys_of_local_change_what_the_algorithm_brings() -> None:
+    brought = pg.DecAvg(local=pg.LocalSGD(steps=7, batch_size=9, lr=0.3))
+    changed = pg.Experiment(algorithm=brought, local={"lr": 0.1})
+    assert changed.local == pg.LocalSGD(steps=7, batch_size=9, lr=0.1)
+    assert changed.algorithm.local == changed.local
+    epochs = pg.Experiment(algorithm=brought, local={"epochs": 2})
+    assert epochs.local == pg.LocalSGD(epochs=2, batch_size=9, lr=0.3)
+
+
+def test_numbers_of_numpy_can_be_written() -> None:
+    topology = ErdosRenyi(p=np.float64(0.1) + np.float64(0.2))
+    experiment = pg.Experiment(topology=topology, nodes=np.int64(7), seed=np.int32(3))
+    again = pg.Experiment.from_toml(experiment.to_toml())
+    assert (again.topology.p, again.nodes, again.seed) == (0.1 + 0.2, 7, 3)
+
+
+# Until
+
+
+@pytest.mark.parametrize("text", ["accuracy=0.469", "accuracy = 0.469", " accuracy= 46.9e-2 "])
+def test_until_is_a_metric_and_a_number(text: str) -> None:
+    experiment = pg.Experiment(until=text)
+    assert experiment.until == Until("accuracy", 0.469)
+    assert experiment == pg.Experiment(until=Until("accuracy", 0.469))
+    assert experiment.table()["until"] == "accuracy=0.469"
+    assert pg.Experiment.from_toml(f"until = '{text}'") == experiment
+    assert "until" not in pg.Experiment().table()
+
+
+@pytest.mark.parametrize(
+    ("metric", "short", "there", "beyond"),
+    [
+        ("accuracy", 0.49, 0.5, 0.51),
+        ("accuracy_min", 0.49, 0.5, 0.51),
+        ("validation_accuracy", 0.49, 0.5, 0.51),
+        ("loss", 0.51, 0.5, 0.49),
+        ("validation_loss", 0.51, 0.5, 0.49),
+        ("train_loss", 0.51, 0.5, 0.49),
+        ("consensus", 0.51, 0.5, 0.49),
+    ],
+)
+def test_accuracies_rise_to_the_target_and_losses_fall(
+    metric: str, short: float, there: float, beyond: float
+) -> None:
+    until = Until(metric, 0.5)
+    assert not until.reached({metric: short})
+    assert until.reached({metric: there})
+    assert until.reached({metric: beyond})
+    assert not until.reached({metric: None})
+    assert not until.reached({"round": 3})
+    assert not until.reached({metric: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("until", "message"),
+    [
+        ("acuracy=0.9", "until 'acuracy=0.9' does not begin with something that is measured; did"),
+        ("acuracy=0.9", "did you mean 'accuracy'?"),
+        ("accuracy>=0.9", "did you mean 'accuracy'?"),
+        ("0.9", "does not begin with something that is measured; known: accuracy, accuracy_min"),
+        ("accuracy", "until 'accuracy' gives accuracy no number; write accuracy=0.9"),
+        ("accuracy=90", "until accuracy=90.0 is never reached: accuracies lie between 0 and 1"),
+        ("loss=low", "until 'loss=low' gives loss no number; write loss=0.9"),
+        ("loss=nan", "until 'loss=nan' gives loss no number; write loss=0.9"),
+        ("loss=-inf", "until 'loss=-inf' gives loss no number; write loss=0.9"),
+        ("validation_loss=0.3", "needs held-out examples; add --validation 0.2"),
+    ],
+)
+def test_an_until_that_cannot_be_is_refused(until: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        pg.Experiment(until=until)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
+    experiment = pg.Experiment(until="validation_loss=0.3", evaluation={"validation": 0.1})
+    assert experiment.until == Until("validation_loss", 0.3)
+
+
+# Keys that do not exist, and values that cannot be
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rouns = 3", "experiment has no key 'rouns'; did you mean 'rounds'? known: algorithm,"),
+        ("[init]\nstrat = 1", "init has no key 'strat'; did you mean 'start'?"),
+        ("[evaluation]\nevry = 1", "evaluation has no key 'evry'; did you mean 'every'?"),
+        ("[engine]\nworker = 1", "engine has no key 'worker'; did you mean 'workers'?"),
+        ("[local]\nlos = 1", "local has no key 'los'; did you mean 'loss'?"),
+        ("[local]\nbatchsize = 1", "local has no key 'batchsize'; did you mean 'batch_size'?"),
+        ("[algorithm]\nname = 'dechw'\nbeat = 1", "'dechw' has no option 'beat'; did you mean 'be"),
+        ("[topology]\nname = 'er'\npp = 1", "topology 'er' has no option 'pp'; did you mean 'p'?"),
+        ("[init.gain]\nname = 'manual'\ngg = 1", "'manual' has no option 'gg'; did you mean 'g'?"),
+        ("[local.correct]\nname = 'proximal'\nmuu = 1", "'proximal' has no option 'muu'; did you"),
+        ("[local.loss]\nname = 'cross-entropy'\nx = 1", "'cross-entropy' has no option 'x'; it ta"),
+        ("[local.loss]\nname = 'entropy'", "unknown loss 'entropy'; did you mean 'cross-entropy'?"),
+        ("[[model]]\nname = 'mlp'\nhiden = '8'", "'mlp' has no option 'hiden'; did you mean 'hid"),
+        ("[engine]\nname = 'poll'", "engine: name cannot be 'poll'; did you mean 'pool'? known:"),
+        ("[init]\nstart = 'same'", "init: start cannot be 'same'; did you mean 'shared'? known:"),
+        ("[evaluation]\nat = 'zzz'", "evaluation: at cannot be 'zzz'; known: end, exchange"),
+        ("[local]\nlr = 'fast'", "local: lr cannot be 'fast': input should be a valid number"),
+        ("nodes = 1.5", "nodes cannot be 1.5: input should be a valid integer"),
+        ("seed = nan", "seed cannot be nan: input should be a finite number"),
+        ("topology = 5", "topology cannot be 5; give a name such as 'ba', a table with a name"),
+        ("dataset = [1]", "dataset cannot be [1]; give a name such as 'digits'"),
+        ("model = 5", "model cannot be 5; give a name"),
+        ("partition = 5", "partition cannot be 5; give a name"),
+        ("algorithm = 5", "algorithm cannot be 5; give a name"),
+        ("local = 5", "local must be a LocalSGD or a table, got 5"),
+        ("engine = 5", "engine cannot be 5: input should be a valid dictionary"),
+        ("[init]\ngain = 2", "gain cannot be 2; give a name"),
+        ("[local]\nloss = 5", "loss cannot be 5; give a name"),
+        ("[topology]\np = 1", "the topology table has no name; add name = one of ba, complete"),
+        ("nodes = 5\nnodes = 6", "experiment is not valid TOML: Cannot overwrite a value"),
+    ],
+)
+def test_a_wrong_file_is_told_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        pg.Experiment.from_toml(text)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [Ring, np.zeros((99, 99)), object()])
+def test_an_object_that_is_no_topology_is_refused_in_one_line(value: Any) -> None:
+    with pytest.raises(InputError, match="topology cannot be") as caught:
+        pg.Experiment(topology=value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_algorithm_is_a_dataclass() -> None:
+    class Forgotten(pg.Algorithm[None]):
+        pass
+
+    with pytest.raises(InputError, match="'Forgotten' is not a dataclass; write @dataclass"):
+        pg.Experiment(algorithm=Forgotten())
+
+
+# Flags over files
+
+Captured = Callable[..., pg.Experiment]
+
+FILE = """
+nodes = 6
+[algorithm]
+name = "dechw"
+theta = 3
+[topology]
+name = "er"
+p = 0.5
+[[model]]
+name = "logistic"
+[[model]]
+name = "mlp"
+[local]
+steps = 7
+batch_size = 9
+loss = { name = "cross-entropy" }
+correct = { name = "proximal", mu = 0.5 }
+[init]
+start = "shared"
+scheme = "he"
+gain = { name = "manual", g = 2.0 }
+[evaluation]
+every = 3
+at = "end"
+[engine]
+name = "pool"
+workers = 3
+"""
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Captured:
+    """The experiment that a command line would run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.toml").write_text(FILE)
+    seen: list[pg.Experiment] = []
+
+    def run(experiment: pg.Experiment, *arguments: Any, **options: Any) -> None:
+        seen.append(experiment)
+        raise InputError("captured")
+
+    def capture(line: str, *more: object) -> pg.Experiment:
+        assert complaint(peerage(line, *more)) == "captured"
+        return seen[-1]
+
+    monkeypatch.setattr(running, "run", run)
+    return capture
+
+
+def test_every_flag_reaches_the_experiment(captured: Captured) -> None:
+    experiment = captured(
+        "run --algorithm decavg:weights=uniform --dataset mnist --model logistic --model mlp "
+        "--nodes 9 --topology ring --partition iid --rounds 8 --epochs 2 --batch-size 3 "
+        "--batch-of-one drop --lr 0.3 --momentum 0.4 --nesterov --weight-decay 0.1 "
+        "--optimizer sgd --init shared --scheme he --loss virtual-teacher:share=0.5 "
+        "--early-stop rollback --until loss=0.7 "
+        "--gain sqrt --eval-every 4 --eval-samples 77 --eval-at end --validation 0.25 "
+        "--engine serial --workers 5 --seed 6"
+    )
+    work = pg.LocalSGD(
+        epochs=2,
+        batch_size=3,
+        batch_of_one="drop",
+        lr=0.3,
+        momentum=0.4,
+        nesterov=True,
+        weight_decay=0.1,
+        loss=pg.VirtualTeacher(share=0.5),
+        early_stop="rollback",
+    )
+    assert experiment == pg.Experiment(
+        algorithm=pg.DecAvg(work, weights="uniform"),
+        dataset="mnist",
+        model=(Logistic(), MLP()),
+        nodes=9,
+        topology="ring",
+        partition="iid",
+        rounds=8,
+        until="loss=0.7",
+        local=work,
+        init=pg.Init(start="shared", scheme="he", gain="sqrt"),
+        evaluation=pg.Evaluation(every=4, samples=77, at="end", validation=0.25),
+        engine=pg.Engine(name="serial", workers=5),
+        seed=6,
+    )
+
+
+def test_without_flags_a_file_counts_as_it_is(captured: Captured) -> None:
+    assert captured("run file.toml") == pg.Experiment.from_toml(FILE)
+
+
+def test_the_help_tells_the_defaults(captured: Captured) -> None:
+    experiment = captured(f"run {DEFAULTS}")
+    assert experiment == pg.Experiment(model="digits-mlp")
+
+
+def test_without_a_file_the_defaults_count(captured: Captured) -> None:
+    assert captured("run") == pg.Experiment()
+    assert captured("run --rounds 3") == pg.Experiment(rounds=3)
+
+
+def test_epochs_on_the_command_line_replace_the_steps_of_a_file(captured: Captured) -> None:
+    work = captured("run file.toml --epochs 2").work
+    assert (work.epochs, work.steps, work.batch_size) == (2, None, 9)
+    assert work.correct == pg.Proximal(mu=0.5)
+
+
+def test_steps_on_the_command_line_replace_the_epochs_of_a_recipe(captured: Captured) -> None:
+    work = captured("run demo --steps 3").work
+    assert (work.epochs, work.steps, work.momentum) == (None, 3, 0.9)
+
+
+def test_a_flag_changes_one_key_of_a_section(captured: Captured) -> None:
+    old = pg.Experiment.from_toml(FILE)
+    assert captured("run file.toml --gain sqrt").init == old.init.model_copy(
+        update={"gain": GAINS["sqrt"]()}
+    )
+    assert captured("run file.toml --init independent").init.gain == ManualGain(2.0)
+    assert captured("run file.toml --eval-samples 5").evaluation == pg.Evaluation(
+        every=3, at="end", samples=5
+    )
+    assert captured("run file.toml --engine pool").engine == pg.Engine(name="pool", workers=3)
+    assert captured("run file.toml --workers 2").engine == pg.Engine(name="pool", workers=2)
+    assert captured("run file.toml --lr 0.5").work.steps == 7
+
+
+def test_a_named_value_is_replaced_as_a_whole(captured: Captured) -> None:
+    assert captured("run file.toml --algorithm dechw:beta=0.5").algorithm.theta is None
+    assert captured("run file.toml --algorithm decavg").algorithm.local.steps == 7
+    assert captured("run file.toml --topology er:degree=3").topology == ErdosRenyi(degree=3.0)
+    assert captured("run file.toml --model mlp:hidden=4").model == (MLP("4"),)
+
+
+def test_compare_runs_every_algorithm_with_the_same_settings(captured: Captured) -> None:
+    experiment = captured("compare file.toml --algorithms decavg:weights=uniform,dechw --seed 3")
+    assert experiment == pg.Experiment.from_toml(FILE, algorithm="decavg:weights=uniform", seed=3)
+
+
+def test_changes_from_python_may_be_tables() -> None:
+    table = {"topology": {"name": "er", "p": 0.5}, "engine": {"name": "pool", "workers": 3}}
+    changes = {"topology": {"name": "er", "degree": 3}, "engine": {"name": "serial"}, "seed": 1}
+    assert merged(table, changes) == {
+        "topology": {"name": "er", "degree": 3},
+        "engine": {"name": "serial", "workers": 3},
+        "seed": 1,
+    }
+
+
+# Algorithms kept outside the package
+
+OUTSIDE = '''
+from dataclasses import dataclass
+from typing import Literal
+
+from peerage import Algorithm, LocalSGD, Node
+from peerage.aggregation import weighted_mean
+
+STEP = 0.5
+
+
+@dataclass(frozen=True)
+class Lazy(Algorithm[None]):
+    """Go a share of the way to the mean of the neighbourhood."""
+
+    local: LocalSGD = LocalSGD()
+    share: float = STEP
+    kind: Literal["mean", "none"] = "mean"
+
+    async def round(self, node: Node[None]) -> None:
+        await node.train(self.local)
+        inbox = await node.exchange(x=node.params)
+        if self.kind == "mean":
+            mean = weighted_mean(inbox["x"], inbox.weights("uniform"))
+            node.params = node.params + self.share * (mean - node.params)
+'''
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    path = tmp_path / "lazy.py"
+    path.write_text(OUTSIDE)
+    return path
+
+
+def test_an_algorithm_from_a_file_has_options_like_any_other(outside: Path) -> None:
+    experiment = pg.Experiment(algorithm=f"{outside}:Lazy:share=0.25,kind=none", local={"lr": 0.5})
+    assert experiment.algorithm.share == 0.25
+    assert experiment.algorithm.local == pg.LocalSGD(lr=0.5)
+    table = experiment.table()["algorithm"]
+    assert table == {"name": f"{outside}:Lazy", "share": 0.25, "kind": "none"}
+    assert pg.Experiment.from_toml(experiment.to_toml()) == experiment
+    with pytest.raises(InputError, match="'Lazy' has no option 'shar'; did you mean 'share'"):
+        pg.Experiment(algorithm=f"{outside}:Lazy:shar=1")
+
+
+def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "json.py" for name in "ab"]  # the name of a module, too
+    for path, share in zip(paths, ("0.25", "0.75"), strict=True):
+        path.parent.mkdir()
+        text = "from __future__ import annotations\n" + OUTSIDE.replace("= 0.5", f"= {share}")
+        path.write_text(text)
+    read = [pg.Experiment(algorithm=f"{path}:Lazy").algorithm.share for path in paths]
+    assert read == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        (OUTSIDE, "Lasy", "has no algorithm 'Lasy'; did you mean 'Lazy'? known: Lazy"),
+        ("x = 1", "Lazy", "has no algorithm 'Lazy'; it defines no subclass of Algorithm"),
+        ("x = ", "Lazy", "cannot be loaded: SyntaxError: invalid syntax"),
+        ("import nothing_there", "Lazy", "cannot be loaded: ModuleNotFoundError: No module"),
+    ],
+)
+def test_a_file_without_the_algorithm_says_so(
+    tmp_path: Path, text: str, name: str, message: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    line = complaint(peerage("run --algorithm", f"{path}:{name}", "--out", tmp_path / "out"))
+    assert str(path) in line
+    assert message in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_an_algorithm_from_a_file_is_verified_from_its_folder(
+    tmp_path: Path, outside: Path
+) -> None:
+    folder = tmp_path / "run"
+    result = pg.run(
+        pg.Experiment(
+            algorithm=f"{outside}:Lazy:share=0.25",
+            model="logistic",
+            nodes=4,
+            topology="ring",
+            rounds=2,
+            engine={"name": "serial"},
+        ),
+        folder,
+    )
+    done = peerage("verify", folder)
+    assert (done.code, result.digest in done.out) == (0, True)
+
+
+# Python objects
+
+
+class Net(nn.Module):
+    """A model that no family knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+@dataclass(frozen=True)
+class EveryOther(pg.Algorithm[float]):
+    """Average in every other round, and remember the best training loss."""
+
+    local: LocalSGD = LocalSGD()
+    second: LocalSGD = LocalSGD()  # not in a section of its own, so a file cannot hold it
+
+    def init(self, node: pg.Node[float]) -> float:
+        return float("inf")
+
+    async def round(self, node: pg.Node[float]) -> None:
+        stats = await node.train(self.second)
+        node.state = min(node.state, stats.loss)
+        if node.round % 2:
+            inbox = await node.exchange(x=node.params)
+            node.params = torch.stack(inbox["x"]).mean(0)
+
+
+def rows_of_numbers() -> pg.Dataset:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % 3
+    x = torch.randn(60, 5, generator=generator) + 2.0 * nn.functional.one_hot(y, 5)
+    return pg.in_memory(x, y, name="clouds")
+
+
+OBJECTS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "module": ("model", lambda: {"model": Net()}),
+    "factory": ("model", lambda: {"model": small_net}),
+    "class": ("model", lambda: {"model": Net}),
+    "tensors": ("dataset", lambda: {"dataset": rows_of_numbers()}),
+    "graph": ("topology", lambda: {"topology": nx.path_graph(4)}),
+    "algorithm": ("algorithm", lambda: {"algorithm": EveryOther(second=pg.LocalSGD(lr=0.5))}),
+}
+
+
+def with_object(name: str) -> pg.Experiment:
+    settings: dict[str, Any] = {
+        "algorithm": "dechw",
+        "dataset": rows_of_numbers(),
+        "model": "logistic",
+        "nodes": 4,
+        "topology": "ring",
+        "partition": "iid",
+        "rounds": 4,
+        "local": {"epochs": 1},
+        "engine": {"name": "serial"},
+    }
+    return pg.Experiment(**settings | OBJECTS[name][1]())
+
+
+def stop_in_round_three(row: dict[str, Any]) -> None:
+    if row["round"] == 3:
+        raise KeyboardInterrupt
+
+
+def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize("name", list(OBJECTS))
+def test_a_run_with_python_objects_is_resumed_from_python(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    through = pg.run(with_object(name))
+    with pytest.raises(Interrupted, match="interrupted in round 4; the last checkpoint is of"):
+        pg.run(with_object(name), folder, checkpoint_every=1, watch=stop_in_round_three)
+    key, _ = OBJECTS[name]
+    table = tomllib.loads((folder / "experiment.toml").read_text())
+    assert table[key]["name"] == "python-object"
+    line = complaint(peerage("resume", folder))
+    assert "is a Python object (" in line
+    assert "peerage.resume(folder, experiment=...)" in line
+    resumed = pg.resume(folder, experiment=with_object(name))
+    assert resumed.digest == through.digest
+    assert without_time(resumed.rows) == without_time(through.rows)
+    assert pg.verify(folder, experiment=with_object(name)).same
+
+
+def test_python_objects_are_named_in_the_file() -> None:
+    table = with_object("factory").table()
+    assert table["model"] == {"name": "python-object", "value": "small_net"}
+    assert with_object("module").table()["model"]["value"] == "Net"
+    assert with_object("class").table()["model"]["value"] == "Net"
+    assert with_object("algorithm").table()["algorithm"]["value"] == "EveryOther"
+    assert display_name(small_net, MODELS) == "small_net"
+
+
+def test_resuming_with_another_experiment_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        pg.run(with_object("tensors"), folder, checkpoint_every=1, watch=stop_in_round_three)
+    other = with_object("tensors").model_copy(update={"seed": 1})
+    with pytest.raises(InputError, match="began with seed = 0, the experiment given now has 1"):
+        pg.resume(folder, experiment=other)
+
+
+def test_a_networkx_graph_is_a_topology() -> None:
+    graph = nx.path_graph(4)
+    assert pg.Experiment(topology=graph, nodes=4).topology == FromGraph(graph)
+
+
+def test_a_model_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    experiment = pg.Experiment(dataset="digits", model=Net(), nodes=4, topology="ring")
+    with pytest.raises(InputError, match=r"'Net' does not fit data of shape \(1, 8, 8\)"):
+        pg.run(experiment, tmp_path / "run")
+    wrong = nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+    with pytest.raises(InputError, match=r"gives \(7,\) outputs .* which has 10 classes"):
+        pg.run(experiment.model_copy(update={"model": (wrong,)}), tmp_path / "run")
+    nothing = experiment.model_copy(update={"model": (nn.Flatten(),)})
+    with pytest.raises(InputError, match="'Flatten' has no parameters to learn"):
+        pg.run(nothing, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_runs_an_algorithm_from_a_file(tmp_path: Path, outside: Path) -> None:
+    folder = tmp_path / "run"
+    algorithm = f"{outside}:Lazy:share=0.25"
+    done = peerage(f"run {TINY} --rounds 1 --engine serial --algorithm", algorithm, "--out", folder)
+    assert done.code == 0
+    stored = tomllib.loads((folder / "experiment.toml").read_text())
+    assert stored["algorithm"] == {"name": f"{outside}:Lazy", "share": 0.25, "kind": "mean"}

@@ -1,0 +1,587 @@
+"""Folders for several machines: who is where, what is inside, and that they work elsewhere."""
+
+import configparser
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import complaint, peerage
+from support.processes import PATIENCE
+
+import peerage as pg
+from peerage import specs
+from peerage.engine.prepare import prepare
+from peerage.errors import DiskError, InputError, PeerageWarning
+from peerage.models import MODELS, default_model
+from peerage.net.deploy import export as exporting
+from peerage.net.deploy.collect import final_models
+from peerage.net.deploy.export import Host, deal, export, parse_host, read_hosts
+from peerage.net.deploy.up import Seen, Watched, free_ports
+from peerage.net.peer.network import Network, Patience
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.identity import Identity
+from peerage.runs.summary import digest
+
+SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 2"
+WITH_HUB = "--algorithm fedavg --nodes 2 --partition iid --model logistic --epochs 1 --rounds 2"
+THREE = "10.0.0.10\n10.0.0.11\n10.0.0.12\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with hosts for three peers."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.txt").write_text(THREE)
+    return tmp_path
+
+
+def experiment(nodes: int = 3, algorithm: str = "decavg") -> pg.Experiment:
+    hub = {} if algorithm == "fedavg" else {"topology": "complete"}
+    return pg.Experiment(nodes=nodes, algorithm=algorithm, partition="iid", rounds=1, **hub)
+
+
+def files(folder: Path) -> dict[str, str]:
+    """All files below a folder with their modes."""
+    return {
+        str(path.relative_to(folder)): f"{stat.S_IMODE(path.stat().st_mode):o}"
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# Who is where
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "port"),
+    [
+        ("10.0.0.3", "10.0.0.3", 7400),
+        ("10.0.0.3:81", "10.0.0.3", 81),
+        ("Alpha.Example.org", "alpha.example.org", 7400),
+        ("alpha:65535", "alpha", 65535),
+        ("2001:DB8::7", "2001:db8::7", 7400),
+        ("[2001:db8:0::7]", "2001:db8::7", 7400),
+        ("[::1]:7500", "::1", 7500),
+    ],
+)
+def test_hosts_are_names_or_addresses_with_or_without_a_port(text, name, port):
+    host = parse_host(text)
+    assert host == Host(name, port)
+    assert parse_host(host.address, 1) == host  # what is written can be read
+
+
+def test_peers_are_dealt_out_in_turn_with_increasing_ports():
+    hosts = [Host("a", 7400), Host("b", 9000)]
+    dealt = [host.address for host in deal(hosts, experiment(5))]
+    assert dealt == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
+
+
+def test_a_host_in_two_lines_never_gives_a_port_twice():
+    hosts = [Host("a", 7400), Host("a", 7401)]
+    assert [host.port for host in deal(hosts, experiment(4))] == [7400, 7401, 7402, 7403]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.builds(Host, st.sampled_from("abc"), st.integers(1, 9)), min_size=1, unique=True),
+    st.integers(1, 40),
+)
+def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(hosts, nodes):
+    one = experiment().model_copy(update={"nodes": nodes})
+    unused = hosts[nodes:]
+    hosts = hosts[:nodes]
+    dealt = deal(hosts, one)
+    assert len(set(dealt)) == nodes
+    for number, host in enumerate(dealt):
+        wanted = hosts[number % len(hosts)]
+        assert (host.name, host.port >= wanted.port) == (wanted.name, True)
+    assert dealt[: len(hosts)] == hosts
+    if unused:
+        with pytest.warns(PeerageWarning, match="will not be used"):
+            assert deal([*hosts, *unused], one) == dealt
+
+
+def test_a_hub_is_one_peer_more():
+    hosts = [Host("a", 7400), Host("b", 7400), Host("c", 7400), Host("d", 7400), Host("e", 1)]
+    with pytest.warns(PeerageWarning) as told:
+        assert deal(hosts, experiment(3, "fedavg")) == hosts[:4]
+    assert str(told[0].message) == (
+        "5 hosts for 4 peers, the last of them the hub: e:1 will not be used"
+    )
+
+
+def test_ports_come_to_an_end():
+    with pytest.raises(InputError, match="3 peers: node-2 would get port 65536 of a, and ports"):
+        deal([Host("a", 65534)], experiment(3))
+    with pytest.raises(InputError, match="the last of them the hub: node-3 would get port 65536"):
+        deal([Host("a", 65533)], experiment(3, "fedavg"))
+
+
+def test_comments_and_blank_lines_are_for_people(tmp_path):
+    path = tmp_path / "hosts.txt"
+    path.write_text("# the lab\n\n  10.0.0.3   # by the window\nbeta:7500#x\n   \n")
+    assert read_hosts(path, 9) == [Host("10.0.0.3", 9), Host("beta", 7500)]
+
+
+# What is inside
+
+
+def test_a_folder_for_every_peer_and_one_for_the_authority(place):
+    done = peerage(f"export {SETTINGS} --hosts hosts.txt --out deploy --json")
+    assert (done.code, done.err) == (0, "")
+    facts = json.loads(done.lines[-1])
+    assert facts["authority"] == "deploy/authority"
+    assert facts["peers"] == [
+        {
+            "name": f"node-{i}",
+            "address": f"10.0.0.1{i}:7400",
+            "folder": f"deploy/node-{i}",
+            "hub": False,
+        }
+        for i in range(3)
+    ]
+    for i in range(3):
+        assert files(place / f"deploy/node-{i}") == {
+            "README.txt": "644",
+            "network.toml": "644",
+            "experiment.toml": "644",
+            f"peerage-node-{i}.service": "644",
+            f"certs/node-{i}.key": "600",
+            f"certs/node-{i}.pem": "644",
+            "certs/authority.pem": "644",
+            "certs/revoked.pem": "644",
+        }
+    assert sorted(os.listdir("deploy")) == ["authority", "node-0", "node-1", "node-2"]
+    assert list(Path().rglob("authority.key")) == [Path("deploy/authority/authority.key")]
+    assert stat.S_IMODE(Path("deploy").stat().st_mode) == 0o700
+
+
+def test_the_files_say_what_was_asked_for(place):
+    written = export(experiment(), Path("hosts.txt"), Path("deploy"))
+    for i in range(3):
+        folder = Path(f"deploy/node-{i}")
+        assert Network.load(folder / "network.toml") == written.network
+        identity = Identity.load(folder / "certs", f"node-{i}")
+        certificate = x509.load_pem_x509_certificate(identity.certificate.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert str(names.get_values_for_type(x509.IPAddress)[0]) == f"10.0.0.1{i}"
+    asked = experiment().model_copy(update={"model": (MODELS["digits-mlp"](),)})
+    assert written.network.experiment == asked
+    assert written.network.run != export(experiment(), Path("hosts.txt"), Path("two")).network.run
+
+
+def test_the_last_peer_of_four_is_the_hub(place):
+    done = peerage("export --algorithm fedavg --nodes 3 --out deploy")
+    assert done.code == 0
+    assert done.lines[3] == "deploy/node-3 for 10.0.0.10:7401, the hub"
+    titles = [Path(f"deploy/node-{i}/README.txt").read_text().split(" of ")[0] for i in range(4)]
+    assert titles == [*(f"node-{i}, one peer" for i in range(3)), "node-3, the hub"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("digits", "is about digits, which is built in"),
+        ("mnist:train=2000", "PEERAGE_DATA=data venv/bin/python -m peerage data get mnist\n"),
+        ("npz:path=all.npz", "is about npz:path=all.npz, which has to be there"),
+    ],
+)
+def test_the_readme_says_where_data_come_from(dataset, said, place):
+    assert peerage(f"export --nodes 3 --topology ring --dataset {dataset}").code == 0
+    text = Path("deploy/node-0/README.txt").read_text()
+    assert said in text
+    assert "--data npz:path=data/mine.npz" in text
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [
+        ("digits", "digits-mlp"),
+        ("mnist", "mnist-cnn"),
+        ("fashion-mnist:train=100", "fashion-cnn"),
+        ("cifar10", "cifar-cnn"),
+        ("cifar10:grey=true,side=28", "cifar-cnn"),
+        ("femnist", "leaf-cnn"),
+        ("so2sat", "gain-cnn"),
+    ],
+)
+def test_the_default_model_is_written_down_without_a_look_at_the_data(
+    dataset, model, place, monkeypatch
+):
+    monkeypatch.setenv("PEERAGE_DATA", str(place / "empty"))
+    one = pg.Experiment(nodes=3, topology="ring", dataset=dataset)
+    written = export(one, Path("hosts.txt"), Path("deploy")).network.experiment
+    assert written.model == (MODELS[model](),)
+    assert tomllib.loads(Path("deploy/node-0/experiment.toml").read_text())["model"] == {
+        **specs.plain(MODELS[model]()),
+        "name": model,
+    }
+    # A data set of one's own has another default, which must not count.
+    assert default_model("mine", (4,)) == "mlp" != model
+
+
+def test_the_model_for_unknown_data_is_chosen_where_they_are(place):
+    one = pg.Experiment(nodes=3, topology="ring", dataset="npz:path=all.npz")
+    assert export(one, Path("hosts.txt"), Path("deploy")).network.experiment.model == ()
+
+
+def test_a_model_that_was_asked_for_stays(place):
+    one = pg.Experiment(nodes=3, topology="ring", model=["logistic", "mlp"])
+    assert export(one, Path("hosts.txt"), Path("deploy")).network.experiment == one
+
+
+def test_a_named_machine_listens_on_all_its_addresses(place):
+    Path("hosts.txt").write_text("alpha:7500\nlocalhost\n10.0.0.3\n")
+    export(experiment(), Path("hosts.txt"), Path("deploy"))
+    commands = [by_hand(Path(f"deploy/node-{i}")) for i in range(3)]
+    assert ["0.0.0.0:7500" in command for command in commands] == [True, False, False]
+    assert ["--bind" in command for command in commands] == [True, False, False]
+
+
+def by_hand(folder: Path) -> list[str]:
+    """The words of the command that the README gives for starting the peer."""
+    text = (folder / "README.txt").read_text()
+    found = re.findall(r"^    (PEERAGE_DATA=.* node .*)$", text, re.MULTILINE)
+    assert len(found) == 1
+    return shlex.split(found[0])
+
+
+# The unit
+
+
+ODD_NAMES = [
+    "plain",
+    "with space",
+    "R&D",
+    "100%d",
+    "it's",
+    'say "x"',
+    "a|b",
+    "$HOME",
+    "back\\slash",
+    "-n",
+    "new\nline",
+    " ",
+]
+
+
+class Machine:
+    """Where the README's commands for root are tried: with folders that stand for /srv and /etc."""
+
+    def __init__(self, home: Path) -> None:
+        self.srv, self.etc = home / "srv", home / "etc"
+        self.etc.mkdir(parents=True)
+        sudo = home / "bin" / "sudo"
+        sudo.parent.mkdir()
+        sudo.write_text('#!/bin/sh\nexec "$@"\n')
+        sudo.chmod(0o755)
+        self.path = f"{sudo.parent}:{os.environ['PATH']}"
+
+    def install(self, folder: Path) -> Path:
+        """Follow the README in a folder; the unit that is installed then."""
+        text = (folder / "README.txt").read_text()
+        block = text.partition("install the unit:\n\n")[2].splitlines()
+        commands = [
+            line for line in block if line.startswith("    sudo") and "systemctl" not in line
+        ]
+        assert len(commands) == 2
+        script = "\n".join(commands).replace("/srv/", f"{self.srv}/")
+        script = script.replace("/etc/systemd/system/", f"{self.etc}/")
+        environment = {**os.environ, "PATH": self.path, "PWD": str(folder)}
+        subprocess.run(["sh", "-ec", script], cwd=folder, env=environment, check=True)
+        [unit] = self.etc.iterdir()
+        assert unit.read_bytes() == (folder / unit.name).read_bytes()
+        unit.write_text(unit.read_text().replace("/srv/", f"{self.srv}/"))
+        return unit
+
+
+def service_of(unit: Path) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(unit)
+    return dict(parser["Service"])
+
+
+@pytest.fixture
+def unpacked(place: Path) -> Path:
+    """The folder of node 0, with a program that tells where it is and what it is to do."""
+    export(experiment(), Path("hosts.txt"), Path("deploy"))
+    program = place / "deploy/node-0/venv/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\npwd -P\nprintf "%s\\n" "$PEERAGE_DATA" "$@"\n')
+    program.chmod(0o755)
+    return place / "deploy/node-0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_the_unit_starts_the_peer_whatever_its_folder_is_called(name, unpacked, tmp_path):
+    folder = tmp_path / "homes" / name
+    folder.parent.mkdir()
+    shutil.move(unpacked, folder)
+    machine = Machine(tmp_path / "machine")
+    for _ in range(2):  # it may be done again
+        service = service_of(machine.install(folder))
+    setting, _, value = service["Environment"].partition("=")
+    done = subprocess.run(
+        service["ExecStart"].split(" "),
+        cwd=service["WorkingDirectory"],
+        env={setting: value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    home = f"{machine.srv}/peerage/node-0"
+    assert Path(home).resolve() == folder
+    assert service["ReadWritePaths"] == service["WorkingDirectory"] == home
+    said = [*str(folder).split("\n"), f"{home}/data", "-m", "peerage", "node", "--network"]
+    assert done.stdout.split("\n")[: len(said)] == said
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_where_the_unit_expects_it_stays_as_it_is(unpacked, tmp_path):
+    machine = Machine(tmp_path / "machine")
+    folder = machine.srv / "peerage" / "node-0"
+    folder.parent.mkdir(parents=True)
+    shutil.move(unpacked, folder)
+    before = files(folder)
+    with pytest.raises(subprocess.CalledProcessError):
+        machine.install(folder)
+    assert (files(folder), folder.is_symlink()) == (before, False)
+
+
+@pytest.mark.slow
+def test_the_unit_is_one_that_systemd_understands(unpacked, tmp_path):
+    unit = Machine(tmp_path / "machine").install(unpacked)
+    service = service_of(unit)
+    assert service["Restart"] == "on-failure"
+    assert service["TimeoutStopSec"] == "30"
+    assert "User" not in service
+    assert "\n# User=peerage\n" in unit.read_text()
+    started = by_hand(unpacked)
+    assert service["ExecStart"].split() == [
+        f"{service['WorkingDirectory']}/{started[1]}",
+        *started[2:],
+    ]
+    # Nothing in it has a second meaning for systemd: no specifier, quote, variable or escape.
+    assert not set("%\"'$\\;") & set("".join(service.values()))
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        about = [line for line in done.stderr.splitlines() if "peerage" in line]
+        assert not about, done.stderr
+        assert done.returncode == 0, done.stderr
+
+
+# An authority that is there already
+
+
+def test_an_authority_may_be_used_again(place):
+    authority = Authority.create(Path("certs"), "lab")
+    done = peerage(f"export {SETTINGS} --certs certs --out one")
+    assert (done.code, done.err) == (0, "")
+    assert done.lines[-1].startswith("keep certs to yourself")
+    assert sorted(os.listdir("one")) == ["node-0", "node-1", "node-2"]
+    assert Identity.load(Path("one/node-2/certs"), "node-2").trust()
+    issued = authority.issued()
+    assert [(one.name, one.hosts) for one in issued] == [
+        (f"node-{i}", (f"10.0.0.1{i}",)) for i in range(3)
+    ]
+
+
+@pytest.mark.filterwarnings("always::peerage.errors.PeerageWarning")
+def test_who_had_a_name_before_can_use_it_again_and_that_is_said(place):
+    authority = Authority.create(Path("certs"), "lab")
+    authority.issue("node-1", into=Path("elsewhere"))
+    authority.issue("guest", into=Path("elsewhere"))
+    done = peerage(f"export {SETTINGS} --certs certs --out one")
+    assert done.code == 0
+    assert done.err.startswith("warning: the authority in certs has given out node-1 before, and")
+    assert done.err.count("\n") == 1
+    authority.revoke("node-1")
+    authority.revoke("node-0")
+    authority.revoke("node-2")
+    assert peerage(f"export {SETTINGS} --certs certs --out two").err == ""
+
+
+# All or nothing
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that has no room for the network file of node 2."""
+    write = exporting.write_bytes
+
+    def refuse(path: Path, content: bytes, remedy: str = "") -> None:
+        if path.parent.name == "node-2" and path.name == "network.toml":
+            raise DiskError(f"disk is full while writing {path}; free space and {remedy}")
+        write(path, content, remedy)
+
+    monkeypatch.setattr(exporting, "write_bytes", refuse)
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("empty_before", [False, True])
+def test_what_cannot_be_written_completely_is_not_there_at_all(empty_before, place):
+    Authority.create(Path("certs"), "lab")
+    if empty_before:
+        Path("deploy").mkdir(mode=0o755)
+    for flags in ("", "--certs certs"):
+        assert "disk is full" in complaint(peerage(f"export {SETTINGS} {flags}"))
+        assert Path("deploy").exists() == empty_before
+        assert not list(Path().glob("deploy/*"))
+    assert Authority.load(Path("certs")).issued() == []
+
+
+def test_a_move_that_fails_takes_the_others_back(place, monkeypatch):
+    Authority.create(Path("certs"), "lab")
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if Path(target).name == "node-1":
+            raise PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    assert "cannot write deploy/node-1" in complaint(peerage(f"export {SETTINGS} --certs certs"))
+    assert not Path("deploy").exists()
+    assert Authority.load(Path("certs")).issued() == []
+
+
+def test_a_folder_that_is_empty_may_be_the_one_to_be_in(place):
+    Path("here").mkdir(mode=0o755)
+    os.chdir("here")
+    assert peerage(f"export {SETTINGS} --hosts ../hosts.txt --out .").code == 0
+    assert sorted(os.listdir()) == ["authority", "node-0", "node-1", "node-2"]
+
+
+def test_a_folder_that_holds_something_is_left_alone(place):
+    Path("deploy").mkdir()
+    Path("deploy/mine").write_text("x")
+    assert complaint(peerage(f"export {SETTINGS}")) == (
+        "output folder 'deploy' is not empty; choose another --out"
+    )
+    assert os.listdir("deploy") == ["mine"]
+
+
+# Input that cannot be
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ("", "hosts.txt names no host; write one per line, such as 10.0.0.3"),
+        ("# nobody\n", "hosts.txt names no host"),
+        ("a\nb c\n", "hosts.txt line 2: 'b c' is not a host; give a name such as"),
+        ("a\n\nb:\n", "hosts.txt line 3: 'b:' is not HOST or HOST:PORT, such as 10.0.0.3:7400"),
+        ("a:b:c\n", "hosts.txt line 1: 'a:b:c' is not HOST or HOST:PORT"),
+        ("a:x1\n", "hosts.txt line 1: 'a:x1' is not HOST or HOST:PORT"),
+        ("a:0\n", "hosts.txt line 1: the port of 'a:0' must lie between 1 and 65535, got 0"),
+        ("a:65536\n", "hosts.txt line 1: the port of 'a:65536' must lie between 1 and 65535"),
+        ("10.0.0.300\n", "hosts.txt line 1: '10.0.0.300' is not a host"),
+        ("https://a\n", "hosts.txt line 1: 'https://a' is not HOST or HOST:PORT"),
+        ("fe80::1%eth0\n", "hosts.txt line 1: 'fe80::1%eth0' is not HOST or HOST:PORT"),
+        ("0.0.0.0\n", "hosts.txt line 1: nobody can be reached at 0.0.0.0"),
+        ("a\nb\nA:7400\n", "hosts.txt line 3: a:7400 is already in line 1; name it once, or"),
+        ("[::1]\n0::1\n", "hosts.txt line 2: [::1]:7400 is already in line 1"),
+    ],
+)
+def test_hosts_that_cannot_be(hosts, message, place):
+    Path("hosts.txt").write_text(hosts)
+    assert complaint(peerage(f"export {SETTINGS}")).startswith(message)
+    assert not Path("deploy").exists()
+
+
+def test_hosts_that_cannot_be_read(place):
+    Path("hosts.txt").write_bytes(b"\xff\xfe")
+    assert "cannot read the hosts in hosts.txt" in complaint(peerage(f"export {SETTINGS}"))
+    assert "cannot read the hosts in ." in complaint(peerage(f"export {SETTINGS} --hosts ."))
+    gone = complaint(peerage(f"export {SETTINGS} --hosts gone.txt"))
+    assert gone == "there is no gone.txt; write one with a host per line"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--port 0", "--port must lie between 1 and 65535, got 0"),
+        ("--port 65536", "--port must lie between 1 and 65535, got 65536"),
+        ("--nodes 4 --port 65535", "4 peers: node-3 would get port 65536 of 10.0.0.10"),
+        ("--until accuracy=0.9", "until needs the mean over all nodes"),
+        ("--pooled", "pooled means one node with all data, which is no network"),
+        ("--topology regular:k=7", "k must be smaller than the 3 nodes, got 7"),
+        ("--certs nowhere", "peerage certs init --folder nowhere"),
+        ("--out hosts.txt", "output folder 'hosts.txt' is a file"),
+        ("--algorithm own.py:Own", "the algorithm 'Own' is kept outside the package"),
+    ],
+)
+def test_export_complains_before_it_writes_anything(flags, message, place):
+    Path("own.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import peerage as pg\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Own(pg.DecAvg):\n    pass\n"
+    )
+    before = set(os.listdir())
+    assert message in complaint(peerage(f"export {SETTINGS} {flags}"))
+    assert set(os.listdir()) - {"__pycache__"} == before
+
+
+# They work elsewhere
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [SETTINGS, WITH_HUB])
+def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place):
+    ports = free_ports(3)
+    Path("hosts.txt").write_text("".join(f"127.0.0.1:{port}\n" for port in ports))
+    assert peerage(f"export {line}").code == 0
+    homes = [place / f"machine {number}" / "peer" for number in range(3)]
+    for number, home in enumerate(homes):
+        home.parent.mkdir()
+        shutil.move(f"deploy/node-{number}", home)
+        file = home / "network.toml"  # the machine may be busy
+        file.write_text(re.sub("^(start|step) = .*", r"\1 = 300.0", file.read_text(), flags=re.M))
+        assert Network.load(file).patience == Patience(start=300.0, step=300.0)
+        (home / "venv").symlink_to(Path(sys.executable).parent.parent)
+    shutil.rmtree("deploy")
+    processes = [started(home) for home in homes]
+    try:
+        ends = [process.communicate(timeout=PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0, 0], ends
+    prepared = prepare(Network.load(homes[0] / "network.toml").experiment)
+    peers = [Watched(i, Seen(f"node-{i}"), home / "run") for i, home in enumerate(homes)]
+    simulated = peerage(f"run {line} --engine serial --json --out", place / "simulated")
+    assert digest(*final_models(peers, prepared.world)) == json.loads(simulated.lines[-1])["digest"]
+
+
+def started(home: Path) -> subprocess.Popen[str]:
+    """A peer, started as its README says."""
+    setting, *command = by_hand(home)
+    name, _, value = setting.partition("=")
+    return subprocess.Popen(
+        command,
+        cwd=home,
+        env={**os.environ, name: value, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

@@ -1,0 +1,355 @@
+"""A peer that is in contact with none of the others pauses, says so, and counts no round."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from support.machines import Machines
+from support.networking import BROKEN, Stage, on_stage, play
+
+import peerage as pg
+from peerage import DecAvg, FedAvg, Local
+from peerage.errors import PeerageError
+from peerage.net.deploy.up import Seen, Up, Watched
+from peerage.net.peer.network import Patience
+from peerage.net.peer.peer import PAUSED, Peer
+from peerage.testing import toy
+
+THREE = {"nodes": 3, "partition": "iid", "topology": "complete"}
+WAITING = "in contact with none of the others: round"
+
+
+async def waiting(peer: Peer) -> None:
+    while not peer.state.startswith("waiting for node-"):
+        await asyncio.sleep(0.01)
+
+
+async def looks(count: int = 10) -> None:
+    """Let a peer look for others some times."""
+    await asyncio.sleep(count * 0.2)
+
+
+@contextmanager
+def nothing_computed(stage: Stage) -> Iterator[None]:
+    """Hold all peers where they are: they use one thread, which is taken meanwhile."""
+    end = threading.Event()
+    stage.executor.submit(end.wait)
+    try:
+        yield
+    finally:
+        end.set()
+
+
+def cut_off(stage: Stage, *peers: int) -> None:
+    everybody = range(len(stage.network.members))
+    stage.post.cut = {(a, b) for a in everybody for b in everybody if (a in peers) != (b in peers)}
+
+
+def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [record.message for record in caplog.records if text in record.message]
+
+
+@pytest.mark.parametrize("algorithm", [DecAvg(), Local()])
+@pytest.mark.slow
+def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm, tmp_path, caplog):
+    """Also one that would need no message of theirs."""
+    found = {}
+
+    async def act(stage: Stage) -> None:
+        await stage.until(0, 5)
+        cut_off(stage, 0)
+        await waiting(stage.peers[0])
+        found["before"] = stage.peers[0].finished
+        await stage.until(1, 12)  # the others are two, and go on
+        with nothing_computed(stage):  # or they might be at the end before the first is back
+            await looks()
+            found["paused"] = stage.peers[0].finished
+            found["state"] = stage.peers[0].status(1, "")["state"]
+            found["file"] = json.loads((tmp_path / "0" / PAUSED).read_text())
+            found["alive"] = stage.peers[0].alive
+            stage.post.cut = set()
+
+    caplog.set_level(logging.INFO, "peerage.peer")
+    peers = on_stage(toy(algorithm, rounds=60, **THREE), tmp_path, act)
+    assert found["paused"] == found["before"] < 12
+    assert found["state"] == "waiting for node-1, node-2"
+    assert found["file"] == {"state": found["state"]}
+    assert found["alive"] == 0
+    assert not (tmp_path / "0" / PAUSED).exists()
+    assert [peer.finished for peer in peers] == [60] * 3
+    if isinstance(algorithm, DecAvg):  # it left out what it had missed, and was heard again
+        assert len(peers[0].rows) < 61
+        assert not [row for row in peers[0].rows[1:] if row["heard"][0] == 0][1:]
+        assert peers[1].rows[-1]["heard"] == [2, 2]
+    [line] = lines(caplog, WAITING)
+    assert line.endswith(
+        " waits for "
+        + ", ".join(f"node-{n} ({peers[0].network.members[n].address})" for n in (1, 2))
+    )
+    assert len(lines(caplog, "in contact with others again, continuing with round")) == 1
+
+
+def test_a_message_that_waits_for_all_others_is_not_given_up(tmp_path):
+    """Contact is lost in the middle of a round: with the others back, nothing of it is missing."""
+
+    async def act(stage: Stage) -> None:
+        await stage.until(0, 5)
+        stage.post.cut = {(a, b) for a in range(3) for b in range(3) if a != b}
+        for peer in stage.peers.values():
+            await waiting(peer)
+        stage.post.cut = set()
+
+    experiment = toy(DecAvg(), rounds=12, **THREE)
+    calm = Patience(start=100.0, step=100.0, gone=30.0)
+    peers = on_stage(experiment, tmp_path, act, patience=calm)
+    result = pg.run(experiment)
+    for peer, wanted in zip(peers, result.parameters, strict=True):
+        assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
+
+
+@pytest.mark.parametrize("algorithm", [DecAvg(), FedAvg()])
+def test_one_of_a_stopped_network_waits_until_others_are_started(algorithm, tmp_path, caplog):
+    found = {}
+
+    async def act(stage: Stage) -> None:
+        everybody = list(stage.peers)
+        await stage.until(0, 5)
+        for me in everybody:
+            await stage.kill(me)
+        saved = stage.peers[0].finished
+        caplog.clear()
+        stage.start(0)
+        await waiting(stage.peers[0])
+        await looks()
+        assert stage.peers[0].finished <= saved  # what was not saved is played again
+        assert not stage.tasks[0].done()
+        found["lines"] = lines(caplog, WAITING)
+        for me in everybody[1:]:
+            stage.start(me)
+
+    settings = {"nodes": 3, "partition": "iid"} if algorithm.with_hub else THREE
+    peers = on_stage(toy(algorithm, rounds=30, **settings), tmp_path, act)
+    assert [peer.finished for peer in peers] == [30] * len(peers)
+    assert len(found["lines"]) == 1
+    assert [row["heard"][0] for row in peers[0].rows if row["round"] == 30] == [
+        1 if algorithm.with_hub else 2
+    ]
+
+
+def test_a_peer_whose_others_never_came_does_not_begin(tmp_path, caplog):
+    async def act(stage: Stage) -> None:
+        for me in (1, 2):
+            await stage.kill(me)
+        await waiting(stage.peers[0])
+        await looks()
+        assert stage.peers[0].finished == 0
+        for me in (1, 2):
+            stage.start(me)
+
+    quick = Patience(start=0.3, step=5.0, gone=1.0)
+    peers = on_stage(toy(DecAvg(), rounds=10, **THREE), tmp_path, act, patience=quick)
+    assert [peer.rows[-1]["round"] for peer in peers] == [10] * 3
+    assert len(lines(caplog, "waits for node-1")) == 1
+
+
+# Who may go on alone
+
+
+def test_a_network_of_one_node():
+    [peer] = play(toy(DecAvg(), nodes=1, partition="iid", topology="complete", rounds=3))
+    assert peer.finished == 3
+
+
+def test_rounds_that_are_lonely_by_schedule():
+    """Node 0 is alone in rounds 1 and 2, and again in the last two."""
+    experiment = toy(DecAvg(), rounds=8, faults={"join": "1@3, 2@3", "leave": "1@7, 2@7"}, **THREE)
+    peers = play(experiment)
+    result = pg.run(experiment)
+    for peer, wanted in zip(peers, result.parameters, strict=True):
+        assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
+    assert [row["heard"][1] for row in peers[0].rows] == [0, 0, 0, 2, 2, 2, 2, 0, 0]
+
+
+def test_one_that_is_to_join_later_waits_for_those_who_play(tmp_path):
+    async def act(stage: Stage) -> None:
+        await stage.until(0, 2)
+        for me in (0, 1):
+            await stage.kill(me)
+        await waiting(stage.peers[2])
+        reached = stage.peers[2].round
+        await looks()
+        assert stage.peers[2].round == reached < 40
+        for me in (0, 1):
+            stage.start(me)
+
+    experiment = toy(DecAvg(), rounds=50, faults={"join": "2@40"}, **THREE)
+    peers = on_stage(experiment, tmp_path, act)
+    assert [peer.finished for peer in peers] == [50] * 3
+
+
+def test_those_who_finish_say_so_and_the_last_finishes_alone(tmp_path, monkeypatch):
+    """Without messages between them, peers are as fast as they are."""
+    real = Peer._play
+
+    async def play_slowly(self: Peer, round: int) -> None:
+        if self.me == 2:
+            while round >= 3 and not self.others.finished >= {0, 1}:
+                await asyncio.sleep(0.01)
+        await real(self, round)
+
+    async def act(stage: Stage) -> None:
+        pass
+
+    monkeypatch.setattr(Peer, "_play", play_slowly)
+    peers = on_stage(toy(Local(), rounds=10, **THREE), tmp_path, act)
+    assert [peer.finished for peer in peers] == [10] * 3
+    assert peers[2].others.finished == {0, 1}
+
+
+def test_a_peer_that_was_away_at_the_end_waits_until_one_tells_it(tmp_path):
+    """A finished peer that is started again says that it has finished, and leaves."""
+
+    async def act(stage: Stage) -> None:
+        await stage.until(2, 5)
+        await stage.kill(2)
+        await asyncio.wait([stage.tasks[0], stage.tasks[1]])
+        stage.start(2)
+        await waiting(stage.peers[2])
+        await looks()
+        assert not stage.tasks[2].done()
+        stage.start(1)
+
+    peers = on_stage(toy(DecAvg(), rounds=20, **THREE), tmp_path, act)
+    assert [peer.finished for peer in peers] == [20] * 3
+    assert peers[2].others.finished == {1}
+    assert len(read_rounds(tmp_path / "2")) == 21
+
+
+def read_rounds(folder: Path) -> list[int]:
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["round"] for row in rows]
+
+
+def test_a_finished_peer_is_not_in_contact_when_it_begins_anew(tmp_path):
+    """Its folder was lost, say: it is a peer like any other then."""
+    experiment = toy(DecAvg(), rounds=2, **THREE)
+    [peer, *_] = play(experiment)
+    others = peer.others
+    others.finished.clear()
+    for one in (1, 2):
+        asyncio.run(peer.answer(b'{"ask": "finished", "life": "one"}', one))
+        assert others.in_contact() == list(range(1, one + 1))  # though they cannot be reached
+        assert others.lost(0) == []
+    for one in (1, 2):
+        others.greet(one, "another life")
+    assert others.in_contact() == []
+    assert others.lost(0) == [1, 2]
+
+
+def test_a_stranger_is_no_contact(tmp_path):
+    experiment = toy(DecAvg(), rounds=1, **THREE)
+    [peer, *_] = play(experiment)
+    peer.others.finished = {1, 2}
+    peer.others.strange[1] = "the learning rate"
+    assert peer.others.in_contact() == [2]
+    peer.others.finished.clear()
+    assert peer.others.lost(0) == [2]
+
+
+# Real processes
+
+
+@pytest.mark.slow
+def test_one_process_of_a_stopped_network_plays_no_round_alone(tmp_path):
+    settings = {"nodes": 3, "topology": "ring", "partition": "iid", "model": "logistic"}
+    experiment = pg.Experiment(**settings, rounds=40, local={"epochs": 1})
+    with Machines(tmp_path, experiment, Patience(start=60, step=30, gone=2)) as network:
+        for me in range(3):
+            network.start(me)
+        network.until(lambda: min(map(network.round, range(3))) >= 5, BROKEN)
+        for process in network.processes.values():
+            process.terminate()
+        assert network.wait(BROKEN) == [130] * 3
+        network.processes.clear()
+        reached = network.round(0)
+        assert reached < 40
+        for life in (1, 2):  # it can be stopped while it waits, and started again
+            network.start(0)
+            network.until(lambda life=life: network.log(0).count(WAITING) == life, BROKEN)
+            time.sleep(2)  # ten looks at the others, or hundreds of rounds
+            assert network.processes[0].poll() is None
+            assert network.round(0) <= reached
+            assert not (network.folders[0] / "summary.json").exists()
+            assert json.loads((network.folders[0] / PAUSED).read_text()) == {
+                "state": "waiting for node-1, node-2"
+            }
+            if life == 1:
+                network.processes[0].terminate()
+                assert network.wait(BROKEN) == [130]
+        assert network.log(0).count(WAITING) == 2
+        for me in (1, 2):
+            network.start(me)
+        assert network.wait(BROKEN) == [0] * 3
+        assert [network.round(me) for me in range(3)] == [40] * 3
+        # At most the round in which the others were stopped, and those before all three were back.
+        lonely = [row["round"] for row in network.rows(0)[1:] if row["heard"][0] == 0]
+        assert len(lonely) <= 2
+        assert "Traceback" not in network.log(0)
+
+
+# A network on this machine
+
+
+class Process:
+    """As far as `up` looks at one: still running, or ended with a code."""
+
+    def __init__(self, code: int | None = None) -> None:
+        self.returncode = code
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+def watched_by(up: Up, home: Path, pauses: list[str | None], codes: list[int | None]) -> None:
+    up.watched = []
+    for number, (pause, code) in enumerate(zip(pauses, codes, strict=True)):
+        folder = home / str(number)
+        folder.mkdir(parents=True)
+        if pause is not None:
+            (folder / PAUSED).write_text(json.dumps({"state": pause}))
+        up.watched.append(Watched(number, Seen(f"node-{number}", round=3), folder, Process(code)))
+    for peer in up.watched:
+        peer.read, peer.file = 1, 7  # it has written rows in this life
+        peer.look()
+
+
+ALONE = "waiting for node-1, node-2"
+
+
+def test_up_shows_who_waits_and_does_not_wait_with_the_last(tmp_path):
+    up = Up(pg.Experiment(nodes=3, rounds=50), tmp_path)
+    watched_by(up, tmp_path / "a", [ALONE, None, None], [None, None, 0])
+    assert [peer.seen.state for peer in up.watched] == [ALONE, "playing", "finished"]
+    up._check_progress()
+    watched_by(up, tmp_path / "b", [ALONE, ALONE, None], [None, None, 0])
+    up._check_progress()  # they will find each other
+    watched_by(up, tmp_path / "c", [ALONE, None, None], [None, -9, 0])
+    with pytest.raises(PeerageError, match="node-0 is waiting for node-1, node-2 in round 4, and"):
+        up._check_progress()
+
+
+def test_up_restarts_a_peer_early_if_all_others_wait_for_it(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(Up, "_start", lambda up, peer, secret: started.append(peer.number))
+    up = Up(pg.Experiment(nodes=3, rounds=50), tmp_path)
+    for name, pauses, due in (("a", [None, ALONE, None], []), ("b", [ALONE, ALONE, None], [2])):
+        watched_by(up, tmp_path / name, pauses, [None, None, -9])
+        assert up._disturb({}, {2: 40}, tmp_path) == bool(due)
+        assert started == due

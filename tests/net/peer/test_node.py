@@ -1,0 +1,260 @@
+"""One peer as a process: what it says, what it serves, how it ends, and what it refuses."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.command_line import complaint, peerage
+from support.machines import Machines
+from support.processes import PATIENCE
+
+import peerage as pg
+from peerage.net.deploy.up import free_ports
+from peerage.net.peer.metrics import Collector
+from peerage.net.peer.network import Patience
+from peerage.net.wire.header import REASONS
+
+pytestmark = pytest.mark.slow  # a peer is a process that listens
+
+HASTY = Patience(start=0.2, step=1, gone=1)
+
+
+def endless(**changes) -> pg.Experiment:
+    settings = {"nodes": 2, "topology": "ring", "model": "logistic", "rounds": 10**6}
+    return pg.Experiment(partition="iid", **(settings | changes))
+
+
+# Numbers for Prometheus
+
+
+def scraped(port: int) -> dict[str, dict[str, float]]:
+    """Metric -> label (or nothing) -> value, as another program reads them."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+        text = answer.read().decode()
+    return {
+        family.name: {next(iter(one.labels.values()), ""): one.value for one in family.samples}
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def test_a_running_peer_serves_its_numbers(tmp_path):
+    [port] = free_ports(1)
+    three = endless(nodes=3)
+    with Machines(tmp_path, three, Patience(start=600, step=20, gone=4)) as network:
+        network.start(0, more=["--metrics-port", str(port)])
+        network.start(1)
+        network.start(2)
+        network.until(lambda: network.round(0) >= 3)
+        before = network.rows(0)
+        found = scraped(port)
+        after = network.rows(0)
+        assert before[-1]["round"] <= found["peerage_round"][""] <= after[-1]["round"] + 1
+        seen = {row["accuracy"] for row in network.rows(0) if "accuracy" in row}
+        assert found["peerage_accuracy"][""] in seen
+        assert found["peerage_peers_alive"] == {"": 2}  # also on a machine that is busy for seconds
+        sent = found["peerage_bytes"]
+        assert sent.keys() == {"payload_sent", "wire_sent", "wire_received"}
+        assert sent["payload_sent"] >= sum(row["bytes"] for row in before) > 0
+        # All send the same number of bytes in a round, and have sent the last one's or not.
+        assert sent["wire_received"] > sum(row["bytes"] for row in before[:-1])
+        assert sent["wire_sent"] > sum(row["bytes"] for row in before[:-1])
+        assert found["peerage_messages_rejected"] == dict.fromkeys(REASONS, 0)
+        # The other one hangs for a while; what it then sends is of a round that is long over.
+        network.processes[1].send_signal(signal.SIGSTOP)
+        network.until(lambda: scraped(port)["peerage_peers_alive"] == {"": 1})
+        network.processes[1].send_signal(signal.SIGCONT)
+        network.until(lambda: scraped(port)["peerage_messages_rejected"]["late"] > 0)
+        network.until(lambda: scraped(port)["peerage_peers_alive"] == {"": 2})
+        # A peer that has lost all others waits for them.
+        for me in (1, 2):
+            network.processes[me].send_signal(signal.SIGSTOP)
+        network.until(lambda: scraped(port)["peerage_peers_alive"] == {"": 0})
+        for me in (1, 2):
+            network.processes[me].send_signal(signal.SIGCONT)
+        network.until(lambda: scraped(port)["peerage_peers_alive"] == {"": 2})
+
+
+def test_every_reason_is_counted_also_those_that_did_not_come_up():
+    peer = SimpleNamespace(
+        finished=4,
+        accuracy=None,
+        alive=2,
+        bytes_total=10,
+        troubles=lambda: {"late": 3, "not a member": 5},
+    )
+    transport = SimpleNamespace(counters=Counter(bytes_sent=12))
+    families = {one.name: one.samples for one in Collector(peer, transport).collect()}
+    assert "peerage_accuracy" not in families  # it was not judged yet
+    rejected = {s.labels["reason"]: s.value for s in families["peerage_messages_rejected"]}
+    assert rejected == dict.fromkeys(REASONS, 0) | {"late": 3, "not a member": 5}
+    sent = {sample.labels["what"]: sample.value for sample in families["peerage_bytes"]}
+    assert sent == {"payload_sent": 10, "wire_sent": 12, "wire_received": 0}
+
+
+# The log
+
+
+def objects(text: str) -> list[dict]:
+    """All lines as JSON, of which every one has the same fields and some have a row."""
+    found = [json.loads(line) for line in text.splitlines()]
+    for one in found:
+        assert one.keys() - {"row"} == {"time", "level", "peer", "message"}
+        assert datetime.fromisoformat(one["time"]).tzinfo is not None
+        assert one["level"] in ("info", "warning", "error")
+        assert "\n" not in one["message"]
+    return found
+
+
+def test_a_log_for_programs(tmp_path):
+    """Also the warning about noise, the word about the missing peer and the end are objects."""
+    noisy = endless(nodes=3, noise={"sigma": 0.01})
+    with Machines(tmp_path, noisy, Patience(start=2, step=1, gone=1)) as network:
+        network.start(0, more=["--log", "json"])
+        network.start(2)
+        network.until(lambda: network.round(0) >= 3)
+        network.processes[2].kill()
+        network.processes.pop(2).wait()
+        network.until(lambda: "waits for node-1" in network.log(0))
+        network.processes[0].terminate()
+        assert network.wait() == [130]
+        found = objects(network.log(0))
+    assert {one["peer"] for one in found} == {"node-0"}
+    levels = Counter(one["level"] for one in found)
+    assert levels["error"] == 1
+    assert found[-1]["level"] == "error"
+    assert found[-1]["message"].startswith("stopped in round ")
+    warned = [one["message"] for one in found if one["level"] == "warning"]
+    assert any("noise" in message for message in warned)
+    assert any("round" in message and "waits for node-1" in message for message in warned)
+    rows = [one["row"] for one in found if "row" in one]
+    assert [row["round"] for row in rows] == list(range(len(rows)))
+    assert rows[: len(network.rows(0))] == network.rows(0)[: len(rows)]
+    assert {row["heard"][1] for row in rows[1:]} == {2}
+
+
+def test_what_is_wrong_is_an_object_as_well(ready):
+    done = peerage(f"{ready.line} --log json --data npz:path=gone.npz")
+    assert (done.code, done.out) == (2, "")
+    [error] = objects(done.err)
+    assert (error["level"], error["peer"]) == ("error", "node-0")
+    assert error["message"] == "gone.npz does not exist; give the path of a .npz file"
+
+
+# The end
+
+
+def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
+    patience = Patience(start=600, step=3600, gone=2)  # far longer than it may take to stop
+    with Machines(tmp_path, endless(), patience) as network:
+        network.start(0)
+        network.start(1)
+        network.until(lambda: network.round(0) >= 3)
+        network.processes[0].terminate()
+        assert network.processes.pop(0).wait(PATIENCE) == 130
+        *earlier, last = network.log(0).splitlines()
+        reached = network.round(0)
+        # A round that was recorded, and not saved yet, is played again.
+        endings = [
+            f"error: stopped in round {round}; start it again to go on from its last round"
+            for round in (reached, reached + 1)
+        ]
+        assert last in endings
+        assert not any("error" in line or "Traceback" in line for line in earlier)
+        network.start(0)
+        network.until(lambda: network.round(0) >= reached + 3)
+        rounds = [row["round"] for row in network.rows(0)]
+        assert rounds[: reached - 1] == list(range(reached - 1))  # nothing of before is lost
+        assert rounds == sorted(set(rounds))
+        assert "round 1 of" not in network.log(0).partition(last)[2]
+
+
+def test_a_peer_that_trains_for_hours_stops_in_between(tmp_path):
+    with Machines(tmp_path, endless(local={"epochs": 10**7}), HASTY) as network:
+        network.start(0)
+        network.start(1)
+        network.until(lambda: all("round 0 of" in network.log(me) for me in range(2)))
+        time.sleep(0.5)
+        network.processes[0].terminate()
+        assert network.processes[0].wait(600) == 130
+        assert network.log(0).splitlines()[-1].startswith("error: stopped in round 1; start it")
+        assert "Traceback" not in network.log(0)
+
+
+# Input that cannot be
+
+
+@pytest.fixture
+def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A network of two peers, of which only node-0 is ever started; `line` starts it."""
+    monkeypatch.chdir(tmp_path)
+    Machines(tmp_path, endless(rounds=1), HASTY)
+    np.savez("mine.npz", x=np.zeros((10, 4)), y=np.arange(10) % 2)
+    np.savez("other.npz", x=np.zeros((10, 5)), y=np.arange(10) % 2)
+    return SimpleNamespace(
+        home=tmp_path, line="node --network network.toml --identity node-0 --certs certs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--data npz:path=gone.npz", "gone.npz does not exist; give the path of a .npz file"),
+        ("--data idx:path=gone", "gone is not a folder; give the path of a folder of IDX files"),
+        ("--data npy:path=gone", "unknown dataset 'npy'; did you mean 'npz'?"),
+        ("--data npz:path=mine.npz --test npz:path=gone.npz", "gone.npz does not exist"),
+        ("--data npz:path=mine.npz --test npz:path=other.npz", "--test other has examples of sha"),
+        ("--data npz:path=mine.npz --classes 1", "mine has labels of 2 classes, and --classes"),
+        ("--data npz:path=mine.npz --classes a,b,a", "--classes 'a,b,a' names 'a' twice"),
+        ("--data npz:path=mine.npz --classes 0", "--classes must be at least 1"),
+        ("--test npz:path=mine.npz", "--test is about data of one's own; give --data as well"),
+        ("--classes 10", "--classes is about data of one's own; give --data as well"),
+        ("--out mine.npz", "cannot write mine.npz: File exists; choose a folder that you may"),
+        ("--out mine.npz/deeper", "cannot write mine.npz/deeper: Not a directory; choose a fol"),
+        ("--out /proc/nobody/writes", "cannot write /proc/nobody/writes: "),
+        ("--out /proc", "cannot write /proc: "),  # a folder in which nobody can make a file
+        ("--metrics-port 99999", "--metrics-port must lie in 1 to 65535, got 99999"),
+        ("--metrics-port 0", "--metrics-port must lie in 1 to 65535, got 0"),
+        ("--log xml", "log must be human or json, got 'xml'"),
+        ("--rejoin none", "rejoin must be own or neighbour, got 'none'"),
+        ("--bind nowhere", "'nowhere'"),
+        ("--bind no..where:7401", "no..where:7401"),
+    ],
+)
+def test_bad_input_is_one_line(ready, flags, message):
+    assert message in complaint(peerage(f"{ready.line} {flags}"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_in_which_one_may_not_write(ready):
+    (ready.home / "locked").mkdir(mode=0o500)
+    for folder in ("locked", "locked/deeper"):
+        message = complaint(peerage(f"{ready.line} --out {folder}"))
+        assert message.startswith(f"cannot write {folder}: Permission denied; choose a folder")
+
+
+def test_a_port_for_metrics_that_is_taken(ready):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = complaint(peerage(f"{ready.line} --metrics-port {port}"))
+    assert message == (
+        f"cannot serve metrics on port {port}: Address already in use; choose another "
+        "--metrics-port"
+    )
+
+
+def test_an_address_that_no_machine_has(ready):
+    path = ready.home / "network.toml"
+    path.write_text(path.read_text().replace("127.0.0.1", "no..where", 1))
+    assert "no..where" in complaint(peerage(ready.line))

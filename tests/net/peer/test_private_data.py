@@ -1,0 +1,318 @@
+"""Data of one's own: classes, test sets and models that peers agree on."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from support.machines import Machines
+from support.networking import CALM, play
+
+import peerage as pg
+from peerage.data import Dataset
+from peerage.data.datasets import Folder, Idx, Npz
+from peerage.errors import InputError, PeerageWarning
+from peerage.models import MODELS
+from peerage.net.peer.private_data import judged_on, parse_classes, prepare_own, with_classes
+from peerage.records.rows import read_metrics
+from peerage.testing import Parts
+
+
+def data(labels, classes=None, name="mine", shape=(2,), test=None) -> Dataset:
+    """Examples that can be told apart, 0, 1, ... to train on and 100, 101, ... to judge."""
+    test = labels if test is None else test
+
+    def examples(start, count):
+        numbers = torch.arange(start, start + count, dtype=torch.float32)
+        return numbers.reshape(-1, *[1] * len(shape)).expand(-1, *shape)
+
+    x, test_x = examples(0, len(labels)), examples(100, len(test))
+    return pg.in_memory(x, labels, test_x, test, classes=classes, name=name)
+
+
+# Classes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10", 10),
+        (" 3 ", 3),
+        ("cat,dog", ("cat", "dog")),
+        (" cat , black dog", ("cat", "black dog")),
+        ("cat", ("cat",)),
+        ("0,1", ("0", "1")),
+    ],
+)
+def test_classes_are_a_number_or_names(text, expected):
+    assert parse_classes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "--classes must be at least 1, or names as in cat,dog,horse, got 0"),
+        ("-2", "at least 1, .* got -2"),
+        ("cat,dog,cat", "--classes 'cat,dog,cat' names 'cat' twice; write --classes cat,dog,horse"),
+        ("cat,,dog", "--classes 'cat,,dog' has an empty name"),
+        ("", "--classes '' has an empty name"),
+        (",", "--classes ',' has an empty name"),
+    ],
+)
+def test_classes_that_cannot_be(text, message):
+    with pytest.raises(InputError, match=message):
+        parse_classes(text)
+
+
+def test_labels_follow_the_order_of_the_names():
+    """Without a cat, the folder alone would call the dog 0."""
+    pets = data([0, 1, 1, 0], ("dog", "horse"), test=[1, 0])
+    named = with_classes(pets, ("cat", "dog", "fish", "horse"))
+    assert named.train_y.tolist() == [1, 3, 3, 1]
+    assert named.test_y.tolist() == [3, 1]
+    assert named.classes == ("cat", "dog", "fish", "horse")
+    assert torch.equal(named.train_x, pets.train_x)
+    turned = with_classes(pets, ("horse", "dog"))
+    assert turned.train_y.tolist() == [1, 0, 0, 1]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=50)
+def test_every_example_keeps_the_name_of_its_class(draw):
+    names = draw.draw(st.permutations(list("abcdef")))
+    own = draw.draw(st.permutations(names[: draw.draw(st.integers(1, 6))]))
+    labels = draw.draw(st.lists(st.integers(0, len(own) - 1), min_size=1, max_size=9))
+    named = with_classes(data(labels, tuple(own)), tuple(names))
+    assert [names[y] for y in named.train_y.tolist()] == [own[y] for y in labels]
+    assert [names[y] for y in named.test_y.tolist()] == [own[y] for y in labels]
+
+
+def test_classes_that_have_numbers_only_take_names_in_their_order():
+    numbered = data([0, 1, 1])
+    assert numbered.classes == ("0", "1")
+    named = with_classes(numbered, ("cat", "dog", "horse"))
+    assert named.classes == ("cat", "dog", "horse")
+    assert named.train_y.tolist() == [0, 1, 1]
+    # But names that are these numbers are their names.
+    assert with_classes(numbered, ("1", "0")).train_y.tolist() == [1, 0, 0]
+    assert with_classes(numbered, 3).classes == ("0", "1", "2")
+    assert with_classes(numbered, None) is numbered
+
+
+@pytest.mark.parametrize(
+    ("own", "classes", "message"),
+    [
+        (("cat", "dog"), ("cat", "dig"), "mine has a class 'dog' that --classes lacks; did you m"),
+        (("cat", "dog"), 3, "--classes 3 does not say which classes mine lacks beside cat, dog; n"),
+        (("cat", "dog"), 1, "mine has labels of 2 classes, and --classes says 1; give the number"),
+        (None, 1, "mine has labels of 2 classes, and --classes says 1"),
+        (None, ("cat",), "mine has labels of 2 classes, and --classes names 1; name all classes"),
+        (None, ("0", "2"), "mine has a class '1' that --classes lacks"),
+    ],
+)
+def test_classes_that_do_not_fit_the_data(own, classes, message):
+    with pytest.raises(InputError, match=message):
+        with_classes(data([0, 1], own), classes)
+    assert with_classes(data([0, 1], ("cat", "dog")), 2).classes == ("cat", "dog")
+
+
+# A shared test set
+
+
+def test_a_shared_test_set_takes_the_place_of_the_own():
+    own, shared = data([0, 1, 1]), data([0] * 4, name="all", test=[1, 0, 1, 1])
+    judged = judged_on(own, shared)
+    assert torch.equal(judged.train_x, own.train_x)
+    assert torch.equal(judged.test_x, shared.test_x)
+    assert judged.test_y.tolist() == [1, 0, 1, 1]
+    assert (judged.name, judged.classes) == ("mine", ("0", "1"))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            data([0, 1], name="all", shape=(3,)),
+            r"--test all has examples of shape \(3,\) and mine has examples of shape \(2,\); give",
+        ),
+        (
+            data([0, 1, 2], name="all"),
+            "--test all has 3 classes and mine has 2; say with --classes",
+        ),
+        (
+            data([0, 1], ("cat", "fox"), "all"),
+            "--test all calls a class 'fox' that mine calls 'dog'; name all classes of the whole",
+        ),
+    ],
+)
+def test_a_test_set_of_another_kind_is_refused(other, message):
+    with pytest.raises(InputError, match=message):
+        judged_on(data([0, 1], ("cat", "dog")), other)
+
+
+def test_numbers_may_be_judged_on_names_and_the_other_way_round():
+    names, numbers = data([0, 1], ("cat", "dog")), data([0, 1])
+    assert judged_on(names, numbers).classes == ("cat", "dog")
+    assert judged_on(numbers, names).classes == ("0", "1")
+
+
+def test_the_world_of_a_peer_has_the_classes_and_the_test_set_of_all():
+    experiment = pg.Experiment(dataset="npz:path=gone.npz", nodes=3, evaluation={"samples": 2})
+    own = data([0, 1, 1, 0], ("dog", "horse"), name="one")
+    shared = data([0], ("cat",), name="all", test=[0, 0, 0])  # its training set is not looked at
+    names = ("cat", "dog", "horse")
+    first = prepare_own(experiment, 1, own, names, shared)
+    assert first.setup["classes"] == ["cat", "dog", "horse"]
+    assert first.setup["allocation"] == [[0, 0, 0], [0, 2, 2], [0, 0, 0]]
+    assert first.world.test.y.tolist() == [0, 0]
+    # Others draw the same examples of the shared test set.
+    second = prepare_own(experiment, 2, data([0, 0], ("cat",), name="two"), names, shared)
+    assert torch.equal(first.world.test.x, second.world.test.x)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.5])
+def test_a_hub_trains_on_nothing_and_judges_on_what_it_is_given(validation):
+    evaluation = {"validation": validation}
+    experiment = pg.Experiment(algorithm="fedavg", nodes=2, evaluation=evaluation)
+    shared = data([0, 1, 2], name="all", test=[2, 1, 0, 0])
+    prepared = prepare_own(experiment, 2, shared)
+    assert prepared.setup["examples"] == [0, 0]
+    assert [len(part) for part in prepared.world.parts] == [0, 0, 0]
+    assert prepared.world.test.y.tolist() == [2, 1, 0, 0]
+
+
+def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
+    """Labels 0 and 2 of three, and a test set of all: warnings are errors here."""
+    experiment = pg.Experiment(nodes=3, model="logistic")
+    own = data([0, 2, 2, 0], test=[0, 1, 2])
+    assert prepare_own(experiment, 1, own).setup["classes"] == ["0", "1", "2"]
+    one = data([2, 2], test=[2])
+    assert prepare_own(experiment, 1, one, 3).setup["allocation"][1] == [0, 0, 2]
+    named = data([0, 0], ("cat",), test=[0])
+    assert prepare_own(experiment, 1, named, ("cat", "dog")).setup["allocation"][1] == [2, 0]
+
+
+def test_a_peer_is_told_when_the_network_s_classes_are_a_guess():
+    experiment = pg.Experiment(nodes=3, model="logistic")
+    message = "mine: no example is of class 1, but 3 classes are counted; say with --classes which"
+    with pytest.warns(PeerageWarning, match=message):
+        prepare_own(experiment, 1, data([0, 2, 2]))
+    with pytest.raises(InputError, match=r"all examples are of class '0', .* say with --classes"):
+        prepare_own(experiment, 1, data([0, 0]))
+
+
+# The model
+
+
+@pytest.mark.parametrize("name", ["mine", "cifar10", "digits"])
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [
+        ("mnist", "mnist-cnn"),
+        ("digits", "digits-mlp"),
+        ("npz:path=gone.npz", "cifar-cnn"),
+        ("folder:path=cifar10", "cifar-cnn"),
+    ],
+)
+def test_the_model_does_not_depend_on_what_a_peer_calls_its_data(name, dataset, model):
+    experiment = pg.Experiment(dataset=dataset, nodes=2, algorithm="decavg")
+    own = data(list(range(10)), name=name, shape=(1, 28, 28))
+    assert prepare_own(experiment, 0, own).experiment.model == (MODELS[model](),)
+
+
+def test_a_model_that_the_experiment_names_stays():
+    experiment = pg.Experiment(dataset="mnist", model="logistic", nodes=2)
+    assert prepare_own(experiment, 0, data([0, 1])).experiment.model == (MODELS["logistic"](),)
+
+
+# Through the command line
+
+
+def pictures(folder: Path, seed: int, **counts: int) -> str:
+    """So many pictures of each class, one colour for each and noise."""
+    rng = np.random.default_rng(seed)
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        base = {"cat": (200, 50, 50), "dog": (50, 200, 50), "horse": (50, 50, 200)}[name]
+        for number in range(count):
+            noise = rng.integers(-50, 50, (4, 4, 3))
+            pixels = (np.array(base) + noise).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return f"folder:path={folder},size=4"
+
+
+def finished(network: Machines, flags: list[list[str]]) -> None:
+    for me, more in enumerate(flags):
+        network.start(me, more=more)
+    assert network.wait() == [0] * len(flags), "\n".join(map(network.log, range(len(flags))))
+
+
+@pytest.mark.slow
+def test_folders_with_different_classes_train_as_one_simulation(tmp_path):
+    specs = [
+        pictures(tmp_path / "zero", 0, dog=10, horse=15),
+        pictures(tmp_path / "one", 1, cat=20, dog=5),
+    ]
+    shared = pictures(tmp_path / "shared", 2, cat=10, dog=10, horse=10)
+    names = ("cat", "dog", "horse")
+    common = {"nodes": 2, "topology": "ring", "model": "logistic", "rounds": 2}
+    experiment = pg.Experiment(dataset="folder:path=nobody-has-this", **common)
+    with Machines(tmp_path, experiment, CALM) as network:
+        more = ["--test", shared, "--classes", ",".join(names)]
+        finished(network, [["--data", spec, *more] for spec in specs])
+        rows = [network.rows(me) for me in range(2)]
+    # The same with all data in one place. cat is missing in the first folder, horse in the second.
+    zero, one = (Folder(str(tmp_path / name), size=4).load(tmp_path) for name in ("zero", "one"))
+    test = Folder(str(tmp_path / "shared"), size=4).load(tmp_path)
+    x = torch.cat([zero.train_x, one.train_x])
+    y = torch.cat([zero.train_y + 1, one.train_y])
+    parts = (tuple(range(len(zero.train_y))), tuple(range(len(zero.train_y), len(y))))
+    whole = pg.in_memory(x, y, test.test_x, test.test_y, classes=names)
+    simulated = pg.Experiment(
+        dataset=whole, partition=Parts(parts), engine={"name": "serial"}, **common
+    )
+    pg.run(simulated, tmp_path / "simulated")
+    expected = read_metrics(tmp_path / "simulated" / "metrics.jsonl")
+    for me, own in enumerate(rows):
+        assert [row["round"] for row in own] == [0, 1, 2]
+        theirs = {row["round"]: row for row in expected if row.get("node") == me}
+        for row in own[1:]:
+            assert row["loss"] == theirs[row["round"]]["loss"]
+            assert row["accuracy"] == theirs[row["round"]]["accuracy"]
+
+
+def idx(path: Path, values: np.ndarray) -> None:
+    header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    path.write_bytes(header + values.astype(np.uint8).tobytes())
+
+
+@pytest.mark.slow
+def test_an_archive_that_lacks_a_class_and_idx_files_train_together(tmp_path):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 90)
+    x = (80 * np.eye(3, 16)[y] + rng.integers(0, 100, (90, 16))).astype(np.uint8).reshape(90, 4, 4)
+    few = y[:45] < 2
+    np.savez(tmp_path / "own.npz", x=x[:45][few], y=y[:45][few])
+    (tmp_path / "files").mkdir()
+    idx(tmp_path / "files" / "train-images-idx3-ubyte", x[45:])
+    idx(tmp_path / "files" / "train-labels-idx1-ubyte", y[45:])
+    own = [Npz(str(tmp_path / "own.npz")), Idx(str(tmp_path / "files"))]
+    experiment = pg.Experiment(nodes=2, topology="ring", model="logistic", rounds=2)
+    with Machines(tmp_path, experiment, CALM) as network:
+        flags = [f"npz:path={own[0].path}", f"idx:path={own[1].path}"]
+        finished(network, [["--data", spec, "--classes", "3"] for spec in flags])
+        rows = [network.rows(me) for me in range(2)]
+        digests = [json.loads((f / "summary.json").read_text())["digest"] for f in network.folders]
+    assert len(set(digests)) == 1  # two that hear each other end with one model
+    peers = play(
+        experiment, prepared=lambda me: prepare_own(experiment, me, own[me].load(tmp_path), 3)
+    )
+    for peer, found in zip(peers, rows, strict=True):
+        assert [row["heard"] for row in found[1:]] == [[1, 1], [1, 1]]
+        for key in ("round", "accuracy", "loss", "bytes"):
+            assert [row.get(key) for row in found] == [row.get(key) for row in peer.rows]

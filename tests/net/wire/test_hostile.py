@@ -1,0 +1,198 @@
+"""Whatever arrives, reading it ends in a value or in `Rejected`, and memory does not grow."""
+
+import json
+import os
+import random
+import tracemalloc
+from collections import Counter
+from itertools import islice
+
+import psutil
+import pytest
+import torch
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
+from support.hostile import BOMB, KINDS, ODD, bomb, dumps, mutations, sealed
+
+from peerage.engine.router import Parcel
+from peerage.net.wire.header import REASONS, Expected, Form, Rejected, header_bytes, parse_header
+from peerage.net.wire.payload import LAYOUT_LIMIT, decode, encode
+
+BUDGET = int(os.environ.get("PEERAGE_FUZZ", "6000"))
+
+TENSORS = {
+    "x": torch.linspace(-1, 1, 300),
+    "b": torch.empty(0),
+    "z": torch.full((2, 3), 1e-3),
+    "scale": torch.tensor(0.5),
+    "who": torch.tensor([3, 1, 2]),
+    "mask": torch.tensor([True, False, True]),
+    "bytes": torch.arange(5, dtype=torch.uint8),
+}
+EXPECTED = Expected(
+    run="demo",
+    me=0,
+    members=frozenset(range(8)),
+    tensors={
+        "net": {
+            "x": (300,),
+            "b": (0,),
+            "z": (None, None),
+            "scale": (),
+            "who": Form(((None,),), torch.int64),
+            "mask": Form(((3,),), torch.bool),
+            "bytes": Form(((5,), (None, None, None)), torch.uint8),
+        }
+    },
+    max_bytes=1 << 16,
+)
+BY_HEADER = {"schema", "run", "round", "sender", "recipient", "architecture"}
+INSIDE = {"oversized", "truncated", "malformed", "name", "shape", "dtype", "nonfinite", "checksum"}
+BY_WIRE = BY_HEADER | INSIDE
+
+
+def valid(wire: str = "fp32") -> tuple[bytes, bytes]:
+    parcel = Parcel(1, (0,), 60, 2, "net", TENSORS, 1231, 4)
+    header, payload = encode(parcel, run="demo", round=7, recipient=0, place=1, wire=wire)
+    return header_bytes(header), bytes(payload)
+
+
+def read(raw: bytes, payload: bytes) -> tuple[str, Parcel | None]:
+    """What becomes of a message: nothing but `Rejected` may be raised, and values must be true."""
+    refusal = None
+    try:
+        header = parse_header(raw, EXPECTED, identity=1)
+        parcel = decode(header, payload, EXPECTED)
+    except Rejected as rejected:
+        refusal = rejected
+    if refusal is not None:
+        assert refusal.reason in BY_WIRE
+        assert len(str(refusal)) < 400
+        assert str(refusal).isprintable()
+        return refusal.reason, None
+    assert json.loads(raw) == {"schema": 1, **vars(header)}
+    expected = as_others_read_it(raw, payload)
+    assert parcel.payload.keys() == expected.keys()
+    assert all(torch.equal(parcel.payload[name], expected[name]) for name in expected)
+    assert all(parcel.payload[name].dtype == TENSORS[name].dtype for name in expected)
+    return "accepted", parcel
+
+
+def as_others_read_it(raw: bytes, payload: bytes) -> dict[str, torch.Tensor]:
+    if json.loads(raw)["packed"]:
+        payload = zstandard.ZstdDecompressor().decompress(payload)
+    return {
+        name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        for name, tensor in load(payload).items()
+    }
+
+
+def test_nothing_but_rejections_and_true_values_come_out_of_mutated_messages():
+    process, counts = psutil.Process(), Counter()
+    rng = random.Random(BUDGET)
+    streams = [mutations(rng, *valid(wire)) for wire in ("fp32", "bf16")]
+    for mutation in islice(streams[0], 100):
+        read(mutation.header, mutation.payload)
+    before = process.memory_info().rss
+    for stream in streams:
+        for _, raw, payload in islice(stream, BUDGET // 2):
+            outcome, _ = read(raw, payload)
+            counts[outcome] += 1
+    assert process.memory_info().rss - before < 50e6
+    assert counts.keys() - {"accepted"} <= set(REASONS)
+    assert counts["accepted"] < 0.3 * counts.total()
+    if BUDGET >= 6000:
+        assert counts.keys() == BY_WIRE | {"accepted"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_mutation_is_noticed(kind):
+    rng = random.Random(kind)
+    messages = [KINDS[kind](rng, *valid()) for _ in range(20)]
+    assert any(read(*message)[0] != "accepted" for message in messages)
+
+
+def test_every_field_with_every_odd_value():
+    """Accepted are only numbers about the sender that nobody can check, and its round and place."""
+    raw, payload = valid()
+    stated = json.loads(raw)
+    free = {"round", "place", "number", "examples", "degree"}
+    for name in stated:
+        for value in ODD:
+            outcome, _ = read(dumps({**stated, name: value}), payload)
+            if outcome == "accepted" and name not in free:
+                assert value == stated[name]
+            if outcome == "accepted":
+                assert type(value) is type(stated[name])
+                assert name not in free or -1 <= value <= 10**9
+
+
+@pytest.mark.parametrize("size", [BOMB, 1 << 20])
+def test_a_small_message_that_unpacks_to_much_takes_no_memory(size):
+    message = sealed(valid()[0], bomb(size), packed=True)
+    header = parse_header(message[0], EXPECTED, 1)
+    tracemalloc.start()
+    with pytest.raises(Rejected, match="unpacks to at most 65536 bytes") as caught:
+        decode(header, message[1], EXPECTED)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+    assert caught.value.reason == "oversized"
+
+
+def test_a_long_layout_is_refused_before_it_is_read():
+    payload = (LAYOUT_LIMIT + 8).to_bytes(8, "little") + b"[" * 60_000
+    assert read(*sealed(valid()[0], payload))[0] == "oversized"
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None, max_examples=200)
+def test_any_bytes_as_a_header(raw):
+    assert read(raw, b"")[0] in ("malformed", "schema")
+
+
+@given(st.binary(max_size=300), st.booleans(), st.sampled_from(["fp32", "bf16"]))
+@settings(deadline=None, max_examples=200)
+def test_any_bytes_as_a_payload(payload, packed, wire):
+    raw, payload = sealed(valid()[0], payload, packed=packed, wire=wire)
+    outcome, parcel = read(raw, payload)
+    assert parcel is None or parcel.payload == {}
+    assert outcome in INSIDE | {"accepted"}
+
+
+NUMBERS = st.one_of(st.integers(-2, 40), st.integers(), st.booleans(), st.floats())
+ABOUT = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "I64", "U8", "BOOL", "BF16", "F64", ""]),
+        "shape": st.lists(NUMBERS, max_size=4),
+        "data_offsets": st.lists(NUMBERS, max_size=3),
+    }
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*TENSORS, "y"]), ABOUT, max_size=4),
+    st.binary(max_size=64),
+)
+@settings(deadline=None, max_examples=300)
+def test_any_layout(stated, data):
+    text = dumps(stated)
+    text += b" " * (-len(text) % 8)
+    raw, payload = sealed(valid()[0], len(text).to_bytes(8, "little") + text + data)
+    assert read(raw, payload)[0] in INSIDE | {"accepted"}
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(max_size=5), inner)),
+    max_leaves=10,
+)
+
+
+@pytest.mark.slow
+@given(st.dictionaries(st.sampled_from([*json.loads(valid()[0])]), JSON, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=300)
+def test_any_json_in_the_fields_of_a_header(changes):
+    raw, payload = valid()
+    assert read(dumps({**json.loads(raw), **changes}), payload)[0] in BY_WIRE | {"accepted"}

@@ -1,0 +1,102 @@
+"""The command line as the tests call it: within this process, as starting one takes seconds."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from peerage.cli.app import main
+
+# A run of a moment: four nodes on a ring.
+TINY = "--nodes 4 --topology ring --partition iid --epochs 1 --model logistic"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+def peerage(line: str, *more: object) -> Outcome:
+    """What `peerage LINE MORE...` prints, and its exit code; other exceptions pass through.
+
+    Only the command `report` draws: other commands write reports without pictures, each of which
+    would take a second. The documents and the tests of reports draw all of them.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
+    before = signal.getsignal(signal.SIGTERM)
+    words = ["peerage", *line.split(), *map(str, more)]
+    with (
+        mock.patch.object(sys, "argv", words),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        blank_pictures("report" not in words),
+    ):
+        try:
+            main()
+        except SystemExit as ending:
+            code = ending.code or 0
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def blank_pictures(wanted: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if wanted:
+            where = "peerage.report.figures.data_uri"
+            stack.enter_context(mock.patch(where, return_value="data:image/svg+xml,"))
+        yield
+
+
+def start(
+    line: str, *more: object, cwd: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """The same as a process of its own, in a group of its own, so that signals reach all of it."""
+    with hearing(signal.SIGHUP, signal.SIGINT):
+        return subprocess.Popen(
+            [Path(sys.executable).with_name("peerage"), *line.split(), *map(str, more)],
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def hearing(*numbers: signal.Signals) -> Iterator[None]:
+    """Let processes started here hear these signals, also where tests in the background do not."""
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def complaint(outcome: Outcome) -> str:
+    """The one line on standard error that bad input gives; asserts that it is nothing but that."""
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: "), outcome.err
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.err.endswith("\n")
+    return outcome.err.removeprefix("error: ").rstrip("\n")

@@ -1,0 +1,166 @@
+"""Peers as processes of their own, on machines that fail: disks fill up, cables are pulled."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+import pytest
+from support.processes import PATIENCE
+
+from peerage import Experiment
+from peerage.net.deploy.up import free_ports
+from peerage.net.peer.network import Member, Network, Patience
+from peerage.net.trust.certs import Authority
+from peerage.records.rows import Row, read_metrics
+
+PEERAGE = Path(sys.executable).with_name("peerage")
+
+
+class Machines:
+    """One process per peer; leaving the context ends those that still run."""
+
+    def __init__(
+        self,
+        home: Path,
+        experiment: Experiment,
+        patience: Patience,
+        hosts: Sequence[str] | None = None,
+    ) -> None:
+        self.home = home
+        count = experiment.nodes_and_hub
+        hosts = hosts or ["127.0.0.1"] * count
+        addresses = zip(hosts, free_ports(count), strict=True)
+        members = tuple(Member(f"node-{i}", f"{h}:{p}") for i, (h, p) in enumerate(addresses))
+        network = Network("test", experiment, members, patience)
+        (home / "experiment.toml").write_text(experiment.to_toml())
+        (home / "network.toml").write_text(network.to_toml("experiment.toml"))
+        authority = Authority.create(home / "certs", "tests")
+        for member in members:
+            authority.issue(member.name)
+        self.folders = [home / member.name for member in members]
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, me: int, within: Sequence[str] = (), more: Sequence[str] = ()) -> None:
+        """`within` is a command in front of the peer's own, which must become the peer."""
+        command = [*within, str(PEERAGE), "node", "--identity", f"node-{me}"]
+        command += ["--network", str(self.home / "network.toml")]
+        command += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me]), *more]
+        with open(self.log_file(me), "ab") as log:
+            self.processes[me] = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+
+    def log_file(self, me: int) -> Path:
+        return self.home / f"node-{me}.log"
+
+    def log(self, me: int) -> str:
+        return self.log_file(me).read_text()
+
+    def rows(self, me: int) -> list[Row]:
+        file = self.folders[me] / "metrics.jsonl"
+        return read_metrics(file) if file.exists() else []
+
+    def round(self, me: int) -> int:
+        return int(self.rows(me)[-1]["round"]) if self.rows(me) else 0
+
+    def heard(self, me: int) -> tuple[int, int]:
+        """How many were heard in the last round, of how many."""
+        heard, of = self.rows(me)[-1]["heard"]
+        return heard, of
+
+    def until(self, what: Callable[[], bool], seconds: float = PATIENCE) -> None:
+        """Wait for something that happens while all peers run."""
+        end = time.monotonic() + seconds
+        while not what():
+            over = time.monotonic() > end or any(p.poll() for p in self.processes.values())
+            assert not over, "\n".join(self.log(me)[-2000:] for me in self.processes)
+            time.sleep(0.05)
+
+    def wait(self, seconds: float = PATIENCE) -> list[int]:
+        """The exit codes of all."""
+        end = time.monotonic() + seconds
+        return [process.wait(end - time.monotonic()) for process in self.processes.values()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Cable:
+    """Machines of two rooms, each a network namespace, and a cable between the rooms."""
+
+    def __init__(self, rooms: Sequence[Sequence[int]], stack: ExitStack) -> None:
+        self.stack = stack
+        self.switch = self._namespace(["unshare", "--user", "--map-root-user", "--net"])
+        self.machines: dict[int, int] = {}
+        for room, members in enumerate(rooms):
+            self.ip(f"link add room{room} type bridge")
+            self.ip(f"link set room{room} up")
+            for me in members:
+                self._plug_in(me, room)
+        self.ip("link add end0 type veth peer name end1")
+        for room in range(2):
+            self.ip(f"link set end{room} master room{room} up")
+
+    def _namespace(self, command: Sequence[str]) -> int:
+        process = subprocess.Popen([*command, "sh", "-c", "echo && exec cat"], **PIPES)
+        self.stack.callback(process.communicate)  # closes its input, upon which it ends
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process.pid
+
+    def _plug_in(self, me: int, room: int) -> None:
+        machine = self._namespace([*entering(self.switch), "unshare", "--net"])
+        self.machines[me] = machine
+        self.ip(f"link add to{me} type veth peer name eth0 netns {machine}")
+        self.ip(f"link set to{me} master room{room} up")
+        for line in ("link set lo up", f"addr add {host(me)}/24 dev eth0", "link set eth0 up"):
+            subprocess.run([*entering(machine), "ip", *line.split()], check=True)
+
+    def ip(self, line: str) -> None:
+        subprocess.run([*entering(self.switch), "ip", *line.split()], check=True)
+
+    def cut(self) -> None:
+        self.ip("link set end0 down")
+
+    def mend(self) -> None:
+        self.ip("link set end0 up")
+
+
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+
+def entering(namespace: int) -> list[str]:
+    return ["nsenter", "--user", "--net", "--preserve-credentials", f"--target={namespace}"]
+
+
+def host(me: int) -> str:
+    return f"10.77.0.{me + 1}"
+
+
+@contextmanager
+def two_rooms(*rooms: Sequence[int]) -> Iterator[Cable]:
+    if missing := [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)} (packages util-linux and iproute2)")
+    trial = "unshare --user --map-root-user --net ip link add end0 type veth peer name end1"
+    tried = subprocess.run(trial.split(), capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"network namespaces are not possible here: {tried.stderr.strip()}")
+    with ExitStack() as stack:
+        yield Cable(rooms, stack)

@@ -1,0 +1,54 @@
+"""What the tests of all papers' studies share: they carry jobs out, and nobody watches."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.command_line import peerage
+
+from peerage.errors import Interrupted
+from peerage.papers import runner
+from peerage.papers.calibrate import Speeds
+from peerage.papers.study import Job, Plan
+
+SMOKE, PAPER = Plan("smoke"), Plan("paper")
+
+
+def jobs_of(id: str, plan: Plan = PAPER) -> list[Any]:
+    return runner.STUDIES[id].jobs(plan)
+
+
+class Silent:
+    """A watcher that may interrupt the work, at the detail that begins so."""
+
+    def __init__(self, stop_at: str = "") -> None:
+        self.stop_at = stop_at
+        self.started: list[tuple[str, float]] = []
+        self.details: list[str] = []
+
+    def __call__(self, costs: list[float]) -> "Silent":
+        return self
+
+    def start(self, label: str, number: int, count: int, cost: float, *, done: float) -> None:
+        self.started.append((label, done))
+
+    def advance(self, share: float, detail: str) -> None:
+        self.details.append(detail)
+        if self.stop_at and detail.startswith(self.stop_at):
+            raise Interrupted("by the test")
+
+    def finish(self) -> None:
+        pass
+
+
+def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
+    return runner.carry_out(runner.Store(home), jobs, watcher or Silent(), Speeds())
+
+
+def smoke_files(id: str, home: Path) -> list[Path]:
+    """What the command writes for a study at smoke scale, none of whose runs may be missing."""
+    outcome = peerage(f"reproduce {id} --scale smoke --json --out", home)
+    assert outcome.code == 0, outcome.err
+    last = json.loads(outcome.lines[-1])
+    assert last["lacking"] == last["diverged"] == []
+    return [Path(name) for name in last["files"]]
