@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import TINY, complaint, peerage
-from test_specs import members
+from support.strategies import members
 from torch import Tensor, nn
 
 import peerage as pg

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.networks import SIZES, network
 from torch import nn
 
 from peerage import specs
@@ -11,22 +12,6 @@ from peerage.errors import InputError
 from peerage.models import MODELS, default_model, head_parameters
 from peerage.models.start import he
 
-# The shape a network was made for, its parameters there and in its output layer (ten classes).
-SIZES = {
-    "cifar-cnn": ((3, 32, 32), 356_810, 1_290),
-    "digits-cnn": ((1, 8, 8), 9_258, 330),
-    "digits-mlp": ((1, 8, 8), 6_570, 330),
-    "fashion-cnn": ((1, 28, 28), 1_199_882, 1_290),
-    "gain-cnn": ((10, 32, 32), 8_455_978, 650),
-    "gain-mlp": ((1, 28, 28), 567_434, 1_290),
-    "gn-lenet": ((3, 32, 32), 89_834, 10_250),
-    "hwa-mlp": ((1, 28, 28), 199_210, 2_010),
-    "leaf-cnn": ((1, 28, 28), 6_497_162, 20_490),
-    "logistic": ((1, 28, 28), 7_850, 7_850),
-    "mlp": ((1, 8, 8), 6_570, 330),
-    "mnist-cnn": ((1, 28, 28), 21_840, 510),
-    "vgg16": ((3, 32, 32), 33_638_218, 40_970),
-}
 LEAST_SIDE = {
     "cifar-cnn": 8,
     "digits-cnn": 4,
@@ -37,11 +22,6 @@ LEAST_SIDE = {
     "mnist-cnn": 16,
     "vgg16": 32,
 }
-
-
-def network(name: str, shape: tuple[int, ...] | None = None, classes: int = 10) -> nn.Module:
-    torch.manual_seed(0)
-    return specs.parse(name, "model", MODELS).build(shape or SIZES[name][0], classes).eval()
 
 
 def count(module: nn.Module, names: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_models import SIZES, network
+from support.networks import SIZES, network
 from torch import Tensor, nn
 from torch.func import functional_call
 
