@@ -10,28 +10,13 @@ import pytest
 
 import peerage
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import rooms
+
 ROOT = Path(peerage.__file__).parent
 
-# From the ground up. Modules and rooms in one line may not import each other.
-ORDER = [
-    ["errors", "randomness", "isolation"],
-    ["specs", "files", "vectors", "aggregation"],
-    ["requests", "state", "privacy", "graphs", "data", "records", "net.trust"],
-    ["work", "models", "report"],
-    ["algorithm"],
-    ["hub"],
-    ["algorithms"],
-    ["experiment"],
-    ["engine"],
-    ["runs", "net.wire"],
-    ["__init__", "net"],
-    ["papers", "testing", "net.peer"],
-    ["net.deploy"],
-    ["cli"],
-    ["__main__"],
-]
-LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
-ROOMS = sorted({name for name in LEVEL if (ROOT / name.replace(".", "/")).is_dir()} - {"net"})
+LEVEL = {name: number for number, level in enumerate(rooms.LEVELS) for name in level}
+ROOMS = sorted(rooms.ROOMS)
 
 # What the mathematics of an algorithm needs; no engine, file, graph or clock.
 FOR_ALGORITHMS = {
