@@ -18,9 +18,10 @@ LEVELS: list[dict[str, str]] = [
     },
     {
         "specs": "name:key=value",
-        "files": "atomic writes, disk errors",
-        "vectors": "a model as one flat vector",
-        "aggregation": "means on stacked vectors",
+        "files": "atomic writes",
+        "workers": "forked processes",
+        "vectors": "a flat vector per model",
+        "aggregation": "means of vectors",
     },
     {
         "requests": "messages, inbox",

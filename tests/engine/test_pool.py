@@ -19,7 +19,6 @@ from peerage.engine.pool import (
     Arena,
     PoolTeam,
     SharedStore,
-    _rebuild,
     reserve,
     spread,
 )
@@ -27,6 +26,7 @@ from peerage.engine.prepare import prepare
 from peerage.errors import DiskError, InputError, PeerageError, WorkerDied
 from peerage.testing import NODES, toy
 from peerage.work.training import LocalSGD
+from peerage.workers import _rebuild
 
 SIZE = 1 << 16
 
@@ -131,7 +131,7 @@ def test_shared_memory_has_no_name_that_could_be_left_behind():
     team = PoolTeam(world, 2)
     with Lockstep(world, team) as engine:
         engine.round(0, evaluate=True)
-        for pid in [os.getpid(), *(process.pid for process in team.processes)]:
+        for pid in [os.getpid(), *(process.pid for process in team.workers.processes)]:
             maps = Path(f"/proc/{pid}/maps").read_text()
             assert "/dev/shm/" not in maps
             assert "/dev/zero (deleted)" in maps  # how the kernel shows memory without a name
@@ -148,7 +148,7 @@ def alive(pid: int) -> bool:
 def test_workers_are_gone_after_the_run():
     world = prepare(toy(Local())).world
     team = PoolTeam(world, 3)
-    pids = [process.pid for process in team.processes]
+    pids = [process.pid for process in team.workers.processes]
     assert len(pids) == 3
     with Lockstep(world, team) as engine:
         engine.round(0, evaluate=False)
@@ -169,8 +169,8 @@ def test_a_worker_that_dies_is_named():
     team = PoolTeam(world, 2)
     with Lockstep(world, team) as engine:
         engine.round(0, evaluate=False)
-        pid = team.processes[1].pid
-        team.processes[1].kill()
+        pid = team.workers.processes[1].pid
+        team.workers.processes[1].kill()
         expected = rf"worker 1 \(process {pid}\) was killed by signal 9, perhaps for lack of memory"
         with pytest.raises(WorkerDied, match=expected):
             engine.round(1, evaluate=False)

@@ -24,10 +24,10 @@ from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
 from peerage.experiment.experiment import HUB, UNTIL, Until, display_name, merged
+from peerage.graphs.gains import GAINS, ManualGain
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.models import MODELS
 from peerage.models.mlp import MLP, Logistic
-from peerage.models.start import GAINS, ManualGain
 from peerage.privacy import Noise
 from peerage.runs import run as running
 from peerage.work.losses import CORRECTIONS, LOSSES

@@ -15,24 +15,19 @@ from peerage import Local
 from peerage.engine.lockstep import Lockstep, SerialTeam
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError
-from peerage.graphs.graph import StaticGraph
-from peerage.graphs.topology import DynamicRegular
-from peerage.models import MODELS
-from peerage.models.start import (
+from peerage.graphs.gains import (
     GAINS,
-    Architecture,
     DegreeGain,
     ExponentGain,
     GraphGain,
     ManualGain,
     NoGain,
     SqrtGain,
-    biases,
-    he,
-    own_architecture,
-    redraw,
-    weights,
 )
+from peerage.graphs.graph import StaticGraph
+from peerage.graphs.topology import DynamicRegular
+from peerage.models import MODELS
+from peerage.models.start import Architecture, biases, he, own_architecture, redraw, weights
 from peerage.testing import NODES, toy
 
 

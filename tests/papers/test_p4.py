@@ -408,7 +408,7 @@ class Failing:
     [
         ("input", InputError, "degree must be positive, got -1"),
         ("bug", RuntimeError, "ZeroDivisionError: division by zero"),
-        ("killed", WorkerDied, "was killed, perhaps for lack of memory"),
+        ("killed", WorkerDied, "was killed by signal 9, perhaps for lack of memory"),
     ],
 )
 def test_what_goes_wrong_in_a_process_is_told(tmp_path, how, kind, text):

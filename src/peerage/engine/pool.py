@@ -9,32 +9,27 @@ import contextlib
 import ctypes
 import heapq
 import mmap
-import multiprocessing
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from peerage import errors
 from peerage.engine.shard import Shard
 from peerage.engine.world import World
-from peerage.errors import InputError, PeerageError, WorkerDied
-from peerage.isolation import exclusive_torch
+from peerage.errors import InputError, PeerageError
+from peerage.workers import ENDED, Workers
 
 ALIGNMENT = 64  # bytes: a cache line, and what torch's own allocator gives
 MAP_NORESERVE = 0x4000  # the mmap module has no name for it before Python 3.13
 LEAST_ARENA = 1 << 26  # bytes: less is no use to anybody
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -129,38 +124,20 @@ class PoolTeam:
             raise InputError("engine 'pool' needs Linux; use --engine serial on this system")
         self.members = spread([world.work(node) for node in range(world.nodes)], workers)
         self.arenas = reserve(len(self.members))
-        self.pipes: list[Connection] = []
-        self.processes: list[Any] = []
+        arguments = [
+            (world, nodes, SharedStore(self.arenas, worker))
+            for worker, nodes in enumerate(self.members)
+        ]
+        self.workers = Workers(_work, arguments)
         try:
-            self._start(world)
+            self._gather()  # every worker reports when its nodes stand
         except BaseException:
             self.close()
             raise
 
-    def _start(self, world: World) -> None:
-        context = multiprocessing.get_context("fork")
-        for worker, nodes in enumerate(self.members):
-            ours, theirs = context.Pipe()
-            inherited = [*self.pipes, ours]
-            process = context.Process(
-                target=_work,
-                args=(world, nodes, SharedStore(self.arenas, worker), theirs, inherited),
-                name=f"peerage-worker-{worker}",
-                daemon=True,
-            )
-            with exclusive_torch():  # a fork while another thread is in torch copies held locks
-                process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
-        self._gather()  # every worker reports when its nodes stand
-
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        for worker, (pipe, values) in enumerate(zip(self.pipes, arguments, strict=True)):
-            try:
-                pipe.send((method, values))
-            except OSError:
-                self._fail(worker)
+        for worker, values in enumerate(arguments):
+            self.workers.send(worker, (method, values))
         return self._gather()
 
     def open(self, place: Place) -> Tensor:
@@ -168,43 +145,20 @@ class PoolTeam:
 
     def close(self) -> None:
         """End all workers, whatever they are doing, and wait until they are gone."""
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.join()
-            process.close()
-        self.pipes, self.processes, self.arenas = [], [], []
+        self.workers.close()
+        self.arenas = []
 
     def _gather(self) -> list[Any]:
+        """One answer of every worker, in their order."""
         answers: dict[int, Any] = {}
-        while len(answers) < len(self.pipes):
-            missing = {self.pipes[w]: w for w in range(len(self.pipes)) if w not in answers}
-            sentinels = {self.processes[w].sentinel: w for w in missing.values()}
-            for ready in wait([*missing, *sentinels]):
-                if ready in missing:
-                    worker = missing[ready]
-                    try:
-                        good, answer = ready.recv()
-                    except (EOFError, OSError):
-                        self._fail(worker)
-                    if not good:
-                        raise _rebuild(worker, *answer)
-                    answers[worker] = answer
-                elif not self.pipes[sentinels[ready]].poll():
-                    self._fail(sentinels[ready])
-        return [answers[worker] for worker in range(len(self.pipes))]
-
-    def _fail(self, worker: int) -> None:
-        process = self.processes[worker]
-        process.join(timeout=5)
-        code = process.exitcode
-        how = (
-            f"was killed by signal {-code}" if code is not None and code < 0 else f"ended ({code})"
-        )
-        hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
-        raise WorkerDied(f"worker {worker} (process {process.pid}) {how}{hint}")
+        everyone = range(len(self.members))
+        for worker, answer in self.workers.receive(everyone):
+            if answer is ENDED:
+                raise self.workers.died(worker)
+            answers[worker] = answer
+            if len(answers) == len(everyone):
+                break
+        return [answers[worker] for worker in everyone]
 
 
 def keep_freed_memory() -> None:
@@ -231,50 +185,16 @@ def spread(work: Sequence[int], workers: int) -> list[list[int]]:
     return [sorted(nodes) for nodes in dealt]
 
 
-def _work(
-    world: World,
-    nodes: Sequence[int],
-    store: SharedStore,
-    pipe: Connection,
-    inherited: Sequence[Connection],
-) -> None:
-    """The life of a worker: carry out orders until the pipe closes."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    for other in inherited:
-        other.close()  # or a worker would keep its siblings' pipes open after the parent died
-    torch.set_num_threads(1)
+def _work(pipe: Connection, world: World, nodes: Sequence[int], store: SharedStore) -> None:
+    """Carry out orders until the pipe closes."""
     keep_freed_memory()
-    try:
-        shard = Shard(world, nodes, store)
-        pipe.send((True, None))
-        while True:
-            start = perf_counter()
-            method, arguments = pipe.recv()
-            waited = perf_counter() - start
-            answer = getattr(shard, method)(*arguments)
-            if method == "resume":
-                shard.seconds["wait"] += waited
-            pipe.send((True, answer))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
-    except Exception as error:
-        text = "".join(traceback.format_exception(error))
-        with contextlib.suppress(OSError):
-            pipe.send((False, (type(error).__name__, str(error), text)))
-
-
-def _rebuild(worker: int, kind: str, message: str, trace: str) -> Exception:
-    """The error of a worker as it would have been raised here."""
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, PeerageError):
-        return known(message)
-    if kind == "OSError" and "No space left" in message:
-        return errors.DiskError(message)
-    error = RuntimeError(f"{kind} in worker {worker}: {message}")
-    error.add_note(trace)
-    return error
+    shard = Shard(world, nodes, store)
+    pipe.send((True, None))
+    while True:
+        start = perf_counter()
+        method, arguments = pipe.recv()
+        waited = perf_counter() - start
+        answer = getattr(shard, method)(*arguments)
+        if method == "resume":
+            shard.seconds["wait"] += waited
+        pipe.send((True, answer))

@@ -17,9 +17,9 @@ from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PARTITIONS
 from peerage.errors import InputError, did_you_mean
+from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
 from peerage.models import MODELS
-from peerage.models.start import GAINS
 from peerage.work.losses import CORRECTIONS, LOSSES
 
 FAMILIES: dict[str, specs.Family] = {

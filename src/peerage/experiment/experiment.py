@@ -34,9 +34,10 @@ from peerage.data.partition import PARTITIONS, Dirichlet
 from peerage.errors import InputError, did_you_mean
 from peerage.graphs.estimation import EstimatedGain
 from peerage.graphs.faults import Faults
+from peerage.graphs.gains import GAINS, NoGain
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Star
 from peerage.models import MODELS
-from peerage.models.start import GAINS, Bias, NoGain, Scheme
+from peerage.models.start import Bias, Scheme
 from peerage.privacy import Noise
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD

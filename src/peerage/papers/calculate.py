@@ -1,23 +1,17 @@
 """Numerical models on all cores: forked processes that each take their share of realisations."""
 
 import json
-import multiprocessing
-import os
-import signal
-import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
-import torch
-
-from peerage.errors import PeerageError, WorkerDied
 from peerage.files import disk_errors, write_json
 from peerage.papers.study import Calculation, NumericalModel, beyond_defaults
 from peerage.records.rows import NetworkRow, RunRecord
+from peerage.workers import ENDED, Workers, cores
 
 RESULT = "summary.json"  # as a run has one, which tells how it stands
 
@@ -69,10 +63,6 @@ def rows(curves: dict[str, list[float]]) -> tuple[NetworkRow, ...]:
     return tuple(found)
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def realised(
     model: NumericalModel, seeds: Sequence[int], workers: int
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
@@ -81,63 +71,16 @@ def realised(
     if workers == 1:
         yield from ((seed, model.realise(seed)) for seed in seeds)
         return
-    context = multiprocessing.get_context("fork")
-    pipes: list[Connection] = []
-    processes: list[Any] = []
+    team = Workers(_work, [(model, seeds[number::workers]) for number in range(workers)])
     try:
-        for number in range(workers):
-            ours, theirs = context.Pipe(duplex=False)
-            share = seeds[number::workers]
-            arguments = (model, share, theirs, [*pipes, ours])
-            process = context.Process(target=_work, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        yield from _gather(pipes, len(seeds))
+        for _, answer in team.receive(range(workers)):
+            if answer is not ENDED:
+                yield answer
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-            process.close()
-        for pipe in pipes:
-            pipe.close()
+        team.close()
 
 
-def _gather(pipes: Sequence[Connection], count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    talking, came = list(pipes), 0
-    while talking:
-        for pipe in cast(list[Connection], wait(talking)):
-            try:
-                answer = pipe.recv()
-            except EOFError:  # this one is through with its share, or dead
-                talking.remove(pipe)
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            came += 1
-            yield answer
-    if came < count:
-        raise WorkerDied("a process that calculated was killed, perhaps for lack of memory")
-
-
-def _work(
-    model: NumericalModel, seeds: Sequence[int], pipe: Connection, inherited: Sequence[Connection]
-) -> None:
-    """The life of a process: one realisation after the other, as long as somebody listens."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in inherited:
-        other.close()  # or nobody would notice that the parent has died
-    torch.set_num_threads(1)
-    with suppress(BrokenPipeError):
-        try:
-            for seed in seeds:
-                pipe.send((seed, model.realise(seed)))
-        except PeerageError as error:
-            pipe.send(error)
-        except BrokenPipeError:
-            raise
-        except Exception as error:
-            pipe.send(RuntimeError("".join(traceback.format_exception(error))))
+def _work(pipe: Connection, model: NumericalModel, seeds: Sequence[int]) -> None:
+    """One realisation after the other."""
+    for seed in seeds:
+        pipe.send((True, (seed, model.realise(seed))))

@@ -16,9 +16,9 @@ from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Dirichlet
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.experiment import Experiment, display_name
+from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
 from peerage.models import MODELS
-from peerage.models.start import GAINS
 from peerage.papers.papertable import PaperTable
 from peerage.report.series import Series
 from peerage.work.losses import LOSSES

@@ -16,7 +16,7 @@ from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
 from peerage.experiment.experiment import Experiment, display_name
-from peerage.models.start import GAINS, NoGain
+from peerage.graphs.gains import GAINS, NoGain
 from peerage.records.rows import Row
 from peerage.vectors import Layout
 

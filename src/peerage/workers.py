@@ -1,0 +1,151 @@
+"""Forked worker processes: their pipes, their errors, and what happens when one of them dies.
+
+Workers inherit data, models and classes without pickling. They end with the process that started
+them: closing `Workers` kills them, and the kernel does so if that process is killed.
+"""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from peerage import errors
+from peerage.errors import PeerageError, WorkerDied
+from peerage.isolation import exclusive_torch
+
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+ENDED = object()  # what `receive` yields for a worker that has closed its pipe
+Work = Callable[..., None]  # work(pipe, *arguments)
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Workers:
+    """One process for each tuple of arguments, running `work(pipe, *arguments)`.
+
+    A worker sends answers with `pipe.send`. An exception that leaves `work` is raised here, by
+    `receive`, as the worker would have raised it.
+    """
+
+    def __init__(self, work: Work, arguments: Sequence[tuple[Any, ...]]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        try:
+            for number, values in enumerate(arguments):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_run,
+                    args=(work, values, theirs, [*self.pipes, ours]),
+                    name=f"peerage-worker-{number}",
+                    daemon=True,
+                )
+                with exclusive_torch():  # a fork while another thread is in torch copies held locks
+                    process.start()
+                theirs.close()
+                self.pipes.append(ours)
+                self.processes.append(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, worker: int, order: Any) -> None:
+        try:
+            self.pipes[worker].send(order)
+        except OSError:
+            raise self.died(worker) from None
+
+    def receive(self, workers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """Answers of these workers as they come, until the caller stops asking.
+
+        A worker that ended well gives `ENDED`; one that died raises `WorkerDied`.
+        """
+        left = set(workers)
+        while left:
+            # A process that has ended may leave its pipe open, in a process of its own.
+            sources: dict[Any, int] = {self.pipes[worker]: worker for worker in left}
+            sources |= {self.processes[worker].sentinel: worker for worker in left}
+            for worker in {sources[source] for source in wait(list(sources))}:
+                pipe = self.pipes[worker]
+                try:
+                    ended = not self.processes[worker].is_alive() and not pipe.poll()
+                    good, answer = (False, ()) if ended else pipe.recv()
+                except (EOFError, OSError):
+                    ended = True
+                if ended:
+                    left.remove(worker)
+                    if self._exit_code(worker) != 0:
+                        raise self.died(worker) from None
+                    yield worker, ENDED
+                    continue
+                if not good:
+                    raise _rebuild(worker, *answer)
+                yield worker, answer
+
+    def died(self, worker: int) -> WorkerDied:
+        """The error that says how a worker ended."""
+        code = self._exit_code(worker)
+        killed = code is not None and code < 0
+        how = f"was killed by signal {-code}" if killed and code is not None else f"ended ({code})"
+        hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+        pid = self.processes[worker].pid
+        return WorkerDied(f"worker {worker} (process {pid}) {how}{hint}")
+
+    def _exit_code(self, worker: int) -> int | None:
+        self.processes[worker].join(timeout=5)
+        code: int | None = self.processes[worker].exitcode
+        return code
+
+    def close(self) -> None:
+        """End all workers, whatever they are doing, and wait until they are gone."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+            process.close()
+        self.pipes, self.processes = [], []
+
+
+def _run(
+    work: Work, arguments: tuple[Any, ...], pipe: Connection, inherited: Sequence[Connection]
+) -> None:
+    """What a worker process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    for other in inherited:
+        other.close()  # or a worker would keep its siblings' pipes open after the parent died
+    torch.set_num_threads(1)
+    try:
+        work(pipe, *arguments)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent has closed its end
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        with contextlib.suppress(OSError):
+            pipe.send((False, (type(error).__name__, str(error), text)))
+
+
+def _rebuild(worker: int, kind: str, message: str, trace: str) -> Exception:
+    """The error of a worker as it would have been raised here."""
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, PeerageError):
+        return known(message)
+    if kind == "OSError" and "No space left" in message:
+        return errors.DiskError(message)
+    error = RuntimeError(f"{kind} in worker {worker}: {message}")
+    error.add_note(trace)
+    return error
