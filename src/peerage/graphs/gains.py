@@ -1,4 +1,4 @@
-"""Gains: factors on the initial weights that make up for what averaging on a graph takes off (P4)."""
+"""Gains: factors on the initial weights that make up for what averaging takes off them (P4)."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
