@@ -1,4 +1,4 @@
-"""The commands about who may speak in a network: certs init, add, list, revoke."""
+"""The commands about certificates of real peers: certs init, add, list, revoke."""
 
 import json
 from pathlib import Path
@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peerage.cli.graphs import Json
+from peerage.cli.flags import Json
 from peerage.errors import InputError
 
 if TYPE_CHECKING:
     from peerage.net.trust.certs import Authority, Issued
 
 certs_app = typer.Typer(
-    help="Certificates: who may speak in a network of real peers.", no_args_is_help=True
+    help="Create, list and revoke certificates of real peers.", no_args_is_help=True
 )
 
 FOLDER = Path("certs")
-Folder = Annotated[Path, typer.Option(help="Folder of the authority.")]
+Folder = Annotated[Path, typer.Option(help="Folder of the certificate authority.")]
 
 
 @certs_app.command()
 def init(
     folder: Folder = FOLDER,
-    name: Annotated[str, typer.Option(help="What the authority is called.")] = "peerage",
-    years: Annotated[int, typer.Option(help="How long it will be valid.")] = 10,
+    name: Annotated[str, typer.Option(help="Name of the certificate authority.")] = "peerage",
+    years: Annotated[int, typer.Option(help="Years until its certificate expires.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Make the authority of a network: what it signs, all peers believe."""
+    """Create a certificate authority; peers trust whatever it signs."""
     _check_installed()
     from peerage.net.trust.certs import Authority
 
@@ -36,20 +36,20 @@ def init(
         print(json.dumps(facts))
         return
     print(f"authority {name!r} is ready in {folder}, valid until {facts['until'][:10]}")
-    print(f"keep {folder / 'authority.key'} to yourself: who has it can make identities")
+    print(f"keep {folder / 'authority.key'} secret: anyone who has it can create identities")
 
 
 @certs_app.command()
 def add(
-    names: Annotated[list[str], typer.Argument(help="Identities, e.g. node-0 node-1.")],
+    names: Annotated[list[str], typer.Argument(help="Identities to create, e.g. node-0 node-1.")],
     folder: Folder = FOLDER,
     hosts: Annotated[
-        str, typer.Option(help="Where they run: names or addresses separated by commas.")
+        str, typer.Option(help="Host names or addresses of the peers, separated by commas.")
     ] = "localhost,127.0.0.1",
-    days: Annotated[int, typer.Option(help="How long they will be valid.")] = 825,
+    days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 825,
     as_json: Json = False,
 ) -> None:
-    """Make identities: a key and a certificate for each peer."""
+    """Create identities: a key and a certificate for each peer."""
     _check_installed()
     from peerage.net.trust.certs import Authority
 
@@ -73,7 +73,7 @@ def add(
 
 @certs_app.command("list")
 def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """All identities, whether they are valid, and until when."""
+    """List identities with their state and expiry date."""
     _check_installed()
     from peerage.net.trust.certs import Authority
 
@@ -94,11 +94,13 @@ def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
 
 @certs_app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="An identity, or a serial that `list` shows.")],
+    name: Annotated[
+        str, typer.Argument(help="Identity, or serial number that `peerage certs list` shows.")
+    ],
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
-    """Take an identity back: peers with the new list refuse it."""
+    """Revoke an identity; peers that have the new list reject it."""
     _check_installed()
     from peerage.net.trust.certs import Authority
 
