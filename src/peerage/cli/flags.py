@@ -41,8 +41,9 @@ class Flag:
     key: str  # as in an experiment file, with its section: local.lr
     type: type | GenericAlias
     help: str
-    default: Any = None  # shown in the help; a test compares it with the experiment's own
-    # Other keys of the section that this flag rules out, with the values that a file's give way to.
+    # Shown in the help: a value, which a test compares with the experiment's, or (words about it).
+    default: Any = None
+    # Other keys of the section that this flag rules out, and the values that they are reset to.
     excludes: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)  # what users write -> what is stored
 
@@ -65,10 +66,11 @@ class Flag:
 
 
 TABLE = (
-    Flag("algorithm", "algorithm", str, "Algorithm, e.g. dechw:theta=30 or my.py:Mine.", "dechw"),
+    Flag("algorithm", "algorithm", str,
+         "Algorithm, e.g. dechw:theta=30 or my_file.py:MyAlgorithm.", "dechw"),
     Flag("dataset", "dataset", str, "Data set, e.g. mnist or npz:path=FILE.", "digits"),
     Flag("model", "model", list[str],
-         "Model, e.g. mnist-cnn (default: by data set); repeat the flag to mix several."),
+         "Model, e.g. mnist-cnn; repeat the flag to mix several.", "(by data set)"),
     Flag("nodes", "nodes", int, "Number of nodes.", 50),
     Flag("topology", "topology", str, "Graph between the nodes, e.g. regular:k=4.", "er:p=0.2"),
     Flag("assortativity", "assortativity", float,
@@ -84,7 +86,7 @@ TABLE = (
          "Local mini-batches per round, instead of epochs.", excludes={"epochs": None}),
     Flag("batch-size", "local.batch_size", int, "Examples per mini-batch.", 16),
     Flag("batch-of-one", "local.batch_of_one", str,
-         "Use of a last mini-batch of 1 example: keep, merge or drop (default: by model)."),
+         "Use of a last mini-batch of 1 example: keep, merge or drop.", "(by model)"),
     Flag("lr", "local.lr", float, "Learning rate.", 0.05),
     Flag("momentum", "local.momentum", float, "Momentum of SGD.", 0),
     Flag("nesterov", "local.nesterov", bool, "Use Nesterov momentum."),
@@ -97,7 +99,7 @@ TABLE = (
     Flag("init", "init.start", str, "Initial models: shared or independent.", "independent"),
     Flag("scheme", "init.scheme", str, "Initial weights: torch, he or he-normal.", "torch"),
     Flag("bias", "init.bias", str,
-         "Initial biases: zero, default (as PyTorch) or scaled; --scheme decides if left out."),
+         "Initial biases: zero, default (as PyTorch) or scaled.", "(by --scheme)"),
     Flag("gain", "init.gain", str,
          "Factor on the initial weights: none, graph, estimated, manual:g=2, ...", "none"),
     Flag("eval-every", "evaluation.every", int,
@@ -105,7 +107,7 @@ TABLE = (
     Flag("eval-growth", "evaluation.growth", float,
          "Evaluate at round numbers that grow by this factor instead, e.g. 1.1.",
          excludes={"every": 1}),
-    Flag("eval-samples", "evaluation.samples", int, "Test examples per evaluation (default: all)."),
+    Flag("eval-samples", "evaluation.samples", int, "Test examples per evaluation.", "(all)"),
     Flag("eval-at", "evaluation.at", str,
          "Time in the round to evaluate the models: after-training or after-aggregation.",
          "after-training", values={"after-training": "exchange", "after-aggregation": "end"}),
@@ -127,7 +129,7 @@ TABLE = (
          "differential privacy."),
     Flag("delta", "noise.delta", float, "Delta of the (epsilon, delta) privacy guarantee.", "1e-5"),
     Flag("engine", "engine.name", str, "Engine: pool (worker processes) or serial.", "pool"),
-    Flag("workers", "engine.workers", int, "Workers of the pool engine (default: one per core)."),
+    Flag("workers", "engine.workers", int, "Workers of the pool engine.", "(one per core)"),
 )  # fmt: skip
 FLAGS = {flag.name: flag for flag in TABLE}
 

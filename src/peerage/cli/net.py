@@ -41,7 +41,7 @@ def check_installed() -> None:
 
 def node(
     network: Annotated[Path, typer.Option(help="Network file, the same for all peers.")],
-    identity: Annotated[str, typer.Option(help="Name of this peer in it, e.g. node-3.")],
+    identity: Annotated[str, typer.Option(help="Name of this peer, e.g. node-3.")],
     certs: Annotated[
         Path, typer.Option(help="Folder with the key and the certificates of this peer.")
     ] = Path("certs"),

@@ -97,7 +97,10 @@ def resume(
     checkpoint_every: CheckpointEvery = None,
     as_json: Json = False,
 ) -> None:
-    """Resume an interrupted run; the result is bit-identical."""
+    """Resume an interrupted run; the result is bit-identical.
+
+    Without --engine or --workers, the run's own apply.
+    """
     from peerage.runs.run import load_experiment
     from peerage.runs.run import resume as resume_run
 
