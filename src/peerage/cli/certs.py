@@ -28,10 +28,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Create a certificate authority; peers trust whatever it signs."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
-    facts = _authority_facts(Authority.create(folder, name, years))
+    facts = _authority_facts(_import_authority().create(folder, name, years))
     if as_json:
         print(json.dumps(facts))
         return
@@ -50,15 +47,12 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Create identities: a key and a certificate for each peer."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
     machines = [host.strip() for host in hosts.split(",") if host.strip()]
     if not machines:
         raise InputError(f"--hosts {hosts!r} names none; write --hosts localhost,127.0.0.1")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise InputError(f"identity {repeated[0]!r} is given twice; name each once")
-    authority = Authority.load(folder)
+    authority = _import_authority().load(folder)
     for name in names:  # all or none, as far as can be known before
         authority.check_free(name)
     made = [authority.issue(name, hosts=machines, days=days) for name in names]
@@ -74,10 +68,7 @@ def add(
 @certs_app.command("list")
 def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
     """List identities with their state and expiry date."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
-    authority = Authority.load(folder)
+    authority = _import_authority().load(folder)
     facts = _authority_facts(authority)
     rows = [_facts(one) for one in authority.issued()]
     if as_json:
@@ -101,10 +92,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Revoke an identity; peers that have the new list reject it."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
-    new = [f"{serial:x}" for serial in Authority.load(folder).revoke(name)]
+    new = [f"{serial:x}" for serial in _import_authority().load(folder).revoke(name)]
     path = folder / "revoked.pem"
     if as_json:
         print(json.dumps({"name": name, "revoked": new, "list": str(path)}))
@@ -114,13 +102,17 @@ def revoke(
         print(f"{name} was already revoked; {path} stays as it is")
 
 
-def _check_installed() -> None:
+def _import_authority() -> "type[Authority]":
+    """The class of certificate authorities, which needs an optional package."""
     try:
         import cryptography.x509  # noqa: F401 (only whether it is there)
     except ImportError:
         raise InputError(
             'certificates need the package cryptography; pip install "peerage[net]"'
         ) from None
+    from peerage.net.trust.certs import Authority
+
+    return Authority
 
 
 def _authority_facts(authority: "Authority") -> dict[str, Any]:
