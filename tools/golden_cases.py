@@ -33,7 +33,7 @@ FEATURES = {
 ARCS = "0 1\n1 2\n2 3\n3 0\n0 2\n"
 KEPT = '[local]\noptimizer = "adamw"\nlr = 0.01\nepochs = 2\nkeep_optimizer = true\n'
 STUDIES = ("p0-fig6", "p2-fig7", "p4-fig5")
-NETWORK = "up --nodes 3 --topology ring --rounds 2 --start-patience 600 --step-patience 600"
+NETWORK = "up --nodes 3 --topology ring --rounds 2"
 
 
 @dataclass(frozen=True)

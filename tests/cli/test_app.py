@@ -12,10 +12,12 @@ import typer
 from support.command_line import TINY, Outcome, complaint, peerage, start
 from support.processes import PATIENCE
 
-from peerage.cli.app import app, split_specs
+from peerage.cli.app import app
+from peerage.cli.run import split_specs
 from peerage.data import PUBLISHED
 from peerage.experiment import Experiment
 from peerage.experiment.catalogue import FAMILIES, entries, recipes
+from peerage.net.peer.network import Patience
 from peerage.records.rows import RunRecord, read_metrics
 from peerage.runs import run as running
 
@@ -134,8 +136,8 @@ def test_models_are_judged_before_or_after_averaging() -> None:
     # One full average: at the end all nodes are the same, before it they are not.
     line = "run --nodes 4 --topology complete --partition iid --epochs 1 --model logistic"
     line += " --algorithm decavg:weights=uniform --engine serial --rounds 1 --json"
-    ok(f"{line} --eval-at end --out end")
-    ok(f"{line} --eval-at exchange --out exchange")
+    ok(f"{line} --eval-at after-aggregation --out end")
+    ok(f"{line} --eval-at after-training --out exchange")
     end, exchange = (read_metrics(Path(name) / "metrics.jsonl")[-1] for name in ("end", "exchange"))
     assert end["accuracy_std"] == 0
     assert exchange["accuracy_std"] > 0
@@ -437,6 +439,11 @@ def test_run_has_the_promised_flags() -> None:
     flags += "workers seed out json checkpoint-every until loss early-stop batch-of-one"
     for flag in flags.split():
         assert f"--{flag} " in text
+
+
+def test_the_help_of_up_tells_how_long_peers_wait() -> None:
+    shown = {option.name: option.default for option in COMMANDS["up"].params}
+    assert Patience(start=shown["start_timeout"], step=shown["message_timeout"]) == Patience()
 
 
 def test_the_overview_names_every_command() -> None:

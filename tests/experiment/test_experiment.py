@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import peerage as pg
 from peerage.algorithms import ALGORITHMS
-from peerage.cli.app import DEFAULTS
+from peerage.cli.flags import FLAGS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
@@ -378,8 +378,8 @@ def test_every_flag_reaches_the_experiment(captured: Captured) -> None:
         "--batch-of-one drop --lr 0.3 --momentum 0.4 --nesterov --weight-decay 0.1 "
         "--optimizer sgd --init shared --scheme he --loss virtual-teacher:share=0.5 "
         "--early-stop rollback --until loss=0.7 "
-        "--gain sqrt --eval-every 4 --eval-samples 77 --eval-at end --validation 0.25 "
-        "--engine serial --workers 5 --seed 6"
+        "--gain sqrt --eval-every 4 --eval-samples 77 --eval-at after-aggregation "
+        "--validation 0.25 --engine serial --workers 5 --seed 6"
     )
     work = pg.LocalSGD(
         epochs=2,
@@ -414,7 +414,12 @@ def test_without_flags_a_file_counts_as_it_is(captured: Captured) -> None:
 
 
 def test_the_help_tells_the_defaults(captured: Captured) -> None:
-    experiment = captured(f"run {DEFAULTS}")
+    defaults = {name: str(flag.default) for name, flag in FLAGS.items() if flag.default is not None}
+    shown = {name: text for name, text in defaults.items() if not text.startswith("(")}
+    assert len(shown) >= 20
+    assert float(shown.pop("delta")) == Noise().delta  # which needs noise to go with it
+    flags = " ".join(f"--{name} {default}" for name, default in shown.items())
+    experiment = captured(f"run {flags} --model digits-mlp")
     assert experiment == pg.Experiment(model="digits-mlp")
 
 

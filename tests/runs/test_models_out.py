@@ -569,7 +569,9 @@ def test_a_client_of_a_hub_keeps_no_model(tmp_path):
 @pytest.mark.slow
 def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
     home = tmp_path / "up"
-    done = peerage(f"up {TINY} --algorithm decavg --rounds 2 --eval-at end --out {home}")
+    done = peerage(
+        f"up {TINY} --algorithm decavg --rounds 2 --eval-at after-aggregation --out {home}"
+    )
     assert done.code == 0, done.err
     simulated = pg.run(tiny())
     monkeypatch.setattr(saved, "load_dataset", None)  # a peer's data may be on no other machine

@@ -1,4 +1,4 @@
-"""The commands about who may speak in a network: certs init, add, list, revoke."""
+"""The commands about certificates of real peers: certs init, add, list, revoke."""
 
 import json
 from pathlib import Path
@@ -6,59 +6,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peerage.cli.graphs import Json
+from peerage.cli.flags import Json
 from peerage.errors import InputError
 
 if TYPE_CHECKING:
     from peerage.net.trust.certs import Authority, Issued
 
 certs_app = typer.Typer(
-    help="Certificates: who may speak in a network of real peers.", no_args_is_help=True
+    help="Create, list and revoke certificates of real peers.", no_args_is_help=True
 )
 
 FOLDER = Path("certs")
-Folder = Annotated[Path, typer.Option(help="Folder of the authority.")]
+Folder = Annotated[Path, typer.Option(help="Folder of the certificate authority.")]
 
 
 @certs_app.command()
 def init(
     folder: Folder = FOLDER,
-    name: Annotated[str, typer.Option(help="What the authority is called.")] = "peerage",
-    years: Annotated[int, typer.Option(help="How long it will be valid.")] = 10,
+    name: Annotated[str, typer.Option(help="Name of the certificate authority.")] = "peerage",
+    years: Annotated[int, typer.Option(help="Years until its certificate expires.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Make the authority of a network: what it signs, all peers believe."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
-    facts = _authority_facts(Authority.create(folder, name, years))
+    """Create a certificate authority; peers trust whatever it signs."""
+    facts = _authority_facts(_import_authority().create(folder, name, years))
     if as_json:
         print(json.dumps(facts))
         return
     print(f"authority {name!r} is ready in {folder}, valid until {facts['until'][:10]}")
-    print(f"keep {folder / 'authority.key'} to yourself: who has it can make identities")
+    print(f"keep {folder / 'authority.key'} secret: anyone who has it can create identities")
 
 
 @certs_app.command()
 def add(
-    names: Annotated[list[str], typer.Argument(help="Identities, e.g. node-0 node-1.")],
+    names: Annotated[list[str], typer.Argument(help="Identities to create, e.g. node-0 node-1.")],
     folder: Folder = FOLDER,
     hosts: Annotated[
-        str, typer.Option(help="Where they run: names or addresses separated by commas.")
+        str, typer.Option(help="Host names or addresses of the peers, separated by commas.")
     ] = "localhost,127.0.0.1",
-    days: Annotated[int, typer.Option(help="How long they will be valid.")] = 825,
+    days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 825,
     as_json: Json = False,
 ) -> None:
-    """Make identities: a key and a certificate for each peer."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
+    """Create identities: a key and a certificate for each peer."""
     machines = [host.strip() for host in hosts.split(",") if host.strip()]
     if not machines:
         raise InputError(f"--hosts {hosts!r} names none; write --hosts localhost,127.0.0.1")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise InputError(f"identity {repeated[0]!r} is given twice; name each once")
-    authority = Authority.load(folder)
+    authority = _import_authority().load(folder)
     for name in names:  # all or none, as far as can be known before
         authority.check_free(name)
     made = [authority.issue(name, hosts=machines, days=days) for name in names]
@@ -73,11 +67,8 @@ def add(
 
 @certs_app.command("list")
 def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """All identities, whether they are valid, and until when."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
-    authority = Authority.load(folder)
+    """List identities with their state and expiry date."""
+    authority = _import_authority().load(folder)
     facts = _authority_facts(authority)
     rows = [_facts(one) for one in authority.issued()]
     if as_json:
@@ -94,15 +85,14 @@ def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
 
 @certs_app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="An identity, or a serial that `list` shows.")],
+    name: Annotated[
+        str, typer.Argument(help="Identity, or serial number that `peerage certs list` shows.")
+    ],
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
-    """Take an identity back: peers with the new list refuse it."""
-    _check_installed()
-    from peerage.net.trust.certs import Authority
-
-    new = [f"{serial:x}" for serial in Authority.load(folder).revoke(name)]
+    """Revoke an identity; peers that have the new list reject it."""
+    new = [f"{serial:x}" for serial in _import_authority().load(folder).revoke(name)]
     path = folder / "revoked.pem"
     if as_json:
         print(json.dumps({"name": name, "revoked": new, "list": str(path)}))
@@ -112,13 +102,17 @@ def revoke(
         print(f"{name} was already revoked; {path} stays as it is")
 
 
-def _check_installed() -> None:
+def _import_authority() -> "type[Authority]":
+    """The class of certificate authorities, which needs an optional package."""
     try:
         import cryptography.x509  # noqa: F401 (only whether it is there)
     except ImportError:
         raise InputError(
             'certificates need the package cryptography; pip install "peerage[net]"'
         ) from None
+    from peerage.net.trust.certs import Authority
+
+    return Authority
 
 
 def _authority_facts(authority: "Authority") -> dict[str, Any]:

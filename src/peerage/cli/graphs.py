@@ -6,30 +6,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from peerage.cli.flags import FLAGS, Json, option
+
 if TYPE_CHECKING:
     from peerage.graphs.graph import Graph
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Nodes = Annotated[int, typer.Option(help="How many peers.")]
-Seed = Annotated[int, typer.Option(help="Seed of the graph, and of everything else random.")]
 Plot = Annotated[Path | None, typer.Option(help="Picture to write (.png or .svg).")]
-Assortativity = Annotated[
-    float | None, typer.Option(help="Rewire the graph to this degree assortativity.")
-]
-TopologyOption = Annotated[
-    str, typer.Option(help="e.g. er:degree=8; see `peerage list topologies`.")
-]
+Nodes = Annotated[int, option("nodes")]
+Seed = Annotated[int, option("seed")]
+Assortativity = Annotated[float | None, option("assortativity")]
+Topology = Annotated[str, option("topology")]
+Rounds = Annotated[int, option("rounds")]
 
 
 def topology(
-    spec: Annotated[str, typer.Argument(help="e.g. er:p=0.2; see `peerage list topologies`.")],
-    nodes: Nodes = 50,
-    seed: Seed = 0,
+    spec: Annotated[
+        str, typer.Argument(help="Graph, e.g. er:p=0.2; see `peerage list topologies`.")
+    ],
+    nodes: Nodes = FLAGS["nodes"].default,
+    seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Degrees, connectivity, spectral gap, mixing time and gain of a graph."""
+    """Show degrees, spectral gap, mixing time and gain of a graph."""
     from peerage.graphs.mixing import describe
     from peerage.report.graphs import plot as draw
 
@@ -44,23 +44,28 @@ def topology(
 
 
 def diffuse(
-    topology: TopologyOption = "regular:k=8",
+    topology: Topology = "regular:k=8",
     nodes: Nodes = 1000,
-    parameters: Annotated[int, typer.Option(help="Numbers that every node holds.")] = 32,
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 50,
-    init: Annotated[float, typer.Option(help="Deviation of the start.")] = 1.0,
+    parameters: Annotated[int, typer.Option(help="Number of parameters of each node.")] = 32,
+    rounds: Rounds = 50,
+    init: Annotated[
+        float, typer.Option(help="Standard deviation of the initial parameters.")
+    ] = 1.0,
     noise: Annotated[
-        float, typer.Option(help="Deviation of what a round of training adds.")
+        float, typer.Option(help="Standard deviation of what training adds in a round.")
     ] = 1e-3,
-    start: Annotated[str, typer.Option(help="Distribution of the start: normal or uniform.")] = (
-        "normal"
-    ),
-    seed: Seed = 0,
+    start: Annotated[
+        str, typer.Option(help="Distribution of the initial parameters: normal or uniform.")
+    ] = "normal",
+    seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """How averaging squeezes parameters: the numerical model of P4, up to a million nodes."""
+    """Simulate averaging without training, for up to a million nodes.
+
+    This is the numerical model of P4: the standard deviations of the parameters over time.
+    """
     from peerage.graphs.diffusion import diffuse as run_model
     from peerage.graphs.mixing import describe
     from peerage.report.diffusion import deviation_curves
@@ -99,20 +104,20 @@ def diffuse(
 
 
 def plan(
-    topology: TopologyOption = "er:p=0.2",
-    nodes: Nodes = 50,
-    dataset: Annotated[str, typer.Option(help="What the model will learn, e.g. mnist.")] = "mnist",
+    topology: Topology = FLAGS["topology"].default,
+    nodes: Nodes = FLAGS["nodes"].default,
+    dataset: Annotated[str, option("dataset")] = "mnist",
     model: Annotated[
-        str | None, typer.Option(help="e.g. mnist-cnn; the data set's usual one by default.")
+        str | None, typer.Option(help="Model, e.g. mnist-cnn (default: by data set).")
     ] = None,
-    algorithm: Annotated[str, typer.Option(help="e.g. dechw:theta=30.")] = "dechw",
-    rounds: Annotated[int, typer.Option(help="How many rounds you plan.")] = 100,
-    optimizer: Annotated[str, typer.Option(help="sgd (with momentum) or adamw.")] = "sgd",
-    seed: Seed = 0,
+    algorithm: Annotated[str, option("algorithm")] = FLAGS["algorithm"].default,
+    rounds: Rounds = 100,
+    optimizer: Annotated[str, option("optimizer")] = FLAGS["optimizer"].default,
+    seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
     as_json: Json = False,
 ) -> None:
-    """One page about a network before it exists: gain, mixing, bytes, memory, and warnings."""
+    """Estimate mixing, gain, traffic and memory of a network."""
     from peerage import specs
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, facts

@@ -1,4 +1,4 @@
-"""The command that writes a trained model to a file."""
+"""The command that writes a trained model to a file: model."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from peerage.cli.graphs import Json
+from peerage.cli.flags import Json
 
 
 def model(
@@ -17,22 +17,22 @@ def model(
     node: Annotated[
         str | None,
         typer.Option(
-            help="Number of a node, best (by last recorded accuracy) or mean; not needed where "
-            "there is one model."
+            help="Node whose model to write: a number, best (by last recorded accuracy) or mean; "
+            "not needed if there is one model."
         ),
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option(help="safetensors, pt or onnx (default: by the ending of --out)."),
+        typer.Option(help="Format: safetensors, pt or onnx (default: by the ending of --out)."),
     ] = None,
     network: Annotated[
         Path | None,
-        typer.Option(help="Network file of a peer (default: beside its folder or above)."),
+        typer.Option(help="Network file of a peer (default: in its folder or the one above)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the trained model of a node, as it was at the last checkpoint, to a file."""
+    """Write the model of a node at the last checkpoint to a file."""
     from peerage.runs.model_files import check_target, write_model
     from peerage.runs.saved import open_run
 

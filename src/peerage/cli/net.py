@@ -1,4 +1,4 @@
-"""The commands about real peers: node runs one, up runs a whole network on this machine."""
+"""The commands about real peers: node runs one, up a network on this machine, export writes one."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,14 +17,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from peerage.cli.graphs import Json
+from peerage.cli.flags import Json, Out, Settings, experiment_flags
+from peerage.cli.run import run_folder, show_runs
 from peerage.errors import InputError
 from peerage.net.deploy.parent_pipe import VARIABLE, end_with
 
 if TYPE_CHECKING:
-    from peerage.experiment import Experiment
     from peerage.net.deploy.up import Seen, Show
 
+Rejoin = Annotated[
+    str, typer.Option(help="Model that a restarted peer continues with: own or neighbour.")
+]
 PAUSE = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
 NEEDED = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
@@ -37,37 +40,39 @@ def check_installed() -> None:
 
 
 def node(
-    network: Annotated[Path, typer.Option(help="The network file, the same for all peers.")],
-    identity: Annotated[str, typer.Option(help="Which of its peers this is, e.g. node-3.")],
-    certs: Annotated[Path, typer.Option(help="Folder with its key and certificates.")] = Path(
-        "certs"
-    ),
+    network: Annotated[Path, typer.Option(help="Network file, the same for all peers.")],
+    identity: Annotated[str, typer.Option(help="Name of this peer, e.g. node-3.")],
+    certs: Annotated[
+        Path, typer.Option(help="Folder with the key and the certificates of this peer.")
+    ] = Path("certs"),
     out: Annotated[
-        Path | None, typer.Option(help="Folder of checkpoints and metrics; by default its name.")
+        Path | None,
+        typer.Option(help="Folder for checkpoints and metrics (default: the identity)."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Data of its own, e.g. npz:path=FILE, folder:path=FOLDER.")
+        str | None,
+        typer.Option(help="Private data, e.g. npz:path=FILE (default: a part of the data set)."),
     ] = None,
     test: Annotated[
-        str | None, typer.Option(help="Data whose test set judges it, in place of its own.")
+        str | None, typer.Option(help="Data set whose test set is used, instead of that of --data.")
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(help="Of the whole network: how many, or their names, e.g. cat,dog,horse."),
+        typer.Option(help="Classes in the network: number or names, e.g. cat,dog,horse."),
     ] = None,
-    rejoin: Annotated[
-        str, typer.Option(help="own, or neighbour: whose model to go on with after missed rounds.")
-    ] = "own",
+    rejoin: Rejoin = "own",
     bind: Annotated[
-        str | None, typer.Option(help="HOST:PORT to listen on, if not its address for others.")
+        str | None, typer.Option(help="HOST:PORT to listen on (default: as in the network file).")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve numbers for Prometheus on this port.")
+        int | None, typer.Option(help="Port to serve Prometheus metrics on (default: none).")
     ] = None,
-    log: Annotated[str, typer.Option(help="human, or json: one object per line.")] = "human",
+    log: Annotated[
+        str, typer.Option(help="Format of the log: human, or json (one object per line).")
+    ] = "human",
     as_json: Json = False,
 ) -> None:
-    """Run one peer of a real network, from its last checkpoint if it has one."""
+    """Run one peer of a network, from its last checkpoint if any."""
     check_installed()
     end_with(os.environ.pop(VARIABLE, None))  # with the `peerage up` that started it
     # What gRPC has to say about strangers is in our own counters, and its lines are not for people.
@@ -94,27 +99,73 @@ def node(
         print(json.dumps(summary))
 
 
-def run_up(experiment: "Experiment", home: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """`peerage up`, whose flags are those of run and stand in cli.py."""
-    check_installed()
-    from peerage.graphs.faults import moments
-    from peerage.net.deploy.up import Up
-    from peerage.net.peer.network import Patience
+@experiment_flags
+def up(
+    settings: Settings,
+    kill: Annotated[str | None, typer.Option(help="Peers to kill: NODE@ROUND,...")] = None,
+    restart: Annotated[
+        str | None, typer.Option(help="Killed peers to restart: NODE@ROUND,...")
+    ] = None,
+    rejoin: Rejoin = "own",
+    message_timeout: Annotated[float, typer.Option(help="Seconds to wait for a message.")] = 60.0,
+    start_timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for all peers before round 1.")
+    ] = 60.0,
+    wire: Annotated[
+        str, typer.Option(help="Numbers in messages: fp32, or bf16 (half the bytes, rounded).")
+    ] = "fp32",
+    pack: Annotated[bool, typer.Option(help="Compress messages that become smaller.")] = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment as a network of processes on this machine.
 
-    given = {key: settings[key] for key in ("start", "step") if settings[key] is not None}
-    patience = Patience(**given)
-    with live_table() as show:
-        return Up(
-            experiment,
-            home,
-            patience,
-            settings["wire"],
-            settings["pack"],
-            moments("kill", settings["kill"] or ""),
-            moments("restart", settings["restart"] or ""),
-            settings["rejoin"],
-            show,
-        ).run()
+    The peers authenticate each other and encrypt their messages.
+    """
+    experiment = settings.experiment()
+    with run_folder(out, experiment, "up") as home:
+        check_installed()
+        from peerage.graphs.faults import moments
+        from peerage.net.deploy.up import Up
+        from peerage.net.peer.network import Patience
+
+        with live_table() as show:
+            summary = Up(
+                experiment,
+                home,
+                Patience(start=start_timeout, step=message_timeout),
+                wire,
+                pack,
+                moments("kill", kill or ""),
+                moments("restart", restart or ""),
+                rejoin,
+                show,
+            ).run()
+    show_runs([home], home / "report.html", summary, as_json)
+
+
+@experiment_flags
+def export(
+    settings: Settings,
+    hosts: Annotated[
+        Path, typer.Option(help="File with one HOST or HOST:PORT per line; peers take turns.")
+    ] = Path("hosts.txt"),
+    port: Annotated[int, typer.Option(help="First port on hosts without a port.")] = 7400,
+    certs: Annotated[
+        Path | None, typer.Option(help="Folder of a certificate authority (default: a new one).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="New folder for the peers' folders.")] = Path("deploy"),
+    as_json: Json = False,
+) -> None:
+    """Write a folder for each peer of a network of machines.
+
+    It holds the peer's files, key and systemd unit. The algorithm must be one of the package.
+    """
+    check_installed()
+    from peerage.net.deploy.export import export as write_folders
+
+    exported = write_folders(settings.experiment(), hosts, out, port=port, certs=certs)
+    print(json.dumps(exported.facts) if as_json else exported)
 
 
 @contextmanager

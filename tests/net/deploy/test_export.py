@@ -522,7 +522,7 @@ def test_hosts_that_cannot_be_read(place):
         ("--port 65536", "--port must lie between 1 and 65535, got 65536"),
         ("--nodes 4 --port 65535", "4 peers: node-3 would get port 65536 of 10.0.0.10"),
         ("--until accuracy=0.9", "until needs the mean over all nodes"),
-        ("--pooled", "pooled means one node with all data, which is no network"),
+        ("--centralised", "pooled means one node with all data, which is no network"),
         ("--topology regular:k=7", "k must be smaller than the 3 nodes, got 7"),
         ("--certs nowhere", "peerage certs init --folder nowhere"),
         ("--out hosts.txt", "output folder 'hosts.txt' is a file"),

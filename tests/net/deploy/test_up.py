@@ -28,7 +28,7 @@ from peerage.records.rows import RunRecord, read_metrics
 pytestmark = pytest.mark.slow  # every peer is a process
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 3"
-PATIENT = "--start-patience 600 --step-patience 300"  # all are there, if slow at times
+PATIENT = "--start-timeout 600 --message-timeout 300"  # all are there, if slow at times
 
 
 def children() -> list[psutil.Process]:
@@ -245,7 +245,7 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--kill 2@500", "kill names round 500; the rounds are 1 to 3"),
         ("--kill 1@2 --restart 1@4", "restart names round 4; the rounds are 1 to 3"),
         ("--kill oops", "kill 'oops' is not of the form NODE@ROUND, such as 7@10"),
-        ("--step-patience 0", "step must be a number of seconds above 0"),
+        ("--message-timeout 0", "step must be a number of seconds above 0"),
         ("--until accuracy=0.9", "until needs the mean over all nodes"),
         ("--wire fp8", "wire must be fp32 or bf16, got 'fp8'"),
         ("--spread", "spread needs all models at one place, and no peer has them"),

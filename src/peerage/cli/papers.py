@@ -1,0 +1,91 @@
+"""The command that repeats tables and figures of the papers: reproduce."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from peerage.cli.flags import Json
+from peerage.errors import InputError
+
+
+def reproduce(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tables and figures to repeat, e.g. p0-tab2; see --list."),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="Size of the runs: smoke (seconds), small (minutes) or paper (as published)."
+        ),
+    ] = "small",
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds (default: by --scale).")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Methods and data sets to run, separated by commas (default: all)."),
+    ] = None,
+    fidelity: Annotated[
+        str,
+        typer.Option(
+            help="Settings to use: paper (as published) or code (as in the authors' scripts)."
+        ),
+    ] = "paper",
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs and results; finished runs are not repeated.")
+    ] = Path("reproduced"),
+    show_list: Annotated[
+        bool,
+        typer.Option(
+            "--list", help="List tables and figures with the data they need and their state."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat tables and figures of the papers and compare numbers."""
+    from peerage.papers import runner
+    from peerage.papers.calibrate import Speeds
+    from peerage.papers.listing import entries, rich_list
+    from peerage.papers.study import plan_of
+    from peerage.papers.write import finished, write
+    from peerage.report.terminal import StudyProgress
+
+    plan = plan_of(scale, seeds, fidelity)
+    store = runner.Store(out)
+    console = Console(highlight=False)
+    studies = [runner.find(id) for id in ids or ()]
+    if show_list:
+        rows = entries(studies or list(runner.STUDIES.values()), store, plan, Speeds())
+        if as_json:
+            print(json.dumps({"studies": rows}))
+        else:
+            console.print(rich_list(rows, plan.scale))
+        return
+    if not studies:
+        raise InputError("name a table or a figure, e.g. `peerage reproduce p0-tab2`; see --list")
+    methods = [name.strip() for name in (only or "").split(",") if name.strip()]
+    wanted = [job for study in studies for job in runner.jobs_of(study, plan, methods)]
+    with ExitStack() as stack:
+        outcome = runner.carry_out(
+            store, wanted, lambda costs: stack.enter_context(StudyProgress(costs)), Speeds()
+        )
+    written = []
+    for study in studies:
+        results = store.results(plan, study.jobs(plan))  # also what earlier commands have run
+        if not results.series:
+            continue
+        shown = study.show(results)
+        files = write(study, results, shown, out / "results")
+        written += [str(path) for path in files]
+        if not as_json:
+            for table in shown.tables:
+                console.print(table.rich(console.width))
+            console.print(f"{study.id}: {finished(results)}; {files[0]}", soft_wrap=True)
+    if as_json:
+        print(json.dumps({"files": written, **vars(outcome)}))
+    runner.check_data(outcome)

@@ -1,0 +1,56 @@
+"""The table of flags: every row leads to a key of the experiment, and some rule out others."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
+
+import pytest
+
+import peerage as pg
+from peerage.cli.flags import FLAGS, read_changes
+from peerage.errors import InputError
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_flag_sets_a_key_that_exists(name: str) -> None:
+    section, _, key = FLAGS[name].key.rpartition(".")
+    experiment = pg.Experiment()
+    table: Any = getattr(experiment, section) if section else experiment
+    known = [f.name for f in fields(table)] if is_dataclass(table) else type(table).model_fields
+    assert {key, *FLAGS[name].excludes} <= set(known)
+
+
+def test_no_two_flags_set_the_same_key() -> None:
+    assert len({flag.key for flag in FLAGS.values()}) == len(FLAGS)
+
+
+def test_flags_become_the_tables_of_a_file() -> None:
+    given = {"nodes": 3, "lr": 0.5, "centralised": False, "init": "shared", "seed": None}
+    expected = {"nodes": 3, "local": {"lr": 0.5}, "pooled": False, "init": {"start": "shared"}}
+    assert read_changes(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"steps": 3}, {"local": {"steps": 3, "epochs": None}}),
+        ({"epochs": 2}, {"local": {"epochs": 2, "steps": None}}),
+        ({"epochs": 2, "steps": 3}, {"local": {"epochs": 2, "steps": 3}}),
+        ({"eval-every": 2}, {"evaluation": {"every": 2, "growth": None}}),
+        ({"eval-growth": 1.1}, {"evaluation": {"growth": 1.1, "every": 1}}),
+        ({"eval-growth": 1.1, "eval-every": 2}, {"evaluation": {"growth": 1.1, "every": 2}}),
+    ],
+)
+def test_what_a_flag_rules_out_gives_way_unless_it_is_given_too(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert read_changes(given) == expected
+    assert read_changes(dict(reversed(given.items()))) == expected
+
+
+def test_words_of_the_command_line_are_stored_as_files_write_them() -> None:
+    values = FLAGS["eval-at"].values
+    assert set(values.values()) == set(get_args(pg.Evaluation.model_fields["at"].annotation))
+    for word, stored in values.items():
+        assert read_changes({"eval-at": word}) == {"evaluation": {"at": stored}}
+    with pytest.raises(InputError, match="eval-at cannot be 'end'"):
+        read_changes({"eval-at": "end"})
