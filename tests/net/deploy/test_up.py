@@ -14,6 +14,7 @@ import psutil
 import pytest
 from support import gated
 from support.command_line import complaint, peerage, start
+from support.forked import forked_peers
 from support.machines import Machines
 from support.processes import PATIENCE, gone, until
 
@@ -63,6 +64,7 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     assert verified.out.endswith(f"same numbers in every round, same digest {wanted['digest']}\n")
 
 
+@forked_peers()
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
         f"up --nodes 4 --topology complete --partition iid --rounds 30 --epochs 2 {PATIENT} "
@@ -207,6 +209,7 @@ def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
     assert [record.network[r]["nodes"] for r in (0, 100)] == [3, 2]
 
 
+@forked_peers()
 def test_a_network_that_diverges(tmp_path):
     line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30"
     done = peerage(f"{line} {PATIENT} --out", tmp_path / "up")
