@@ -113,7 +113,6 @@ def forked_peers() -> Iterator[None]:
         [lifeline] = options["pass_fds"]
         return Forked(command[3:], options["stdout"], options["env"], {VARIABLE: lifeline})
 
-    with mock.patch.object(
-        up, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start})
-    ):
+    forking = SimpleNamespace(**vars(subprocess) | {"Popen": start})
+    with mock.patch.object(up, "subprocess", forking):
         yield

@@ -92,13 +92,13 @@ def fill(file: Path) -> None:
 
 @forked_peers()
 def test_eight_peers_miss_no_message(tmp_path):
-    """The CNN of P0 on MNIST; benchmarks/peers.py runs 32 peers with the default deadlines."""
+    """The CNN of P0 on a part of MNIST; benchmarks/peers.py runs 32 peers with the default deadlines."""
     try:
         experiment = Experiment(
             nodes=8,
             topology="regular:k=4",
             rounds=6,
-            dataset="mnist",
+            dataset="mnist:train=4000",
             model="mnist-cnn",
             partition="dirichlet:alpha=0.2",
             local={"steps": 5, "batch_size": 100},
