@@ -92,7 +92,7 @@ def fill(file: Path) -> None:
 
 @forked_peers()
 def test_eight_peers_miss_no_message(tmp_path):
-    """The CNN of P0 on a part of MNIST; benchmarks/peers.py runs 32 peers with the default deadlines."""
+    """The CNN of P0, a part of MNIST; benchmarks/peers.py has 32 peers, with default deadlines."""
     try:
         experiment = Experiment(
             nodes=8,

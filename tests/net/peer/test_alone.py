@@ -31,7 +31,7 @@ async def waiting(peer: Peer) -> None:
         await asyncio.sleep(0.01)
 
 
-async def looks(count: int = 10) -> None:
+async def looks(count: int = 5) -> None:
     """Let a peer look for others some times."""
     await asyncio.sleep(count * 0.2)
 
