@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.forked import forked_peers
 
 from peerage.cli import app as cli
 from peerage.experiment import catalogue
@@ -91,7 +92,8 @@ def perform(block: Block, document: str, module: ModuleType) -> None:
     elif block.kind == "console":
         for command in commands(block.text):
             sys.argv = shlex.split(command)
-            cli.main()  # leaves by SystemExit unless all went well
+            with forked_peers():
+                cli.main()  # leaves by SystemExit unless all went well
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from support.forked import Forked
 from support.processes import PATIENCE
 
 from peerage import Experiment
@@ -45,17 +46,22 @@ class Machines:
         for member in members:
             authority.issue(member.name)
         self.folders = [home / member.name for member in members]
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, subprocess.Popen[bytes] | Forked] = {}
 
     def start(self, me: int, within: Sequence[str] = (), more: Sequence[str] = ()) -> None:
         """`within` is a command in front of the peer's own, which must become the peer."""
-        command = [*within, str(PEERAGE), "node", "--identity", f"node-{me}"]
-        command += ["--network", str(self.home / "network.toml")]
-        command += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me]), *more]
+        words = ["node", "--identity", f"node-{me}"]
+        words += ["--network", str(self.home / "network.toml")]
+        words += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me]), *more]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(self.log_file(me), "ab") as log:
-            self.processes[me] = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
+            if within:
+                command = [*within, str(PEERAGE), *words]
+                self.processes[me] = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=environment
+                )
+            else:
+                self.processes[me] = Forked(words, log, environment)
 
     def log_file(self, me: int) -> Path:
         return self.home / f"node-{me}.log"

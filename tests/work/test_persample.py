@@ -70,7 +70,7 @@ def some_models(*others: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", some_models())
 def test_models_against_one_at_a_time(name):
-    module, (x, y) = network(name).double(), batch(3, *SIZES[name][0])
+    module, (x, y) = network(name).double(), batch(2, *SIZES[name][0])
     expected = one_at_a_time(module, x, y)
     assert_equal(sum_squared_gradients(module, F.cross_entropy, x, y), expected)
     last = {"memory_format": torch.channels_last}
@@ -267,7 +267,7 @@ def test_hooks_go_when_the_loss_fails():
 def test_models_against_backpack(name):
     backpack = pytest.importorskip("backpack")
     extensions = pytest.importorskip("backpack.extensions")
-    module, (x, y) = network(name).double(), batch(5, *SIZES[name][0])
+    module, (x, y) = network(name).double(), batch(2, *SIZES[name][0])
     extended = backpack.extend(network(name).double())
     with backpack.backpack(extensions.SumGradSquared()):
         backpack.extend(nn.CrossEntropyLoss(reduction="sum"))(extended(x), y).backward()

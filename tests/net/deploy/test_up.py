@@ -14,6 +14,7 @@ import psutil
 import pytest
 from support import gated
 from support.command_line import complaint, peerage, start
+from support.forked import forked_peers
 from support.machines import Machines
 from support.processes import PATIENCE, gone, until
 
@@ -63,6 +64,7 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     assert verified.out.endswith(f"same numbers in every round, same digest {wanted['digest']}\n")
 
 
+@forked_peers()
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
         f"up --nodes 4 --topology complete --partition iid --rounds 30 --epochs 2 {PATIENT} "
@@ -95,11 +97,11 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
 def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A network in the middle of its rounds in `home/up`, its peers, and `home/tmp` for secrets."""
     (home / "tmp").mkdir()
-    line = f"up {SETTINGS} {PATIENT} --rounds 9999 --out"
+    line = f"up {SETTINGS} {PATIENT} --nodes 2 --rounds 9999 --out"
     process = start(line, home / "up", cwd=home, environment={"TMPDIR": str(home / "tmp")})
     peers: list[psutil.Process] = []
     try:
-        files = [home / "up" / "peers" / f"node-{i}" / "metrics.jsonl" for i in range(3)]
+        files = [home / "up" / "peers" / f"node-{i}" / "metrics.jsonl" for i in range(2)]
         until(
             lambda: (
                 all(file.exists() and len(read_metrics(file)) > 2 for file in files)
@@ -108,7 +110,7 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
             "all have played two rounds",
         )
         peers = psutil.Process(process.pid).children(recursive=True)
-        assert len(peers) == 3
+        assert len(peers) == 2
         assert list((home / "tmp").rglob("*.key"))
         yield process, peers
     finally:
@@ -140,9 +142,9 @@ def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp
     record = RunRecord.load(tmp_path / "up")
     assert record.status == "interrupted"
     assert 2 <= record.rounds <= int(found[1]) + 2  # peers go on until they are told
-    assert [row["nodes"] for row in record.network] == [3] * (record.rounds + 1)
+    assert [row["nodes"] for row in record.network] == [2] * (record.rounds + 1)
     assert record.summary["digest"] is None
-    assert [peer["state"] for peer in record.summary["peers"]] == ["stopped"] * 3
+    assert [peer["state"] for peer in record.summary["peers"]] == ["stopped"] * 2
     assert "is interrupted, so there is no result" in complaint(peerage("verify", record.folder))
     assert peerage("report", record.folder).code == 0
 
@@ -207,6 +209,7 @@ def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
     assert [record.network[r]["nodes"] for r in (0, 100)] == [3, 2]
 
 
+@forked_peers()
 def test_a_network_that_diverges(tmp_path):
     line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30"
     done = peerage(f"{line} {PATIENT} --out", tmp_path / "up")

@@ -31,7 +31,7 @@ async def waiting(peer: Peer) -> None:
         await asyncio.sleep(0.01)
 
 
-async def looks(count: int = 10) -> None:
+async def looks(count: int = 5) -> None:
     """Let a peer look for others some times."""
     await asyncio.sleep(count * 0.2)
 
@@ -115,6 +115,7 @@ def test_a_message_that_waits_for_all_others_is_not_given_up(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", [DecAvg(), FedAvg()])
+@pytest.mark.slow
 def test_one_of_a_stopped_network_waits_until_others_are_started(algorithm, tmp_path, caplog):
     found = {}
 
@@ -143,6 +144,7 @@ def test_one_of_a_stopped_network_waits_until_others_are_started(algorithm, tmp_
     ]
 
 
+@pytest.mark.slow
 def test_a_peer_whose_others_never_came_does_not_begin(tmp_path, caplog):
     async def act(stage: Stage) -> None:
         for me in (1, 2):
@@ -177,6 +179,7 @@ def test_rounds_that_are_lonely_by_schedule():
     assert [row["heard"][1] for row in peers[0].rows] == [0, 0, 0, 2, 2, 2, 2, 0, 0]
 
 
+@pytest.mark.slow
 def test_one_that_is_to_join_later_waits_for_those_who_play(tmp_path):
     async def act(stage: Stage) -> None:
         await stage.until(0, 2)
@@ -213,6 +216,7 @@ def test_those_who_finish_say_so_and_the_last_finishes_alone(tmp_path, monkeypat
     assert peers[2].others.finished == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_away_at_the_end_waits_until_one_tells_it(tmp_path):
     """A finished peer that is started again says that it has finished, and leaves."""
 

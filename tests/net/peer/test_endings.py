@@ -144,6 +144,7 @@ def test_peers_that_are_rounds_ahead_are_asked_about_rounds_that_are_long_over()
     assert [row["heard"] for row in peers[0].rows] == [[0, 0]] * 13
 
 
+@pytest.mark.slow
 def test_announcements_and_endings_may_get_lost(monkeypatch):
     monkeypatch.setattr(others, "AGAIN", 0.05)
     post = Post()

@@ -355,6 +355,7 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
 # Out of step
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_one_who_left_before_it_was_met(tmp_path):
     """Nodes 0 and 1 met everybody and began; 2 had not met 1 yet, which is gone now."""
 
@@ -381,6 +382,7 @@ def test_those_who_join_late_wait_for_those_who_play():
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
 
 
+@pytest.mark.slow
 def test_those_who_never_come_do_not_hold_anybody_up():
     peers = play(toy(DecAvg(), rounds=4, faults={"join": "1@9, 2@9"}))
     assert [peer.finished for peer in peers] == [4, 0, 0, 4, 4]
@@ -431,6 +433,7 @@ def test_disks_that_are_full_everywhere_end_everybody(tmp_path, monkeypatch):
         on_stage(toy(DecAvg(), rounds=15), tmp_path, act)
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_peer_that_has_stopped(tmp_path, monkeypatch):
     real = checkpoint.save
 

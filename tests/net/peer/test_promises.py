@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support import gated
+from support.forked import forked_peers
 from support.networking import BROKEN, one_thread
 
 import peerage as pg
@@ -36,6 +37,7 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 # 1. Nothing is lost
 
 
+@forked_peers()
 def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
     settings = {"nodes": 8, "topology": "regular:k=4", "partition": "iid", "rounds": 40}
     experiment = pg.Experiment(**settings, algorithm=gated.ALGORITHM, local={"epochs": 2})
