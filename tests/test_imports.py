@@ -16,7 +16,8 @@ ROOT = Path(peerage.__file__).parent
 ORDER = [
     ["errors", "randomness", "isolation"],
     ["specs", "files", "vectors", "aggregation"],
-    ["requests", "state", "privacy", "graphs", "data", "records", "net.trust"],
+    ["requests"],
+    ["state", "privacy", "graphs", "data", "records", "net.trust"],
     ["work", "models", "report"],
     ["algorithm"],
     ["hub"],

@@ -265,7 +265,7 @@ class Neighbours(Algorithm[Any]):
 
 def test_dynamic_graphs_change_the_neighbours_in_every_round(engine):
     changes = {"topology": "dynamic-regular:k=2", "rounds": 4}
-    graph = prepare(toy(Neighbours(), **changes)).world.graph
+    graph = prepare(toy(Neighbours(), **changes)).graph
     rounds = [graph.neighbours(round) for round in range(4)]
     assert len(set(rounds)) > 1
     for node, seen in enumerate(play(Neighbours(), engine=engine, **changes)):
@@ -290,7 +290,7 @@ def test_candidate_losses_equal_a_direct_computation(engine):
     data = blobs()
     settings = {"model": "logistic", "init": {"start": "shared"}, "rounds": 1}
     experiment = toy(Judges(), engine=engine, **settings)
-    start, _ = prepare(experiment).world.architectures["logistic"].initial(0, None, 1.0)
+    start, _ = prepare(experiment).architectures["logistic"].initial(0, None, 1.0)
     weight, bias = start[:12].view(3, 4), start[12:]
     for node, params in enumerate(run(experiment).parameters):
         part = list(dealt()[node])
@@ -423,7 +423,7 @@ def test_nodes_of_different_architectures_share_a_network(engine):
     models = ["mlp:hidden=8", "mlp:hidden=4"]
     settings = {"topology": "complete", "model": models, "engine": engine, "rounds": 1}
     experiment = toy(DecAvg(LocalSGD(lr=0.0)), **settings)
-    world = prepare(experiment).world
+    world = prepare(experiment)
     starts = [world.architectures[world.assignment[i]].initial(0, i, 1.0)[0] for i in range(NODES)]
     result = run(experiment)
     for kind in ([0, 2, 4], [1, 3]):

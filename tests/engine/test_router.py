@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from peerage.engine.router import Parcel, PostOffice, Step
 from peerage.errors import PeerageError
+from peerage.requests import Envelope
 
 
 def parcel(sender: int, *to: int, bytes: int = 8, label: str = "") -> Parcel:
-    return Parcel(sender, to, 1, 1, "net", {"label": label}, bytes)
+    return Parcel(Envelope(sender, 1, 1, "net"), to, {"label": label}, bytes)
 
 
 def labels(deliveries: dict[int, list[Parcel]]) -> dict[int, list[tuple[int, str]]]:
