@@ -264,6 +264,11 @@ def test_nothing_happens_by_default() -> None:
     assert veil.send(payload, rng)["x"] is payload["x"]
     assert veil.memory == {}
 
+    def never() -> torch.Generator:
+        raise AssertionError("without noise, nothing is drawn")
+
+    assert Veil().send(payload, never) == payload
+
 
 def test_a_veil_continues_from_a_checkpoint() -> None:
     noise, payload = Noise(sigma=0.1, clip=1.0), {"x": torch.full((3,), 9.0)}

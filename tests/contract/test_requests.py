@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.networking import play as connect
 from torch import Tensor, nn
 
 from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, RunRecord, run
@@ -432,6 +433,39 @@ def test_nodes_of_different_architectures_share_a_network(engine):
         for node in kind:
             torch.testing.assert_close(result.parameters[node], mean)
     assert [len(x) for x in result.parameters] == [67, 35, 67, 35, 67]
+
+
+@dataclass(frozen=True)
+class Returns(Algorithm[Any]):
+    """Node 0 gives node 1 its model back, with an architecture that is not that of node 0."""
+
+    architecture: str = "mlp-1"
+
+    async def round(self, node: Node[Any]) -> None:
+        if node.id == 1:
+            await node.send(0, x=node.params + 1)
+            [answer] = (await node.receive(0)).alike(node.architecture).messages
+            assert (answer.sender, answer.examples) == (0, len(dealt()[0]))
+            node.params = answer.payload["x"]
+        if node.id == 0:
+            [message] = (await node.receive(1)).messages
+            await node.send(1, self.architecture, x=message.payload["x"] * 2)
+
+
+RETURNS = {"topology": "complete", "model": ["mlp:hidden=8", "mlp:hidden=4"], "rounds": 1}
+
+
+def test_the_architecture_of_a_message_is_that_of_its_payload(engine):
+    experiment = toy(Returns(), engine=engine, **RETURNS)
+    start, _ = prepare(experiment).architecture(1).initial(0, 1, 1.0)
+    assert torch.equal(run(experiment).parameters[1], (start + 1) * 2)
+    peers = connect(experiment)  # the recipients check shapes, which differ between architectures
+    assert torch.equal(peers[1].shard.members[1].node.params, (start + 1) * 2)
+
+
+def test_an_architecture_that_no_node_has_is_refused(engine):
+    with pytest.raises(PeerageError, match="payload of architecture 'mlp', which no node has; use"):
+        run(toy(Returns("mlp"), engine=engine, **RETURNS))
 
 
 # Metrics

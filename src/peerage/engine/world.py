@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peerage.algorithm import Algorithm, Dimensions, Node
 from peerage.experiment.experiment import Experiment
-from peerage.graphs.faults import Faults, Way
+from peerage.graphs.faults import Faults, NoLinkFaults, Way
 from peerage.graphs.graph import Graph, Neighbours
 from peerage.graphs.mixing import describe
 from peerage.graphs.topology import DynamicGraph
@@ -126,7 +126,8 @@ class World:
 
     def way(self, round: int) -> Way:
         """What happens to the messages of this round."""
-        return Way(self.faults, self.seed, round)
+        faulty = self.faults != Faults()
+        return Way(self.faults, self.seed, round) if faulty else NoLinkFaults()
 
     def veil(self, node: int, memory: dict[str, Tensor]) -> Veil:
         """What becomes of a node's messages; a hub's data are those that others have released."""

@@ -11,6 +11,7 @@ from support.networking import BROKEN, run_skipping, skip
 
 from peerage.engine.router import Parcel, PostOffice, Step
 from peerage.errors import PeerageError
+from peerage.graphs.faults import NoLinkFaults
 from peerage.net.peer.mailbox import OVERHEAD, Mailbox
 from peerage.net.wire.header import Header, Rejected, done
 from peerage.requests import Envelope
@@ -234,7 +235,7 @@ def test_with_nothing_lost_it_is_the_post_office(data):
     arrivals = [(sender, place) for sender in senders for place in range(sent[sender])]
     order = data.draw(st.permutations(arrivals))
 
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step([parcel(s, f"0.{p}") for s, p in arrivals], finished=list(senders)))
     expected = []
     for wanted in asked:
