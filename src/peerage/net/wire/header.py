@@ -197,9 +197,10 @@ def _check_address(h: Header, expected: Expected, identity: int | None) -> None:
 
 
 def check_content(h: Header, expected: Expected) -> None:
+    stated = {**vars(h), **vars(h.envelope)}
     for name, least in (("place", 0), ("number", -1), ("examples", 0), ("degree", 0), ("size", 0)):
-        if getattr(h, name) < least or (name != "size" and getattr(h, name) > NUMBER_LIMIT):
-            raise Rejected("malformed", f"{name} cannot be {shown(getattr(h, name))}")
+        if stated[name] < least or (name != "size" and stated[name] > NUMBER_LIMIT):
+            raise Rejected("malformed", f"{name} cannot be {shown(stated[name])}")
     if h.size > expected.max_bytes:
         raise Rejected(
             "oversized",
