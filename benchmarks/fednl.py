@@ -55,7 +55,7 @@ def experiment() -> Experiment:
 def share(repeats: int) -> dict[str, float]:
     """Seconds of a round, and the share of them inside kernels: the median round's."""
     keep_freed_memory()  # as the workers of the pool do, into which the profiler cannot look
-    world = prepare(experiment()).world
+    world = prepare(experiment())
     with Lockstep(world, SerialTeam(world)) as engine:
         for round in range(WARM_UP):
             engine.round(round, evaluate=False)

@@ -109,7 +109,7 @@ class Rounds:
 
     def __init__(self, job: Job, dataset: Dataset, workers: int, algorithm=None) -> None:
         self.job, self.done = job, 0
-        world = prepare(experiment(job, dataset, algorithm)).world
+        world = prepare(experiment(job, dataset, algorithm))
         self.engine = Lockstep(world, PoolTeam(world, workers))
         self.engine.round(0, False)  # warm up
 

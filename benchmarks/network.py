@@ -34,6 +34,7 @@ from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import Expected, Header, parse_header
 from peerage.net.wire.payload import decode, encode
 from peerage.net.wire.transport import CHUNK
+from peerage.requests import Envelope
 
 NAMES = {"sender": 0, "receiver": 1}
 MEGABYTE = 1 << 20
@@ -135,7 +136,7 @@ async def measure(
     options = [("grpc.ssl_target_name_override", server_name("receiver"))]
     credentials = grpc.ssl_channel_credentials(*pem(identity))
     tensor = torch.randn(size // 4, generator=torch.Generator().manual_seed(0))
-    parcel = Parcel(0, (1,), 1, 1, "model", {"x": tensor}, size)
+    parcel = Parcel(Envelope(0, 1, 1, "model"), (1,), {"x": tensor}, size)
     header, payload = encode(parcel, run="run", round=0, recipient=1, place=0)
     rows: dict[str, list[float]] = {"bare": [], "ours": [], "checked": [], "chunks": []}
     async with grpc.aio.secure_channel(f"127.0.0.1:{ports[1]}", credentials, options) as channel:

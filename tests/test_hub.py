@@ -20,7 +20,7 @@ from peerage.engine.lockstep import Lockstep, SerialTeam
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError, Interrupted, PeerageWarning
 from peerage.hub import HubAlgorithm
-from peerage.requests import Inbox, Message
+from peerage.requests import Envelope, Inbox, Message
 from peerage.testing import NODES, blobs, simulate, toy
 from peerage.vectors import Layout
 from peerage.work.curvature import scope_of
@@ -61,10 +61,7 @@ def answers(examples: Sequence[int], **payloads: Sequence[Vector]) -> Inbox:
     """One message of every client with the named vectors."""
     messages = [
         Message(
-            client,
-            examples[client],
-            1,
-            "net",
+            Envelope(client, examples[client], 1, "net"),
             {
                 "b": torch.zeros(0),
                 **{name: torch.tensor(v[client]) for name, v in payloads.items()},
@@ -184,7 +181,7 @@ ONE_STEP = LocalSGD(epochs=1, batch_size=100, lr=0.1)  # every client's data is 
 
 def pooled_step(experiment: Experiment, x: Tensor) -> Tensor:
     """The model after one step of gradient descent on all data."""
-    world = prepare(experiment).world
+    world = prepare(experiment)
     model = world.architecture(0).workbench()
     model.load(x)
     model.module.train()
@@ -303,7 +300,7 @@ def test_fedcurvs_information_is_a_mean_whatever_its_kind():
     work = LocalSGD(epochs=1, batch_size=1, lr=0.0)
     found = {}
     for kind in ("sample", "batch"):
-        world = prepare(toy(FedCurv(work, curvature=kind), rounds=1)).world
+        world = prepare(toy(FedCurv(work, curvature=kind), rounds=1))
         with Lockstep(world, SerialTeam(world)) as engine:
             engine.round(0, evaluate=False)
             found[kind] = engine.team.shard.members[world.hub].node.state.f
@@ -331,7 +328,7 @@ def test_everybody_draws_the_same_clients_and_others_each_round():
 
 
 def test_only_chosen_clients_train_and_talk():
-    world = prepare(toy(FedAvg(ONE_STEP, clients=2))).world
+    world = prepare(toy(FedAvg(ONE_STEP, clients=2)))
     size = 4 * world.layout(0).size
     with Lockstep(world, SerialTeam(world)) as engine:
         for round in range(3):
@@ -343,7 +340,7 @@ def test_only_chosen_clients_train_and_talk():
 
 def test_a_client_that_has_left_is_not_chosen():
     experiment = toy(FedAvg(ONE_STEP, clients=4), faults={"leave": "0@1, 2@1"}, rounds=1)
-    world = prepare(experiment).world
+    world = prepare(experiment)
     with Lockstep(world, SerialTeam(world)) as engine:
         report = engine.round(0, evaluate=False)
     assert [n.node for n in report.nodes if n.train_loss is not None] == [1, 3, 4]
@@ -380,7 +377,7 @@ def test_bytes_of_a_round(algorithm, up, down):
 
 
 def test_bytes_of_hwa_grow_with_its_scope():
-    world = prepare(toy(HWA())).world
+    world = prepare(toy(HWA()))
     m, out = world.layout(0).size, 8 * 3 + 3
     assert simulate(toy(HWA())).bytes == [NODES * 4 * (2 * m + out)] * 3
 
@@ -415,9 +412,9 @@ def test_clients_and_nodes_without_a_hub_get_the_same_data():
 
 
 def test_pooled_data_go_to_one_client():
-    prepared = prepare(Experiment(algorithm=FedAvg(), nodes=4, pooled=True))
-    assert prepared.world.nodes == 2
-    assert prepared.setup["examples"] == [1437]
+    world = prepare(Experiment(algorithm=FedAvg(), nodes=4, pooled=True))
+    assert world.nodes == 2
+    assert world.setup["examples"] == [1437]
 
 
 def test_validation_examples_of_clients_do_not_disturb():
@@ -428,7 +425,7 @@ def test_validation_examples_of_clients_do_not_disturb():
 @pytest.mark.parametrize("gain", ["graph", "sqrt", "estimated"])
 def test_the_hubs_model_can_have_a_gain(gain):
     plain, amplified = (
-        prepare(toy(FedAvg(), init={"gain": name}, rounds=1)).world for name in ("none", gain)
+        prepare(toy(FedAvg(), init={"gain": name}, rounds=1)) for name in ("none", gain)
     )
     models = []
     for world in (plain, amplified):
@@ -449,7 +446,7 @@ def test_dechw_on_the_output_layer_averages_the_rest():
         "output": DecHW(ONE_STEP, scope="output"),
     }
     ended = {name: simulate(toy(a, rounds=1)) for name, a in algorithms.items()}
-    layout = prepare(toy(DecHW())).world.layout(0)
+    layout = prepare(toy(DecHW())).layout(0)
     part = scope_of(layout, "output")
     outside = slice(0, part.start)
     for node in range(NODES):
@@ -474,7 +471,7 @@ def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
     ]
     states = []
     for algorithm in algorithms:
-        world = prepare(toy(algorithm, rounds=1)).world
+        world = prepare(toy(algorithm, rounds=1))
         with Lockstep(world, SerialTeam(world)) as engine:
             engine.round(0, evaluate=False)
             states.append(engine.team.shard.members[2].node.state.h)

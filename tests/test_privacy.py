@@ -5,6 +5,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import dp_accounting
@@ -205,14 +206,14 @@ def test_results_are_new_tensors_of_the_same_kind(noise: Noise, dtype: torch.dty
 def test_the_reference_is_the_mean_of_what_was_heard_last() -> None:
     veil = Veil(Noise(clip=1.0))
     far = {"x": torch.tensor([100.0, 0.0]), "h": torch.tensor([0.0, 0.0])}
-    torch.testing.assert_close(veil.send(far, rng())["x"], torch.tensor([1.0, 0.0]))  # from zero
+    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([1.0, 0.0]))  # from zero
     veil.heard([{"x": torch.tensor([10.0, 0.0])}])
-    torch.testing.assert_close(veil.send(far, rng())["x"], torch.tensor([11.0, 0.0]))
+    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([11.0, 0.0]))
     veil.heard([{"x": torch.tensor([50.0, 0.0])}, {"x": torch.tensor([70.0, 0.0])}])
-    torch.testing.assert_close(veil.send(far, rng())["x"], torch.tensor([61.0, 0.0]))
+    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([61.0, 0.0]))
     veil.heard([])  # nothing arrived: the last reference stays
     veil.heard([{"b": torch.zeros(2)}])
-    torch.testing.assert_close(veil.send(far, rng())["x"], torch.tensor([61.0, 0.0]))
+    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([61.0, 0.0]))
 
 
 def test_other_shapes_are_other_references() -> None:
@@ -220,10 +221,10 @@ def test_other_shapes_are_other_references() -> None:
     veil.heard([{"x": torch.full((2,), 9.0)}, {"x": torch.full((3,), 5.0)}])
     veil.heard([{"x": torch.full((2,), 7.0)}])
     for size, value in ((2, 7.0), (3, 5.0)):
-        sent = veil.send({"x": torch.full((size,), value)}, rng())
+        sent = veil.send({"x": torch.full((size,), value)}, rng)
         assert torch.equal(sent["x"], torch.full((size,), value))
     far = torch.tensor([9.0, 0.0, 0.0, 0.0])  # nobody sent four entries: measured from zero
-    torch.testing.assert_close(veil.send({"x": far}, rng())["x"], far / 9)
+    torch.testing.assert_close(veil.send({"x": far}, rng)["x"], far / 9)
     torch.testing.assert_close(clipped({"x": far}, {"x": torch.ones(1)}, 1.0)["x"], far / 9)
 
 
@@ -232,7 +233,7 @@ def test_messages_may_be_overwritten_after_they_were_heard() -> None:
     message = torch.full((2,), 5.0)
     veil.heard([{"x": message}])
     message.zero_()
-    assert torch.equal(veil.send({"x": torch.full((2,), 5.0)}, rng())["x"], torch.full((2,), 5.0))
+    assert torch.equal(veil.send({"x": torch.full((2,), 5.0)}, rng)["x"], torch.full((2,), 5.0))
 
 
 def test_a_chain_of_messages_moves_by_clip_at_most() -> None:
@@ -240,7 +241,7 @@ def test_a_chain_of_messages_moves_by_clip_at_most() -> None:
     veil, heard = Veil(Noise(clip=0.25)), torch.zeros(4)
     for step in range(5):
         veil.heard([{"x": heard}, {"x": heard + 2.0}])
-        sent = veil.send({"x": torch.full((4,), 1e4 * (-1.0) ** step)}, rng(step))["x"]
+        sent = veil.send({"x": torch.full((4,), 1e4 * (-1.0) ** step)}, partial(rng, step))["x"]
         assert float((sent - heard - 1.0).norm()) == pytest.approx(0.25, rel=1e-4)
         heard = sent
 
@@ -249,8 +250,8 @@ def test_releases_are_counted() -> None:
     veil = Veil(Noise(sigma=1.0))
     assert veil.messages == 0
     for _ in range(3):
-        veil.send({"x": torch.ones(2)}, rng())
-    veil.send({"n": torch.tensor(1)}, rng())  # without a float there is nothing to account for
+        veil.send({"x": torch.ones(2)}, rng)
+    veil.send({"n": torch.tensor(1)}, rng)  # without a float there is nothing to account for
     veil.heard([{"x": torch.ones(2)}])
     assert veil.messages == 3
     assert set(veil.memory) == {"veil.count"}  # no clip, no references
@@ -260,20 +261,27 @@ def test_releases_are_counted() -> None:
 def test_nothing_happens_by_default() -> None:
     veil, payload = Veil(Noise()), {"x": torch.ones(2)}
     veil.heard([payload])
-    assert veil.send(payload, rng())["x"] is payload["x"]
+    assert veil.send(payload, rng)["x"] is payload["x"]
     assert veil.memory == {}
+
+    def never() -> torch.Generator:
+        raise AssertionError("without noise, nothing is drawn")
+
+    assert Veil().send(payload, never) == payload
 
 
 def test_a_veil_continues_from_a_checkpoint() -> None:
     noise, payload = Noise(sigma=0.1, clip=1.0), {"x": torch.full((3,), 9.0)}
     veil = Veil(noise, {"h"})
     veil.heard([{"x": torch.full((3,), 4.0), "h": torch.ones(3)}])
-    veil.send(payload, rng())
+    veil.send(payload, rng)
     tensors: dict[str, Tensor] = {}
     tree = json.loads(json.dumps(pack(veil.memory, tensors, "veil")))
     again = Veil(noise, {"h"}, unpack(tree, tensors, {}))
     assert again.messages == 1
-    assert torch.equal(veil.send(payload, rng(1))["x"], again.send(payload, rng(1))["x"])
+    assert torch.equal(
+        veil.send(payload, partial(rng, 1))["x"], again.send(payload, partial(rng, 1))["x"]
+    )
 
 
 def analytic(noise: Noise, messages: int) -> float:

@@ -23,8 +23,8 @@ LEVELS: list[dict[str, str]] = [
         "vectors": "a flat vector per model",
         "aggregation": "means of vectors",
     },
+    {"requests": "messages, inbox, what an engine is asked for"},
     {
-        "requests": "messages, inbox",
         "state": "kept by a node",
         "privacy": "noise, epsilon",
         "graphs": "topologies, faults, gains",

@@ -19,12 +19,13 @@ from peerage.randomness import torch_stream
 from peerage.requests import (
     UNNUMBERED,
     Call,
+    Envelope,
     Inbox,
     Message,
     Receive,
     Send,
     Shared,
-    check_dtype,
+    TensorSpec,
     recorded,
 )
 from peerage.vectors import Layout
@@ -32,24 +33,6 @@ from peerage.work.curvature import Curvature, Gradient, Losses, Part
 from peerage.work.training import LocalSGD, Train, TrainStats
 
 S = TypeVar("S")  # what a node remembers between rounds
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a tensor in a message looks like."""
-
-    shape: tuple[int | None, ...]  # None: any length
-    dtype: torch.dtype = torch.float32  # one of `requests.DTYPES`
-
-    def __post_init__(self) -> None:
-        check_dtype(self.dtype, "speaks declares a tensor")
-
-    def fits(self, tensor: Tensor) -> bool:
-        return (
-            tensor.dtype == self.dtype
-            and tensor.dim() == len(self.shape)
-            and all(known in (None, n) for known, n in zip(self.shape, tensor.shape, strict=True))
-        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +70,7 @@ class Node(Generic[S]):
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
     shared: Shared = field(default_factory=dict, repr=False)  # see `Inbox.mean`
-    veil: Veil | None = field(default=None, repr=False)  # what becomes of a message; see `privacy`
+    veil: Veil = field(default_factory=Veil, repr=False)  # what becomes of a message
     posted: int = 0  # messages of this round so far
     calls: set[Call[Any]] = field(default_factory=set, repr=False)  # not yet awaited
 
@@ -182,9 +165,14 @@ class Node(Generic[S]):
         return await Losses(tuple(candidates), tuple(buffers), examples)
 
     @recorded
-    async def send(self, to: int | Iterable[int], **payload: Tensor) -> None:
-        """Send to one node or several; messages between two nodes arrive in order."""
-        await self._post((to,) if isinstance(to, int) else tuple(to), payload)
+    async def send(
+        self, to: int | Iterable[int], architecture: str | None = None, /, **payload: Tensor
+    ) -> None:
+        """Send to one node or several; messages between two nodes arrive in order.
+
+        `architecture` is that of the model in the payload, if it is not the node's own.
+        """
+        await self._post((to,) if isinstance(to, int) else tuple(to), payload, architecture)
 
     @recorded
     async def receive(self, senders: int | Iterable[int] | None = None) -> Inbox:
@@ -204,7 +192,9 @@ class Node(Generic[S]):
         received = await Receive(self.neighbours if only is None else only)
         return self._inbox(sorted((*received, own), key=lambda message: message.sender))
 
-    async def _post(self, to: tuple[int, ...], payload: dict[str, Tensor]) -> Message:
+    async def _post(
+        self, to: tuple[int, ...], payload: dict[str, Tensor], architecture: str | None = None
+    ) -> Message:
         """Send a payload and return the message as it left the node, after noise."""
         for name, value in payload.items():
             if not isinstance(value, Tensor):
@@ -212,23 +202,25 @@ class Node(Generic[S]):
                     f"node {self.id} sent {name}={value!r} in round {self.round + 1}; a message "
                     f"holds tensors only: send torch.tensor({name}), or leave it out"
                 )
-        if self.veil is not None and to:
-            seed = self.seed if self.veil.secret is None else self.veil.secret
-            stream = torch_stream(seed, "noise", self.id, self.round, self.posted)
-            payload = self.veil.send(payload, stream)
-        own = self.message(payload, self.posted)
+        if to:
+            payload = self.veil.send(payload, self._noise_stream)
+        own = Message(self.envelope(self.posted, architecture), payload)
         self.posted += 1
-        await Send(to, payload, own.number)
+        await Send(to, own)
         return own
 
+    def _noise_stream(self) -> torch.Generator:
+        seed = self.seed if self.veil.secret is None else self.veil.secret
+        return torch_stream(seed, "noise", self.id, self.round, self.posted)
+
     def _inbox(self, messages: Sequence[Message]) -> Inbox:
-        if self.veil is not None:
-            self.veil.heard(message.payload for message in messages)
+        self.veil.heard(message.payload for message in messages)
         return Inbox(tuple(messages), self.id, self.trust, self.shared)
 
-    def message(self, payload: dict[str, Tensor], number: int = UNNUMBERED) -> Message:
-        degree = len(self.neighbours)
-        return Message(self.id, self.num_examples, degree, self.architecture, payload, number)
+    def envelope(self, number: int = UNNUMBERED, architecture: str | None = None) -> Envelope:
+        """What a message of this node states; its payload is of the own model by default."""
+        kind = self.architecture if architecture is None else architecture
+        return Envelope(self.id, self.num_examples, len(self.neighbours), kind, number)
 
 
 class Algorithm(Generic[S]):
@@ -250,12 +242,12 @@ class Algorithm(Generic[S]):
     async def round(self, node: Node[S]) -> None:
         raise NotImplementedError
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         """All tensors that a message may hold, and what they look like.
 
         Between real machines, whatever is not declared here is refused.
         """
-        return {"x": Form((dimensions.layout.size,)), "b": Form((dimensions.buffers,))}
+        return {"x": TensorSpec((dimensions.layout.size,)), "b": TensorSpec((dimensions.buffers,))}
 
     def caveats(self) -> Iterable[str]:
         """What a user of these hyperparameters should know, one line each; shown as warnings."""

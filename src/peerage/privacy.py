@@ -23,7 +23,7 @@ computed as if they drew from the real numbers.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,7 +131,7 @@ class Veil:
     a new node's veil the initial parameters with `heard([{"x": parameters}])`.
     """
 
-    noise: Noise
+    noise: Noise = Noise()  # without any, messages stay as they are
     nonnegative: Collection[str] = ()
     memory: dict[str, Tensor] = field(default_factory=dict)
     secret: int | None = field(default=None, repr=False)  # seed of the noise, if not the run's
@@ -141,13 +141,18 @@ class Veil:
         """How many messages were released so far."""
         return int(self.memory[COUNT]) if COUNT in self.memory else 0
 
-    def send(self, payload: Payload, rng: torch.Generator) -> dict[str, Tensor]:
-        """What to send instead of the payload; to several recipients, it is one release."""
-        if self.noise.active and any(_has_floats(tensor) for tensor in payload.values()):
+    def send(self, payload: Payload, rng: Callable[[], torch.Generator]) -> dict[str, Tensor]:
+        """What to send instead of the payload; to several recipients, it is one release.
+
+        `rng` makes the stream of its noise, where there is any.
+        """
+        if not self.noise.active:
+            return dict(payload)
+        if any(_has_floats(tensor) for tensor in payload.values()):
             self.memory[COUNT] = torch.tensor(self.messages + 1)
         places = {name: _place(name, tensor) for name, tensor in payload.items()}
         known = {name: self.memory[key] for name, key in places.items() if key in self.memory}
-        return perturb(self.noise, payload, known, rng, self.nonnegative)
+        return perturb(self.noise, payload, known, rng(), self.nonnegative)
 
     def heard(self, messages: Iterable[Payload]) -> None:
         """Take the mean of these messages as reference, for every name and shape among them.

@@ -4,7 +4,7 @@
 three kinds and nothing about any algorithm.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
@@ -37,6 +37,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+Shape = tuple[int | None, ...]  # None: any length
 Shared = dict[str, tuple[Any, Tensor]]  # name -> what identifies its last mean, and the mean
 A = TypeVar("A", covariant=True)  # what a request is answered with
 P = ParamSpec("P")
@@ -51,6 +52,30 @@ def check_dtype(dtype: torch.dtype, of: str) -> None:
         known = ", ".join(str(known).removeprefix("torch.") for known in DTYPES.values())
         name = str(dtype).removeprefix("torch.")
         raise InputError(f"{of} of type {name}, which messages cannot hold; use one of {known}")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The shape and type that a tensor in a message must have."""
+
+    shape: Shape
+    dtype: torch.dtype = torch.float32  # one of `DTYPES`
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype, "speaks declares a tensor")
+
+    def allows(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor may have this shape.
+
+        >>> TensorSpec((2, None)).allows((2, 5)), TensorSpec((2, None)).allows((2,))
+        (True, False)
+        """
+        return len(shape) == len(self.shape) and all(
+            known in (None, n) for known, n in zip(self.shape, shape, strict=True)
+        )
+
+    def fits(self, tensor: Tensor) -> bool:
+        return tensor.dtype == self.dtype and self.allows(tensor.shape)
 
 
 class Request(Generic[A]):
@@ -99,24 +124,56 @@ class Compute(Request[A]):
 
 
 @dataclass(frozen=True)
-class Send(Request[None]):
-    """One message, the same for every recipient; messages between two nodes arrive in order."""
-
-    to: tuple[int, ...]
-    payload: Mapping[str, Tensor]
-    number: int = UNNUMBERED
-
-
-@dataclass(frozen=True)
-class Message:
-    """What one node sent, with what every message says about its sender."""
+class Envelope:
+    """What every message states beside its payload, in every engine and on the wire."""
 
     sender: int
     examples: int  # how much data the sender holds
     degree: int  # how many neighbours the sender has in this round
-    architecture: str  # which model the sender trains
-    payload: Mapping[str, Tensor]
+    architecture: str  # of the model that the payload belongs to, which may not be the sender's
     number: int = UNNUMBERED  # how many the sender had sent before, in this round
+
+
+class Enveloped:
+    """Anything that holds an envelope: a message, also while an engine carries it."""
+
+    envelope: Envelope
+
+    @property
+    def sender(self) -> int:
+        return self.envelope.sender
+
+    @property
+    def examples(self) -> int:
+        return self.envelope.examples
+
+    @property
+    def degree(self) -> int:
+        return self.envelope.degree
+
+    @property
+    def architecture(self) -> str:
+        return self.envelope.architecture
+
+    @property
+    def number(self) -> int:
+        return self.envelope.number
+
+
+@dataclass(frozen=True)
+class Message(Enveloped):
+    """What one node sent; `sender`, `examples`, `degree`, ... are those of its envelope."""
+
+    envelope: Envelope
+    payload: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Send(Request[None]):
+    """One message, the same for every recipient; messages between two nodes arrive in order."""
+
+    to: tuple[int, ...]
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -155,7 +212,7 @@ class Inbox:
         return self._only(message for message in self.messages if message.sender != self.owner)
 
     def alike(self, architecture: str) -> "Inbox":
-        """Only senders with this architecture: vectors of other models mean something else."""
+        """Only payloads of this architecture: vectors of other models mean something else."""
         return self._only(m for m in self.messages if m.architecture == architecture)
 
     def _only(self, messages: Iterable[Message]) -> "Inbox":

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerage.algorithm import Algorithm, Dimensions
+from peerage.algorithm import Algorithm
 from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
 from peerage.engine.lockstep import Lockstep, SerialTeam
@@ -198,15 +198,12 @@ def traffic(algorithm: Algorithm[Any]) -> None:
 def declared(algorithm: Algorithm[Any]) -> None:
     """Every tensor that is sent is one that `speaks` declares, with that shape and type.
 
-    Types that messages cannot hold are refused by `Form`, and by the engine that sends them.
+    Types that messages cannot hold are refused by `TensorSpec`, and by the engine that sends them.
     """
     experiment = toy(algorithm)
-    data, ended = blobs(), simulate(experiment)
-    world = prepare(experiment).world
-    kind = world.architecture(0)
-    known = algorithm.speaks(
-        Dimensions(kind.layout, kind.buffer_layout.size, world.nodes, CLASSES, data.shape)
-    )
+    ended = simulate(experiment)
+    world = prepare(experiment)
+    known = algorithm.speaks(world.dimensions(world.architecture(0)))
     for name, sender, tensor, _ in ended.tap.sent:
         require(name in known, f"node {sender} sends a tensor {name!r}, which it does not declare")
         about = f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {known[name]}"
@@ -332,7 +329,7 @@ class Simulated:
 
 
 def simulate(experiment: Experiment, *, lossy: bool = False) -> Simulated:
-    world = prepare(experiment).world
+    world = prepare(experiment)
     tap = Tap(world, lossy)
     with Lockstep(world, tap) as engine:
         keepers = [world.keeper(node) for node in range(world.nodes)]

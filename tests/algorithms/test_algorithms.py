@@ -18,7 +18,7 @@ from peerage import CFA, Algorithm, DecAvg, DecDiff, DecDiffVT, DecHW, Local, No
 from peerage.engine.lockstep import Lockstep, SerialTeam
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError, Interrupted
-from peerage.requests import Inbox, Message, Receive, Send
+from peerage.requests import Envelope, Inbox, Message, Receive, Send
 from peerage.testing import NODES, blobs, dealt, simulate, toy
 from peerage.vectors import Layout
 from peerage.work.curvature import Curvature
@@ -88,7 +88,7 @@ class Stage:
         assert isinstance(request, Send)
         self.posted.append(request)
         for peer in request.to:
-            boxes[peer, node.id] = node.message(dict(request.payload))
+            boxes[peer, node.id] = request.message
         return None
 
     def node(self, id: int, size: int) -> Node[Any]:
@@ -130,7 +130,7 @@ def test_decavg_on_a_path(weights, expected):
     assert [value for [value] in found] == pytest.approx(expected)
     # Running statistics are averaged with the same weights.
     assert [float(node.buffers) for node in stage.nodes] == pytest.approx(expected)
-    assert [set(sent.payload) for sent in stage.posted] == [{"x", "b"}] * 3
+    assert [set(sent.message.payload) for sent in stage.posted] == [{"x", "b"}] * 3
 
 
 def test_decavg_over_what_arrived():
@@ -157,10 +157,10 @@ def test_decavg_may_combine_before_it_trains():
     node.enter(0, ((1,), (0,)))
     node.params = torch.tensor([2.0])
     coroutine = DecAvg(order="combine-first").round(node)
-    assert step(coroutine, None).payload["x"].tolist() == [2.0]
+    assert step(coroutine, None).message.payload["x"].tolist() == [2.0]
     assert isinstance(step(coroutine, None), Receive)
     other = {"x": torch.tensor([6.0]), "b": torch.tensor([0.0])}
-    request = step(coroutine, (Message(1, 1, 1, "net", other),))
+    request = step(coroutine, (Message(Envelope(1, 1, 1, "net"), other),))
     assert isinstance(request, Train)
     assert request.params.tolist() == [4.0]
     trained = Trained(torch.tensor([7.0]), request.buffers, TrainStats(0.0, 1, None))
@@ -169,7 +169,7 @@ def test_decavg_may_combine_before_it_trains():
 
 
 def test_weights_of_the_graph():
-    messages = tuple(Message(sender, 1, 1, "m", {}) for sender in (0, 1, 2))
+    messages = tuple(Message(Envelope(sender, 1, 1, "m"), {}) for sender in (0, 1, 2))
     assert Inbox(messages, 1, {0: 1.0, 1: 2.0, 2: 5.0}).weights("graph").tolist() == [
         0.125,
         0.25,
@@ -179,7 +179,7 @@ def test_weights_of_the_graph():
 
 
 def test_metropolis_weights_of_an_inbox():
-    ring = tuple(Message(sender, 1, 2, "m", {}) for sender in range(5))
+    ring = tuple(Message(Envelope(sender, 1, 2, "m"), {}) for sender in range(5))
     assert Inbox(ring[:3], 1).weights("metropolis").tolist() == pytest.approx([1 / 3] * 3)
     assert Inbox(ring, 1).weights("metropolis").tolist() == pytest.approx([1 / 5] * 5)
     with pytest.raises(InputError, match="require node 1's own message in its inbox; use nod"):
@@ -188,7 +188,7 @@ def test_metropolis_weights_of_an_inbox():
 
 def test_means_of_the_same_vectors_are_computed_once():
     x = [torch.tensor([0.0, 2.0]), torch.tensor([4.0, 6.0])]
-    messages = tuple(Message(sender, 1, 1, "m", {"x": x[sender]}, 0) for sender in (0, 1))
+    messages = tuple(Message(Envelope(sender, 1, 1, "m", 0), {"x": x[sender]}) for sender in (0, 1))
     shared: dict[Any, Any] = {}
     first, second = (Inbox(messages, owner, {}, shared) for owner in (0, 1))
     half = torch.tensor([0.5, 0.5])
@@ -201,9 +201,9 @@ def test_means_of_the_same_vectors_are_computed_once():
     before[1][0] = 7.0  # the node that got it first may change it: the next one must not see that
     assert second.mean("x", half).tolist() == [2.0, 4.0]
     assert second.mean("x", torch.tensor([0.25, 0.75])).tolist() == [3.0, 5.0]
-    later = tuple(Message(s, 1, 1, "m", {"x": 10 * x[s]}, 1) for s in (0, 1))
+    later = tuple(Message(Envelope(s, 1, 1, "m", 1), {"x": 10 * x[s]}) for s in (0, 1))
     assert Inbox(later, 0, {}, shared).mean("x", half).tolist() == [20.0, 40.0]
-    by_hand = tuple(Message(s, 1, 1, "m", {"x": 7 * x[s]}) for s in (0, 1))
+    by_hand = tuple(Message(Envelope(s, 1, 1, "m"), {"x": 7 * x[s]}) for s in (0, 1))
     assert Inbox(by_hand, 0, {}, shared).mean("x", half).tolist() == [14.0, 28.0]
 
 
@@ -232,7 +232,7 @@ def test_cfa_on_a_path(epsilon, expected):
     assert [value for [value] in found] == pytest.approx(expected)
     # The buffers are as far apart as the models here, and go the same way.
     assert [float(node.buffers) for node in stage.nodes] == pytest.approx(expected)
-    assert [set(sent.payload) for sent in stage.posted] == [{"x", "b"}] * 3
+    assert [set(sent.message.payload) for sent in stage.posted] == [{"x", "b"}] * 3
 
 
 @pytest.mark.parametrize("algorithm", [CFA(), CFA(epsilon=-1.0), DecDiff()], ids=str)
@@ -281,7 +281,7 @@ def test_decdiff_divides_by_the_norm_of_a_tensor_or_of_the_model(algorithm, move
     assert down == pytest.approx([a - b for a, b in zip(TENSORS[1], moved, strict=True)])
     # Running statistics stay each node's own, and are not sent.
     assert [float(node.buffers) for node in stage.nodes] == [0.0, 8.0]
-    assert [set(sent.payload) for sent in stage.posted] == [{"x"}] * 2
+    assert [set(sent.message.payload) for sent in stage.posted] == [{"x"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_dechw_in_the_first_round():
     # Only node 0 knows of the first entry; the second is (.8 * 1 + 1 * 5) / 1.8.
     assert stage.play(**FIRST) == [pytest.approx([1.0, 5.8 / 1.8])] * 2
     torch.testing.assert_close(stage.nodes[0].state.h, torch.tensor([0.6, 0.8]))
-    assert [set(sent.payload) for sent in stage.posted] == [{"x", "b", "h"}] * 2
+    assert [set(sent.message.payload) for sent in stage.posted] == [{"x", "b", "h"}] * 2
     # Running statistics follow the data, never the curvature.
     assert [float(node.buffers) for node in stage.nodes] == [6.0, 6.0]
 
@@ -401,7 +401,7 @@ def test_dechw_in_the_second_round(algorithm, expected):
     stage.play(**FIRST)
     assert stage.play(**SECOND) == [pytest.approx(expected)] * 2
     stopped = algorithm.theta == 1
-    assert all(("h" in sent.payload) == (not stopped) for sent in stage.posted)
+    assert all(("h" in sent.message.payload) == (not stopped) for sent in stage.posted)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_dechw_takes_the_first_curvature_of_a_node_in_full_whenever_it_comes(acc
 def test_a_node_of_dechw_that_joins_late_begins_with_its_whole_curvature(tmp_path):
     algorithm = DecHW(LocalSGD(epochs=1, batch_size=4), beta=0.5)
     experiment = toy(algorithm, rounds=4, faults={"join": "2@3"})
-    world = prepare(experiment).world
+    world = prepare(experiment)
     norms = []
     with Lockstep(world, SerialTeam(world)) as engine:
         for round in range(3):

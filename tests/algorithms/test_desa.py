@@ -233,7 +233,7 @@ def play(
                         reply = Trained(request.params, request.buffers, TrainStats(0.0, 1))
                     elif isinstance(request, Send):
                         posted.append(request)
-                        message = node.message(dict(request.payload))
+                        message = request.message
                         for to in request.to:
                             if not lost(round, node.id, to):
                                 boxes.setdefault((to, node.id), deque()).append(message)
@@ -299,14 +299,15 @@ def test_synthetic_examples_go_to_all_nodes_once_and_logits_to_neighbours():
     _, _, [first, second] = play(SMALL, MADE, rounds=2)
     synthetic, logits = first[:3], first[3:]
     assert [set(send.to) for send in synthetic] == [{1, 2}, {0, 2}, {0, 1}]
-    assert [set(send.payload) for send in synthetic] == [
+    assert [set(send.message.payload) for send in synthetic] == [
         {"image0", "image1"},
         {"image0"},
         {"image0", "image1"},
     ]
     for sends in (logits, second):
         assert [send.to for send in sends] == list(PATH)
-        shapes = [{name: tuple(z.shape) for name, z in send.payload.items()} for send in sends]
+        payloads = [send.message.payload for send in sends]
+        shapes = [{name: tuple(z.shape) for name, z in payload.items()} for payload in payloads]
         assert shapes == [{"class0": (2, 2), "class1": (2, 2)}] * 3
 
 
@@ -337,14 +338,14 @@ def test_lost_messages_leave_nodes_with_fewer_classes_and_no_confusion():
     assert orders[1].given["taught"].tolist() == [0.0, 0.0]
     # Node 0 has a teacher for class 0 alone.
     assert orders[0].given["taught"].tolist() == [1.0, 1.0, 0.0, 0.0]
-    assert set(sent[0][4].payload) == {"class0"}
+    assert set(sent[0][4].message.payload) == {"class0"}
 
 
 def test_without_any_anchor_a_node_trains_on_its_own_data():
     nodes, [orders], sent = play(SMALL, [{}, {}, {}])
     assert [node.state for node in nodes] == [{}, {}, {}]
     assert [order.work for order in orders] == [SMALL.local] * 3
-    assert not any(send.payload for send in sent[0])
+    assert not any(send.message.payload for send in sent[0])
 
 
 # With real models
@@ -708,7 +709,7 @@ def test_a_run_keeps_its_anchors_beside_the_data_sets(cache, calls):
     assert first == second
     assert len(calls) == NODES
     assert len(list((cache / "anchors").iterdir())) == NODES
-    assert prepare(toy(SMALL)).world.cache == cache
+    assert prepare(toy(SMALL)).cache == cache
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):

@@ -63,7 +63,7 @@ class Trace:
 
 
 def trace(algorithm: FedNL, parts: Any, rounds: int, watch: Any = None, **more: Any) -> Trace:
-    world = prepare(experiment(algorithm, parts, rounds=rounds, **more)).world
+    world = prepare(experiment(algorithm, parts, rounds=rounds, **more))
     team = SerialTeam(world)
     with Lockstep(world, team) as engine:
         hub = world.nodes - 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.networking import play as connect
 from torch import Tensor, nn
 
 from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, RunRecord, run
@@ -265,7 +266,7 @@ class Neighbours(Algorithm[Any]):
 
 def test_dynamic_graphs_change_the_neighbours_in_every_round(engine):
     changes = {"topology": "dynamic-regular:k=2", "rounds": 4}
-    graph = prepare(toy(Neighbours(), **changes)).world.graph
+    graph = prepare(toy(Neighbours(), **changes)).graph
     rounds = [graph.neighbours(round) for round in range(4)]
     assert len(set(rounds)) > 1
     for node, seen in enumerate(play(Neighbours(), engine=engine, **changes)):
@@ -290,7 +291,7 @@ def test_candidate_losses_equal_a_direct_computation(engine):
     data = blobs()
     settings = {"model": "logistic", "init": {"start": "shared"}, "rounds": 1}
     experiment = toy(Judges(), engine=engine, **settings)
-    start, _ = prepare(experiment).world.architectures["logistic"].initial(0, None, 1.0)
+    start, _ = prepare(experiment).architectures["logistic"].initial(0, None, 1.0)
     weight, bias = start[:12].view(3, 4), start[12:]
     for node, params in enumerate(run(experiment).parameters):
         part = list(dealt()[node])
@@ -423,7 +424,7 @@ def test_nodes_of_different_architectures_share_a_network(engine):
     models = ["mlp:hidden=8", "mlp:hidden=4"]
     settings = {"topology": "complete", "model": models, "engine": engine, "rounds": 1}
     experiment = toy(DecAvg(LocalSGD(lr=0.0)), **settings)
-    world = prepare(experiment).world
+    world = prepare(experiment)
     starts = [world.architectures[world.assignment[i]].initial(0, i, 1.0)[0] for i in range(NODES)]
     result = run(experiment)
     for kind in ([0, 2, 4], [1, 3]):
@@ -432,6 +433,39 @@ def test_nodes_of_different_architectures_share_a_network(engine):
         for node in kind:
             torch.testing.assert_close(result.parameters[node], mean)
     assert [len(x) for x in result.parameters] == [67, 35, 67, 35, 67]
+
+
+@dataclass(frozen=True)
+class Returns(Algorithm[Any]):
+    """Node 0 gives node 1 its model back, with an architecture that is not that of node 0."""
+
+    architecture: str = "mlp-1"
+
+    async def round(self, node: Node[Any]) -> None:
+        if node.id == 1:
+            await node.send(0, x=node.params + 1)
+            [answer] = (await node.receive(0)).alike(node.architecture).messages
+            assert (answer.sender, answer.examples) == (0, len(dealt()[0]))
+            node.params = answer.payload["x"]
+        if node.id == 0:
+            [message] = (await node.receive(1)).messages
+            await node.send(1, self.architecture, x=message.payload["x"] * 2)
+
+
+RETURNS = {"topology": "complete", "model": ["mlp:hidden=8", "mlp:hidden=4"], "rounds": 1}
+
+
+def test_the_architecture_of_a_message_is_that_of_its_payload(engine):
+    experiment = toy(Returns(), engine=engine, **RETURNS)
+    start, _ = prepare(experiment).architecture(1).initial(0, 1, 1.0)
+    assert torch.equal(run(experiment).parameters[1], (start + 1) * 2)
+    peers = connect(experiment)  # the recipients check shapes, which differ between architectures
+    assert torch.equal(peers[1].shard.members[1].node.params, (start + 1) * 2)
+
+
+def test_an_architecture_that_no_node_has_is_refused(engine):
+    with pytest.raises(PeerageError, match="payload of architecture 'mlp', which no node has; use"):
+        run(toy(Returns("mlp"), engine=engine, **RETURNS))
 
 
 # Metrics

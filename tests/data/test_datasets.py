@@ -325,7 +325,7 @@ def test_a_run_says_what_its_labels_tell(tmp_path):
     path = save(tmp_path / "own.npz", x=x, y=y)
     with pytest.warns(PeerageWarning, match="own: no example is of class 1, .* or say classes=11"):
         prepare(Experiment(dataset=f"npz:path={path}", **settings))
-    world = prepare(Experiment(dataset=f"npz:path={path},classes=11", **settings)).world
+    world = prepare(Experiment(dataset=f"npz:path={path},classes=11", **settings))
     assert world.label_counts.shape == (2, 11)
     with pytest.raises(InputError, match="classes must be at least 2, got 1"):
         Experiment(dataset=f"npz:path={path},classes=1")

@@ -384,16 +384,16 @@ def test_nodes_have_the_images_of_their_writers(tmp_path):
     ]
     assert three.setup["examples"] == [5, 4, 3]
     assert three.setup["test_examples"] == 4
-    two = prepare(small(folder, model="logistic", nodes=2)).world.parts
+    two = prepare(small(folder, model="logistic", nodes=2)).parts
     assert [len(part) for part in two] in ([5, 4], [5, 3], [4, 3])
-    alone = prepare(small(folder, model="logistic", pooled=True)).world.parts
+    alone = prepare(small(folder, model="logistic", pooled=True)).parts
     assert [part.tolist() for part in alone] == [list(range(12))]
     with pytest.raises(InputError, match="each of 4 nodes a group of its own, and the data has 3"):
         prepare(small(folder, nodes=4))
     with pytest.raises(InputError, match="by-group needs data that tells the group of every"):
         prepare(small(folder, dataset="digits"))
     # Other partitions do not care who wrote what.
-    mixed = prepare(small(folder, model="logistic", partition="iid")).world.parts
+    mixed = prepare(small(folder, model="logistic", partition="iid")).parts
     assert sorted(torch.cat(mixed).tolist()) == list(range(12))
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 import peerage as pg
 from peerage import Algorithm, LocalSGD, Node
-from peerage.algorithm import Dimensions, Form
+from peerage.algorithm import Dimensions
 from peerage.engine.router import Parcel
 from peerage.errors import InputError
 from peerage.net.wire import header as wires
 from peerage.net.wire.header import Expected, Rejected
 from peerage.net.wire.payload import decode, encode
-from peerage.requests import DTYPES
+from peerage.requests import DTYPES, Envelope, TensorSpec
 from peerage.testing import check_law, toy
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_floating_point]
@@ -47,8 +47,8 @@ class Typed(Algorithm[None]):
     sent: str = "float32"
     declared: str = "float32"
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
-        more = Form((None,), getattr(torch, self.declared))
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+        more = TensorSpec((None,), getattr(torch, self.declared))
         return {**super().speaks(dimensions), "more": more}
 
     async def round(self, node: Node[None]) -> None:
@@ -111,7 +111,7 @@ def test_other_types_are_refused_by_engine_declaration_and_law(dtype):
     with pytest.raises(AssertionError, match=f"breaks the law 'declared'.*of type {name}"):
         check_law("declared", Typed(sent=name))
     with pytest.raises(InputError, match=f"speaks declares a tensor of type {name}, which"):
-        Form((1,), dtype)
+        TensorSpec((1,), dtype)
     with pytest.raises(AssertionError, match=f"breaks the law 'declared'.*of type {name}"):
         check_law("declared", Typed(declared=name))
 
@@ -131,10 +131,10 @@ def test_a_type_that_is_not_declared_breaks_the_law_and_is_not_sent():
 
 
 def there_and_back(tensors: dict[str, Tensor], **options: Any) -> Parcel:
-    forms = {name: wires.Form((tuple(x.shape),), x.dtype) for name, x in tensors.items()}
+    forms = {name: TensorSpec(tuple(x.shape), x.dtype) for name, x in tensors.items()}
     expected = Expected("demo", 0, frozenset({0, 1}), {"net": forms}, 1 << 20)
     size = sum(x.numel() * x.element_size() for x in tensors.values())
-    parcel = Parcel(1, (0,), 1, 1, "net", tensors, size)
+    parcel = Parcel(Envelope(1, 1, 1, "net"), (0,), tensors, size)
     header, payload = encode(parcel, run="demo", round=0, recipient=0, place=0, **options)
     return decode(header, payload, expected)
 
@@ -164,10 +164,10 @@ def test_every_floating_type_must_be_finite(dtype, bad):
 def test_the_same_bytes_under_another_declaration_are_refused():
     """Types of the same width differ by their names only."""
     x = hard(torch.float16)
-    parcel = Parcel(1, (0,), 1, 1, "net", {"x": x}, 2 * len(x))
+    parcel = Parcel(Envelope(1, 1, 1, "net"), (0,), {"x": x}, 2 * len(x))
     header, payload = encode(parcel, run="demo", round=0, recipient=0, place=0)
     for dtype in (torch.bfloat16, torch.int16, torch.float32):
-        forms = {"x": wires.Form(((len(x),),), dtype)}
+        forms = {"x": TensorSpec((len(x),), dtype)}
         expected = Expected("demo", 0, frozenset({0, 1}), {"net": forms}, 1 << 20)
         for wire in wires.WIRES:
             with pytest.raises(Rejected) as caught:

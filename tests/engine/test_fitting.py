@@ -85,14 +85,14 @@ def experiment(dataset: Dataset, model: Any, **changes: Any) -> pg.Experiment:
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64, np.uint16])
 def test_integers_reach_an_embedding_as_they_are(dtype: Any) -> None:
     x, y = sentences(dtype)
-    world = prepare(experiment(pg.in_memory(x, y, x, y), Tokens)).world
+    world = prepare(experiment(pg.in_memory(x, y, x, y), Tokens))
     assert world.train.x.dtype == world.test.x.dtype == torch.int64
     assert world.train.x.tolist() == world.test.x.tolist() == x.tolist()
 
 
 def test_integers_reach_other_models_as_floats() -> None:
     x, y = sentences()
-    world = prepare(experiment(pg.in_memory(x, y, x, y), "logistic")).world
+    world = prepare(experiment(pg.in_memory(x, y, x, y), "logistic"))
     assert world.train.x.dtype == torch.float32
     assert world.train.x.tolist() == x.tolist()
 
@@ -127,7 +127,7 @@ def test_real_peers_with_tokens_end_as_the_simulation() -> None:
     parts = (tuple(range(50)), tuple(range(50, 120)))
     one = experiment(whole, Tokens, nodes=2, partition=Parts(parts), rounds=2)
     own = [pg.in_memory(x[list(part)], y[list(part)], x[:30], y[:30]) for part in parts]
-    peers = play(one, prepared=lambda me: prepare_own(one, me, own[me], 3))
+    peers = play(one, worlds=lambda me: prepare_own(one, me, own[me], 3))
     rows = [row for row in pg.run(one).rows if "node" in row and row["round"] == 2]
     assert [peer.rows[-1]["loss"] for peer in peers] == [row["loss"] for row in rows]
 
@@ -168,7 +168,7 @@ def test_bytes_for_an_embedding_are_not_divided_by_255(
         assert "\n" not in str(error.value)
         with pytest.raises(InputError, match=BYTES):
             prepare_own(experiment(source(True), model), 0, source(True), 3)
-        world = prepare(experiment(source(False), model)).world
+        world = prepare(experiment(source(False), model))
         assert world.train.x.dtype == torch.int64
         assert set(world.train.x.flatten().tolist()) == set(range(WORDS))
 
@@ -196,17 +196,17 @@ def test_a_word_without_an_embedding_is_found_before_the_run(
         with pytest.raises(InputError, match=message):
             prepare(experiment(pg.in_memory(x, y, test_x, test_y), model))
     large = experiment(pg.in_memory(abs(x), y, abs(test_x), test_y), lambda: Tokens(WORDS + 1))
-    assert prepare(large).world.train.x.dtype == torch.int64
+    assert prepare(large).train.x.dtype == torch.int64
 
 
 def test_a_table_without_a_layer_takes_integers_too() -> None:
     x, y = sentences()
-    assert prepare(experiment(pg.in_memory(x, y), Table)).world.train.x.dtype == torch.int64
+    assert prepare(experiment(pg.in_memory(x, y), Table)).train.x.dtype == torch.int64
 
 
 def test_models_must_agree_on_what_they_take() -> None:
     dataset = pg.in_memory(*sentences())
-    both = prepare(experiment(dataset, (Tokens, Converting))).world
+    both = prepare(experiment(dataset, (Tokens, Converting)))
     assert both.train.x.dtype == torch.int64
     message = (
         "model 'Tokens-0' takes whole numbers only and model 'logistic-1' takes none; convert the "
@@ -225,7 +225,7 @@ def test_images_may_meet_a_model_with_an_embedding_of_places() -> None:
             return self.head(x.flatten(1) + self.place(torch.arange(16)).flatten())
 
     x = np.random.default_rng(0).integers(0, 256, (30, 4, 4), dtype=np.uint8)
-    world = prepare(experiment(pg.in_memory(x, np.arange(30) % 3), Places)).world
+    world = prepare(experiment(pg.in_memory(x, np.arange(30) % 3), Places))
     assert world.train.x.dtype == torch.float32
     assert float(world.train.x.max()) <= 1
 

@@ -14,9 +14,10 @@ from support.command_line import TINY, peerage
 
 import peerage as pg
 from peerage import HWA, DecAvg, DecHW, Experiment, FedAvg, FedCurv, LocalSGD
-from peerage.algorithm import Dimensions, Form
+from peerage.algorithm import Dimensions
 from peerage.errors import PeerageWarning
 from peerage.privacy import Noise
+from peerage.requests import TensorSpec
 from peerage.testing import NODES, Stopped, simulate, stop_in_round_three, toy
 
 STILL = LocalSGD(lr=0.0)  # nobody learns anything: what changes is noise
@@ -176,8 +177,8 @@ class Numbered(pg.Algorithm[None]):
 
     local: pg.LocalSGD = pg.LocalSGD(steps=1)
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
-        return {"x": Form((dimensions.layout.size,)), "head": Form((1,), torch.int64)}
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+        return {"x": TensorSpec((dimensions.layout.size,)), "head": TensorSpec((1,), torch.int64)}
 
     async def round(self, node: pg.Node[None]) -> None:
         inbox = await node.exchange(x=node.params, head=torch.tensor([node.id]))

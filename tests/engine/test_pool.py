@@ -127,7 +127,7 @@ def test_too_large_messages_are_an_error():
 
 @pytest.mark.slow
 def test_shared_memory_has_no_name_that_could_be_left_behind():
-    world = prepare(toy(DecHW())).world
+    world = prepare(toy(DecHW()))
     team = PoolTeam(world, 2)
     with Lockstep(world, team) as engine:
         engine.round(0, evaluate=True)
@@ -146,7 +146,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_workers_are_gone_after_the_run():
-    world = prepare(toy(Local())).world
+    world = prepare(toy(Local()))
     team = PoolTeam(world, 3)
     pids = [process.pid for process in team.workers.processes]
     assert len(pids) == 3
@@ -158,14 +158,14 @@ def test_workers_are_gone_after_the_run():
 
 @pytest.mark.slow
 def test_there_are_no_more_workers_than_nodes():
-    world = prepare(toy(Local())).world
+    world = prepare(toy(Local()))
     with Lockstep(world, PoolTeam(world, 50)) as engine:
         assert len(engine.team.members) == NODES
 
 
 @pytest.mark.slow
 def test_a_worker_that_dies_is_named():
-    world = prepare(toy(Local())).world
+    world = prepare(toy(Local()))
     team = PoolTeam(world, 2)
     with Lockstep(world, team) as engine:
         engine.round(0, evaluate=False)
@@ -178,15 +178,15 @@ def test_a_worker_that_dies_is_named():
 
 
 def test_work_is_spread_by_examples_or_evenly_by_steps():
-    by_epochs = prepare(toy(Local(LocalSGD(epochs=1)))).world
-    by_steps = prepare(toy(Local(LocalSGD(steps=1)))).world
+    by_epochs = prepare(toy(Local(LocalSGD(epochs=1))))
+    by_steps = prepare(toy(Local(LocalSGD(steps=1))))
     assert [by_epochs.work(node) for node in range(NODES)] == [4, 8, 12, 16, 20]
     assert len({by_steps.work(node) for node in range(NODES)}) == 1
 
 
 @pytest.mark.slow
 def test_parameters_come_back_from_every_worker():
-    world = prepare(toy(Local())).world
+    world = prepare(toy(Local()))
     expected: list[Tensor] = []
     for node in range(NODES):
         architecture = world.architectures[world.assignment[node]]

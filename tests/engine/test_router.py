@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from peerage.engine.router import Parcel, PostOffice, Step
 from peerage.errors import PeerageError
+from peerage.graphs.faults import NoLinkFaults
+from peerage.requests import Envelope
 
 
 def parcel(sender: int, *to: int, bytes: int = 8, label: str = "") -> Parcel:
-    return Parcel(sender, to, 1, 1, "net", {"label": label}, bytes)
+    return Parcel(Envelope(sender, 1, 1, "net"), to, {"label": label}, bytes)
 
 
 def labels(deliveries: dict[int, list[Parcel]]) -> dict[int, list[tuple[int, str]]]:
@@ -20,7 +22,7 @@ def labels(deliveries: dict[int, list[Parcel]]) -> dict[int, list[tuple[int, str
 
 
 def test_a_node_goes_on_when_all_its_senders_have_posted():
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step([parcel(1, 0, label="a")], waiting={0: (1, 2), 1: (0,), 2: (0,)}))
     with pytest.raises(PeerageError, match="nodes 0, 1, 2 wait for messages that nobody will send"):
         office.deliver()
@@ -33,13 +35,13 @@ def test_a_node_goes_on_when_all_its_senders_have_posted():
 
 
 def test_a_finished_sender_is_left_out():
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step([parcel(2, 0, label="b")], waiting={0: (1, 2)}, finished=[1, 2]))
     assert labels(office.deliver()) == {0: [(2, "b")]}
 
 
 def test_what_a_sender_posted_before_it_finished_still_counts():
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step([parcel(1, 0, label="a")], waiting={0: (1,)}, finished=[1]))
     assert labels(office.deliver()) == {0: [(1, "a")]}
     office.accept(Step(waiting={0: (1,)}))
@@ -47,7 +49,7 @@ def test_what_a_sender_posted_before_it_finished_still_counts():
 
 
 def test_messages_of_a_pair_come_in_order_and_others_wait():
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     first, second, third = (parcel(1, 0, label=label) for label in "abc")
     office.accept(Step([first, second, third, parcel(2, 0, label="x")], waiting={0: (1,)}))
     assert labels(office.deliver()) == {0: [(1, "a")]}
@@ -58,19 +60,19 @@ def test_messages_of_a_pair_come_in_order_and_others_wait():
 
 
 def test_waiting_for_nobody_is_answered_at_once():
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step(waiting={0: ()}))
     assert office.deliver() == {0: []}
 
 
 def test_bytes_count_once_for_every_recipient():
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step([parcel(0, 1, 2, 3, bytes=10), parcel(1, bytes=99), parcel(1, 0, bytes=4)]))
     assert office.bytes == 34
 
 
 def test_a_deadlock_names_some_of_the_nodes():
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step(waiting={node: ((node + 1) % 20,) for node in range(20)}))
     with pytest.raises(PeerageError, match="nodes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 wait"):
         office.deliver()
@@ -83,7 +85,7 @@ def test_the_order_of_shards_does_not_matter(nodes, exchanges, random):
     everyone = range(nodes)
 
     def play(cuts: list[list[int]]) -> list[dict[int, list[tuple[int, str]]]]:
-        office, history = PostOffice(), []
+        office, history = PostOffice(NoLinkFaults()), []
         for number in range(exchanges):
             for shard in cuts:
                 step = Step()

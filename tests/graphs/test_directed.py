@@ -38,7 +38,7 @@ def stacked(result: Result) -> NDArray[np.float64]:
 def averaged(graph: nx.Graph) -> NDArray[np.float64]:
     """A^3 X0 with the mixing matrix of the graph."""
     experiment = Experiment(nodes=len(graph), topology=graph)
-    matrix = mixing_matrix(prepare(experiment).world.graph).toarray()
+    matrix = mixing_matrix(prepare(experiment).graph).toarray()
     start = stacked(still(graph, algorithm="local"))
     return np.linalg.matrix_power(matrix, 3) @ start
 

@@ -52,7 +52,7 @@ def gossip(protocol: EstimatedGain, graph: nx.Graph, seed: int = 0) -> list[dict
                 return
             assert isinstance(request, Send)
             for peer in request.to:
-                boxes.setdefault((peer, i), []).append(nodes[i].message(dict(request.payload)))
+                boxes.setdefault((peer, i), []).append(request.message)
             answer = None
 
     for node in nodes:
@@ -138,7 +138,7 @@ def test_messages_are_counted_before_the_first_round_on_every_engine() -> None:
 
 def test_the_estimate_scales_the_initial_weights() -> None:
     result = run(settings(local={"epochs": 1, "lr": 0.0}, algorithm="local"))
-    architecture = prepare(settings()).world.architecture(0)
+    architecture = prepare(settings()).architecture(0)
     notes = [
         row["notes"]["estimated_gain"]
         for row in result.rows

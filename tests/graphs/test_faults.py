@@ -1,5 +1,6 @@
 """Faults: what is drawn, what arrives, what is counted, and who is there."""
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,15 @@ import pytest
 import torch
 from support.command_line import peerage
 
+from peerage.algorithms.decavg import DecAvg
+from peerage.engine.prepare import prepare
 from peerage.engine.router import Parcel, PostOffice, Step
 from peerage.errors import InputError
 from peerage.experiment import Experiment
-from peerage.graphs.faults import Faults, Way
+from peerage.graphs.faults import Faults, NoLinkFaults, Way
+from peerage.requests import Envelope
 from peerage.runs.run import Result, resume, run
+from peerage.testing import toy
 
 
 def quick(**changes: Any) -> Result:
@@ -88,9 +93,16 @@ def test_links_change_from_round_to_round_and_with_the_seed() -> None:
     assert len(drawn) == 4
 
 
+def test_without_faults_every_message_arrives() -> None:
+    for way in (Way(Faults(), 3, 2), NoLinkFaults(), prepare(toy(DecAvg())).way(2)):
+        for i, j in permutations(range(5), 2):
+            assert way.open(i, j)
+            assert not any(way.lost(i, j, number) for number in range(3))
+
+
 def test_the_office_leaves_an_empty_place_for_what_is_lost() -> None:
     office = PostOffice(Way(Faults(loss=1.0), 0, 0))
-    parcel = Parcel(1, (0,), 1, 1, "m", {}, 10)
+    parcel = Parcel(Envelope(1, 1, 1, "m"), (0,), {}, 10)
     office.accept(Step([parcel], waiting={0: (1,), 1: (0,)}))
     assert office.deliver() == {0: []}  # it goes on although node 1 still waits
     assert office.bytes == 10
@@ -98,7 +110,7 @@ def test_the_office_leaves_an_empty_place_for_what_is_lost() -> None:
 
 def test_the_office_does_not_wait_for_the_absent() -> None:
     office = PostOffice(Way(Faults(leave="1@1"), 0, 0), absent=[1])
-    office.accept(Step([Parcel(0, (1,), 1, 1, "m", {}, 10)], waiting={0: (1,)}))
+    office.accept(Step([Parcel(Envelope(0, 1, 1, "m"), (1,), {}, 10)], waiting={0: (1,)}))
     assert office.deliver() == {0: []}
     assert office.bytes == 0
 

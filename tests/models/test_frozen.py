@@ -310,9 +310,9 @@ def test_a_backbone_stays_as_it_was_in_every_engine(name, model):
 
 
 def test_only_trained_parameters_are_sent_and_counted():
-    prepared = prepare(fine_tuning(DecAvg()))
-    assert prepared.setup["parameters"] == [HEAD] * NODES
-    assert len(prepared.setup["constants"]["random_backbone"]) == 64
+    world = prepare(fine_tuning(DecAvg()))
+    assert world.setup["parameters"] == [HEAD] * NODES
+    assert len(world.setup["constants"]["random_backbone"]) == 64
     assert "constants" not in prepare(toy(DecAvg())).setup
     row = run(fine_tuning(DecAvg(), rounds=1)).rows
     sent = next(r for r in row if r["scope"] == "network" and r["round"] == 1)["bytes"]
@@ -323,7 +323,7 @@ def test_an_unused_layer_in_a_run_is_averaged_and_no_more():
     experiment = toy(DecAvg(LocalSGD(epochs=1)), model=Unused, topology="complete", rounds=1)
     ended = simulate(experiment)
     layout = Layout.of(trained_parameters(Unused()))
-    sizes = torch.tensor([float(len(part)) for part in prepare(experiment).world.parts])
+    sizes = torch.tensor([float(len(part)) for part in prepare(experiment).parts])
     mean = (sizes / sizes.sum()) @ torch.stack(ended.start)
     for end in ended.end:
         torch.testing.assert_close(

@@ -76,7 +76,7 @@ def test_buffers_come_with_the_parameters():
 
 
 def starts_of(**changes: object) -> list[Tensor]:
-    world = prepare(toy(Local(), **changes)).world
+    world = prepare(toy(Local(), **changes))
     with Lockstep(world, SerialTeam(world)) as engine:
         return [engine.parameters(node) for node in range(NODES)]
 

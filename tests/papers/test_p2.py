@@ -468,7 +468,7 @@ def test_a_client_trains_as_in_a_run():
     model = jobs_of("p2-fig1", SMOKE)[1].model
     found = model.realise(3)
     experiment = model.experiment.model_copy(update={"seed": 3})
-    world = prepare(experiment).world
+    world = prepare(experiment)
     local = model.local(world)
     assert local.indices.tolist() == world.parts[1].tolist()
     params, buffers = world.architecture(6).initial(3, 6)
@@ -493,7 +493,7 @@ def test_curvature_is_that_of_the_largest_client():
     [job] = jobs_of("p2-fig2", SMOKE)
     assert job.dataset == "digits"
     found = job.model.realise(0)["setup"]
-    world = prepare(job.model.experiment).world
+    world = prepare(job.model.experiment)
     assert sum(found["examples"]) == max(len(part) for part in world.parts)
     layers = found["layers"]
     assert list(layers) == ["head", "hidden2", "hidden1"]

@@ -72,7 +72,7 @@ def test_growth_is_checked() -> None:
 
 
 def test_the_centralised_node_holds_the_data_of_all() -> None:
-    spread, pooled = prepare(settings()).world, prepare(settings(pooled=True)).world
+    spread, pooled = prepare(settings()), prepare(settings(pooled=True))
     assert pooled.nodes == 1
     assert sorted(pooled.parts[0].tolist()) == sorted(torch.cat(list(spread.parts)).tolist())
     assert pooled.graph.edges() == ()

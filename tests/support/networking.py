@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from peerage import Experiment
-from peerage.engine.prepare import Prepared, prepare
+from peerage.engine.prepare import prepare
+from peerage.engine.world import World
 from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import Member, Network, Patience
 from peerage.net.peer.peer import Peer
@@ -97,12 +98,12 @@ def play(
     experiment: Experiment,
     home: Path | None = None,
     ends: Callable[[Network, int], Transport] | None = None,
-    prepared: Callable[[int], Prepared] | None = None,
+    worlds: Callable[[int], World] | None = None,
     **changes: Any,
 ) -> list[Peer]:
     """All peers to the end, in one event loop; one thread computes for all, and nobody leaves."""
     make = ends or InMemory()
-    ready = prepared or (lambda me: prepare(experiment))
+    ready = worlds or (lambda me: prepare(experiment))
 
     async def together() -> list[Peer]:
         ports = free_ports(experiment.nodes_and_hub) if isinstance(make, OverSockets) else ()
@@ -150,10 +151,8 @@ class Stage:
     def start(self, me: int, **options: Any) -> None:
         transport = MemoryTransport(self.post, me)
         folder = self.home / str(me)
-        prepared = prepare(self.experiment)
-        peer = Peer(
-            self.network, me, prepared, transport, folder, executor=self.executor, **options
-        )
+        world = prepare(self.experiment)
+        peer = Peer(self.network, me, world, transport, folder, executor=self.executor, **options)
         self.peers[me], self.tasks[me] = peer, asyncio.create_task(peer.run())
 
     async def kill(self, me: int) -> None:

@@ -898,7 +898,7 @@ def test_nodes_of_a_default_split_train_models_with_batch_statistics(seed):
     work = LocalSGD(epochs=1)
     settings = {"model": on_digits, "local": work, "rounds": 1, "seed": seed}
     experiment = Experiment(algorithm=DecAvg(work), engine={"name": "serial"}, **settings)
-    sizes = [len(part) for part in prepare(experiment).world.parts]
+    sizes = [len(part) for part in prepare(experiment).parts]
     assert any(size % 16 == 1 for size in sizes)
     pool = Experiment(algorithm=DecAvg(work), engine={"workers": 2}, **settings)
     assert run(experiment).digest == run(pool).digest

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
-from peerage.algorithm import Algorithm, Dimensions, Form, Node
+from peerage.algorithm import Algorithm, Dimensions, Node
 from peerage.errors import InputError
-from peerage.requests import Inbox
+from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
 from peerage.work.curvature import check_kind, scope_of
 from peerage.work.training import LocalSGD
@@ -85,9 +85,9 @@ class DecHW(Algorithm[Memory]):
         part = scope_of(node.layout, self.scope)
         return Memory(torch.zeros(part.stop - part.start), {})
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().speaks(dimensions), "h": Form((part.stop - part.start,))}
+        return {**super().speaks(dimensions), "h": TensorSpec((part.stop - part.start,))}
 
     async def round(self, node: Node[Memory]) -> None:
         if not self.curved(node):

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerage.algorithm import Algorithm, Dimensions, Form, Node
+from peerage.algorithm import Algorithm, Dimensions, Node
 from peerage.errors import InputError
-from peerage.requests import Inbox
+from peerage.requests import Inbox, TensorSpec
 from peerage.work.losses import (
     Lesson,
     Loss,
@@ -81,10 +81,10 @@ class DESA(Algorithm[ByClass]):
             )
         return self.local.loss
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         numbers = range(dimensions.classes)
-        images = {f"image{c}": Form((self.ipc, *dimensions.example)) for c in numbers}
-        return images | {f"class{c}": Form((self.ipc, dimensions.classes)) for c in numbers}
+        images = {f"image{c}": TensorSpec((self.ipc, *dimensions.example)) for c in numbers}
+        return images | {f"class{c}": TensorSpec((self.ipc, dimensions.classes)) for c in numbers}
 
     def init(self, node: Node[ByClass]) -> ByClass:
         return {}

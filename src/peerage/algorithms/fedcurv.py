@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Dimensions, Form, Node
+from peerage.algorithm import Dimensions, Node
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
-from peerage.requests import Inbox
+from peerage.requests import Inbox, TensorSpec
 from peerage.work.curvature import check_kind
 from peerage.work.losses import CurvaturePenalty
 from peerage.work.training import LocalSGD
@@ -51,9 +51,9 @@ class FedCurv(HubAlgorithm[Consolidated]):
         if self.local.correct is not None:
             raise InputError("fedcurv corrects gradients itself; leave local.correct out")
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
-        sums = {"f": Form((None,)), "fx": Form((None,))}  # empty in the first round
-        return {**super().speaks(dimensions), **sums, "who": Form((None,), torch.int64)}
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+        sums = {"f": TensorSpec((None,)), "fx": TensorSpec((None,))}  # empty in the first round
+        return {**super().speaks(dimensions), **sums, "who": TensorSpec((None,), torch.int64)}
 
     def init(self, node: Node[Consolidated]) -> Consolidated:
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Dimensions, Form, Node
+from peerage.algorithm import Dimensions, Node
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
-from peerage.requests import Inbox
+from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
 from peerage.work.newton import (
     Compress,
@@ -98,16 +98,16 @@ class FedNL(HubAlgorithm[Learned]):
                 f"use {size} or less"
             )
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         classes, size = problems(dimensions.layout)
         return {
             **super().speaks(dimensions),
-            "rounds": Form((dimensions.nodes - 1,), torch.int64),
-            "g": Form((classes, size)),
-            "l": Form((classes,)),
-            "triangle": Form((classes, size * (size + 1) // 2)),
-            "values": Form((classes, self.rank)),
-            "vectors": Form((classes, self.rank, size)),
+            "rounds": TensorSpec((dimensions.nodes - 1,), torch.int64),
+            "g": TensorSpec((classes, size)),
+            "l": TensorSpec((classes,)),
+            "triangle": TensorSpec((classes, size * (size + 1) // 2)),
+            "values": TensorSpec((classes, self.rank)),
+            "vectors": TensorSpec((classes, self.rank, size)),
         }
 
     def init(self, node: Node[Learned]) -> Learned:

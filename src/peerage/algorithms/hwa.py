@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
-from peerage.algorithm import Dimensions, Form, Node
+from peerage.algorithm import Dimensions, Node
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
-from peerage.requests import Inbox
+from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
 from peerage.work.curvature import check_kind, scope_of
 from peerage.work.training import LocalSGD
@@ -41,9 +41,9 @@ class HWA(HubAlgorithm[None]):
     def fits(self, layout: Layout) -> None:
         scope_of(layout, self.scope)  # complains about layers that are not there
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, Form]:
+    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().speaks(dimensions), "h": Form((part.stop - part.start,))}
+        return {**super().speaks(dimensions), "h": TensorSpec((part.stop - part.start,))}
 
     def caveats(self) -> Iterator[str]:
         if self.normalise == "literal":

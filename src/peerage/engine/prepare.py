@@ -1,8 +1,7 @@
 """From an experiment to a world: load, split, wire and check, before anything is written."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from peerage.algorithm import Dimensions
 from peerage.data import Dataset, cache_folder, hold_out, label_counts
 from peerage.data.datasets import DATASETS
 from peerage.data.tensors import label_caveats
@@ -20,7 +18,6 @@ from peerage.engine.world import World
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.graphs.graph import Graph
-from peerage.graphs.mixing import describe
 from peerage.graphs.rewiring import with_assortativity
 from peerage.graphs.topology import Complete
 from peerage.models import MODELS, default_model
@@ -30,18 +27,9 @@ from peerage.randomness import numpy_stream
 from peerage.work.context import Examples
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A world, the experiment with nothing left open, and what reports show of both."""
-
-    experiment: Experiment
-    world: World
-    setup: dict[str, Any]
-
-
 def prepare(
     experiment: Experiment, dataset: Dataset | None = None, *, share: bool = False
-) -> Prepared:
+) -> World:
     """Everything a run needs; `dataset` spares loading it once more.
 
     A `share` is the data of one peer, which may lack classes that others have.
@@ -62,81 +50,41 @@ def prepare(
         parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
     graph = build_graph(experiment, len(parts))
     check_weights(experiment, graph)
-    gain = experiment.init.gain
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
     world = World(
-        algorithm=experiment.algorithm,
-        seed=experiment.seed,
-        rounds=experiment.rounds,
+        experiment=experiment,
         graph=graph,
         train=Examples(dataset.train_x.to(dtype), dataset.train_y),
         test=test_examples(experiment, dataset, dtype),
         parts=[torch.from_numpy(part) for part in parts],
         validation=[torch.from_numpy(part) for part in validation],
         label_counts=torch.from_numpy(counts),
+        classes=dataset.classes,
         architectures=architectures,
         assignment=[names[node % len(names)] for node in range(len(parts))],
-        shared_start=experiment.init.start == "shared",
-        gains=gain.factors(graph).tolist(),
-        evaluate_at=experiment.evaluation.at,
-        faults=experiment.faults,
-        noise=experiment.noise,
-        prelude=gain if hasattr(gain, "estimate") else None,
-        spread=experiment.evaluation.spread,
+        gains=experiment.init.gain.factors(graph).tolist(),
         cache=work_cache(),
     )
-    for caveat in whole_numbers(world, dataset):
+    for caveat in whole_numbers(world):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
-    setup = {
-        "allocation": counts[: world.peers].tolist(),  # of those who have data, without a hub
-        "classes": list(dataset.classes),
-        "example": describe_example(dataset.shape, dtype),
-        "examples": [len(part) for part in parts[: world.peers]],
-        "edges": [list(edge) for edge in graph.edges()],
-        "topology": describe(graph).as_dict(),
-        "parameters": [world.layout(node).size for node in range(world.nodes)],
-        "test_examples": len(world.test),
-        **({"constants": constants} if (constants := constants_of(architectures)) else {}),
-    }
-    return Prepared(experiment, world, setup)
+    return world
 
 
-def whole_numbers(world: World, dataset: Dataset) -> Iterable[str]:
+def whole_numbers(world: World) -> Iterable[str]:
     """A warning about the tensors in messages that noise leaves as they are, if there are any."""
     if not world.noise.active:
         return
-    shape, classes = dataset.shape, len(dataset.classes)
     names = {
         name
         for kind in world.architectures.values()
-        for name, form in world.algorithm.speaks(
-            Dimensions(kind.layout, kind.buffer_layout.size, world.nodes, classes, shape)
-        ).items()
-        if not form.dtype.is_floating_point
+        for name, spec in world.algorithm.speaks(world.dimensions(kind)).items()
+        if not spec.dtype.is_floating_point
     }
     if names:
         yield (
             "noise and clip leave tensors of whole numbers in messages as they are, here "
             f"{', '.join(sorted(names))}; they have no privacy"
         )
-
-
-def constants_of(architectures: Mapping[str, Architecture]) -> dict[str, str]:
-    """The hash of the frozen parameters of every architecture that has any."""
-    hashes = {name: kind.constants_hash for name, kind in architectures.items()}
-    return {name: known for name, known in hashes.items() if known is not None}
-
-
-def alone(prepared: Prepared, node: int, secret: int | None = None) -> Prepared:
-    """The same for one node, which holds no training data but its own, and may have a secret."""
-    world = prepared.world
-    own, held = world.parts[node], world.validation[node]
-    place = torch.arange(len(own) + len(held))
-    parts, validation = ([own[:0]] * world.nodes for _ in range(2))
-    parts[node], validation[node] = place[: len(own)], place[len(own) :]
-    train = world.train.subset(torch.cat([own, held]))
-    mine = replace(world, train=train, parts=parts, validation=validation, secret=secret)
-    return replace(prepared, world=mine)
 
 
 def work_cache() -> Path | None:
@@ -202,11 +150,6 @@ def test_examples(experiment: Experiment, dataset: Dataset, dtype: torch.dtype) 
         )
     order = numpy_stream(experiment.seed, "test").permutation(len(whole))[:wanted]
     return whole.subset(torch.from_numpy(np.sort(order)))
-
-
-def describe_example(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """What a model takes: with it, models can be built again without the data."""
-    return {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
 
 
 def with_model(experiment: Experiment, shape: tuple[int, ...]) -> Experiment:

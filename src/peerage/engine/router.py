@@ -6,28 +6,24 @@ depends on the algorithm alone, never on how nodes are spread over workers. A pa
 takes away leaves an empty place in the box: it has come, and holds nothing.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from peerage.errors import Diverged, PeerageError
 from peerage.graphs.faults import Way
-from peerage.requests import UNNUMBERED
+from peerage.requests import Envelope, Enveloped
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """One message on its way: a header, and where the payload lies."""
+class Parcel(Enveloped):
+    """One message on its way: its envelope, and where the payload lies."""
 
-    sender: int
+    envelope: Envelope
     to: tuple[int, ...]
-    examples: int
-    degree: int
-    architecture: str
     payload: Mapping[str, Any]  # name -> what the store of the engine calls a tensor
     bytes: int  # of the payload, for one recipient
-    number: int = UNNUMBERED  # among the sender's messages of this round
 
 
 @dataclass
@@ -79,9 +75,9 @@ def _nodes(nodes: list[int]) -> str:
 class PostOffice:
     """One round's messages; `absent` nodes take no part in it."""
 
-    def __init__(self, way: Way | None = None, absent: Iterable[int] = ()) -> None:
+    def __init__(self, way: Way, absent: Iterable[int] = ()) -> None:
         # (recipient, sender) -> parcels in order; None is one that a fault has taken away
-        self.boxes: dict[tuple[int, int], deque[Parcel | None]] = {}
+        self.boxes: defaultdict[tuple[int, int], deque[Parcel | None]] = defaultdict(deque)
         self.waiting: dict[int, tuple[int, ...]] = {}
         self.finished: set[int] = set(absent)
         self.way = way
@@ -90,21 +86,19 @@ class PostOffice:
 
     def accept(self, step: Step) -> None:
         for parcel in step.parcels:
+            sender = parcel.sender
             for recipient in parcel.to:
-                box = self.boxes.setdefault((recipient, parcel.sender), deque())
-                box.append(self._carry(parcel, recipient))
+                self.boxes[recipient, sender].append(self._carry(parcel, sender, recipient))
         self.waiting |= step.waiting
         self.finished.update(step.finished)
 
-    def _carry(self, parcel: Parcel, recipient: int) -> Parcel | None:
+    def _carry(self, parcel: Parcel, sender: int, recipient: int) -> Parcel | None:
         """What arrives of a parcel; it counts if it was sent at all."""
-        sender = parcel.sender
-        if self.way is None:
-            self.bytes += parcel.bytes
-            return parcel
         if not self.way.open(sender, recipient):
             return None
         self.bytes += parcel.bytes
+        if not self.way.faults.loss:  # then nobody asks for numbers
+            return parcel
         number = self.posted[recipient, sender]
         self.posted[recipient, sender] += 1
         return None if self.way.lost(sender, recipient, number) else parcel

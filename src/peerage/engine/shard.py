@@ -18,6 +18,7 @@ from peerage.engine.world import World
 from peerage.errors import InputError, PeerageError
 from peerage.graphs.graph import Neighbours
 from peerage.isolation import exclusive_torch
+from peerage.privacy import Veil
 from peerage.randomness import torch_stream
 from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared, check_dtype
 from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
@@ -133,7 +134,7 @@ class Shard:
     def _member(self, node: int) -> Member:
         world = self.world
         architecture = world.architecture(node)
-        start = None if world.shared_start else node
+        start = None if world.experiment.init.start == "shared" else node
         params, buffers = architecture.initial(world.seed, start, float(world.gains[node]))
         if world.keeper(node) != node:
             params, buffers = torch.empty(0), torch.empty(0)
@@ -161,9 +162,7 @@ class Shard:
         member.classes = classes_in(member.node.state)
         check_state(member.node.state, member.classes)
         self._keep(member)
-        veil = world.veil(node, member.memory)
-        if veil is not None:
-            veil.heard([{"x": params}])
+        world.veil(node, member.memory).heard([{"x": params}])
         return member
 
     def _enter(
@@ -201,9 +200,10 @@ class Shard:
             node = member.node
             self._enter(node, round, graph, listeners)
             # Before the first round, nobody says anything about data.
-            node.veil = None if round == BEFORE else self.world.veil(node.id, member.memory)
+            node.veil = Veil() if round == BEFORE else self.world.veil(node.id, member.memory)
             member.start = (node.params, node.buffers)
-            member.before = node.params if evaluate and self.world.spread else None
+            measured = evaluate and self.world.experiment.evaluation.spread
+            member.before = node.params if measured else None
             member.local = Local(
                 node=node.id,
                 round=round,
@@ -286,13 +286,13 @@ class Shard:
                     member.coroutine.close()
                     return
             elif isinstance(request, Send | Receive):
-                if self.world.evaluate_at == "exchange" and member.train_examples:
+                if self.world.experiment.evaluation.at == "exchange" and member.train_examples:
                     self._judge(member)
                 if isinstance(request, Receive):
                     step.waiting[node.id] = request.senders
                     return
                 step.parcels.append(self._timed("exchange", self._post, node, request))
-                step.spoilt |= self._timed("exchange", self._spoilt, member, request.payload)
+                step.spoilt |= self._timed("exchange", self._spoilt, member, request.message)
             else:
                 raise PeerageError(f"the algorithm awaited {request!r}, which is not a request")
 
@@ -306,9 +306,9 @@ class Shard:
             )
         return coroutine
 
-    def _spoilt(self, member: Member, payload: Mapping[str, Tensor]) -> dict[int, str]:
+    def _spoilt(self, member: Member, message: Message) -> dict[int, str]:
         """The node and the name of a tensor that it sends, if that has NaN or infinite entries."""
-        for name, tensor in payload.items():
+        for name, tensor in message.payload.items():
             if not self._is_finite(member, tensor):
                 return {member.node.id: name}
         return {}
@@ -335,20 +335,18 @@ class Shard:
         ]
         if unknown:
             raise PeerageError(f"node {node.id} sent to {unknown[0]}, which is not another node")
-        for name, tensor in request.payload.items():
+        message = request.message
+        if message.architecture not in self.models:
+            raise PeerageError(
+                f"node {node.id} sent a payload of architecture {message.architecture!r}, which no "
+                f"node has; use one of {', '.join(self.models)}"
+            )
+        for name, tensor in message.payload.items():
             check_dtype(tensor.dtype, f"node {node.id} sends tensor {name!r}")
-        message = node.message(dict(request.payload), request.number)
         self.sent += _stamped([message])
-        return Parcel(
-            message.sender,
-            request.to,
-            message.examples,
-            message.degree,
-            message.architecture,
-            {name: self.store.put(tensor) for name, tensor in request.payload.items()},
-            sum(tensor.numel() * tensor.element_size() for tensor in request.payload.values()),
-            message.number,
-        )
+        places = {name: self.store.put(tensor) for name, tensor in message.payload.items()}
+        size = sum(tensor.numel() * tensor.element_size() for tensor in message.payload.values())
+        return Parcel(message.envelope, request.to, places, size)
 
     def _open(self, parcels: list[Parcel]) -> list[Message]:
         """The messages in the parcels; one that several nodes of this shard get is opened once."""
@@ -357,7 +355,7 @@ class Shard:
             message = self.opened.get((p.sender, p.number))
             if message is None:
                 payload = {name: self.store.open(place) for name, place in p.payload.items()}
-                message = Message(p.sender, p.examples, p.degree, p.architecture, payload, p.number)
+                message = Message(p.envelope, payload)
                 if p.number != UNNUMBERED:
                     self.opened[p.sender, p.number] = message
             messages.append(message)
@@ -451,7 +449,7 @@ class Shard:
     def released(self) -> dict[int, int]:
         """How many messages each node has released, of those that noise was laid over."""
         veils = {id: self.world.veil(id, member.memory) for id, member in self.members.items()}
-        return {id: veil.messages for id, veil in veils.items() if veil is not None}
+        return {id: veil.messages for id, veil in veils.items() if veil.noise.active}
 
     # Saving
 

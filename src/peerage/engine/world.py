@@ -1,15 +1,19 @@
 """Everything a simulation is made of, resolved and checked, before any process is started."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from peerage.algorithm import Algorithm, Node
-from peerage.graphs.faults import Faults, Way
+from peerage.algorithm import Algorithm, Dimensions, Node
+from peerage.experiment.experiment import Experiment
+from peerage.graphs.faults import Faults, NoLinkFaults, Way
 from peerage.graphs.graph import Graph, Neighbours
+from peerage.graphs.mixing import describe
 from peerage.graphs.topology import DynamicGraph
 from peerage.models.start import Architecture
 from peerage.privacy import Noise, Veil
@@ -25,28 +29,53 @@ class Prelude(Protocol):
 
 @dataclass(frozen=True)
 class World:
-    """Shared by all workers, who inherit it by forking and never change it."""
+    """An experiment, and all that was loaded, split, built and checked for it.
 
-    algorithm: Algorithm[Any]
-    seed: int
-    rounds: int
+    All workers share it: they inherit it by forking and never change it.
+    """
+
+    experiment: Experiment  # with nothing left open
     graph: Graph
     train: Examples
     test: Examples
     parts: Sequence[Tensor]  # node -> indices of its training examples
     validation: Sequence[Tensor]  # node -> indices of its held-out examples, often none
     label_counts: Tensor  # [n, classes] of the training examples
+    classes: Sequence[str]  # their names
     architectures: Mapping[str, Architecture]
     assignment: Sequence[str]  # node -> name of its architecture
-    shared_start: bool
     gains: Sequence[float]  # node -> factor on the initial weights
-    evaluate_at: str  # "exchange": at the first message after training; "end": of the round
-    faults: Faults = Faults()
-    noise: Noise = Noise()
-    prelude: Prelude | None = None  # what nodes find out about the network before the first round
-    spread: bool = False  # whether to record how models spread and move, layer by layer (P4)
     cache: Path | None = None  # where local work may keep what is dear to compute
     secret: int | None = field(default=None, repr=False)  # seed of the noise of a real peer
+
+    @property
+    def algorithm(self) -> Algorithm[Any]:
+        algorithm: Algorithm[Any] = self.experiment.algorithm
+        return algorithm
+
+    @property
+    def seed(self) -> int:
+        return self.experiment.seed
+
+    @property
+    def rounds(self) -> int:
+        return self.experiment.rounds
+
+    @property
+    def faults(self) -> Faults:
+        faults: Faults = self.experiment.faults
+        return faults
+
+    @property
+    def noise(self) -> Noise:
+        noise: Noise = self.experiment.noise
+        return noise
+
+    @property
+    def prelude(self) -> Prelude | None:
+        """How nodes estimate the gain before the first round, if they do."""
+        gain = self.experiment.init.gain
+        return gain if hasattr(gain, "estimate") else None
 
     @property
     def nodes(self) -> int:
@@ -95,15 +124,15 @@ class World:
         """The nodes that take part in this round; before the first, those that begin."""
         return [node for node in range(self.nodes) if self.faults.present(node, max(round, 0))]
 
-    def way(self, round: int) -> Way | None:
-        """What happens to the messages of this round; None if nothing can."""
-        return None if self.faults == Faults() else Way(self.faults, self.seed, round)
+    def way(self, round: int) -> Way:
+        """What happens to the messages of this round."""
+        faulty = self.faults != Faults()
+        return Way(self.faults, self.seed, round) if faulty else NoLinkFaults()
 
-    def veil(self, node: int, memory: dict[str, Tensor]) -> Veil | None:
+    def veil(self, node: int, memory: dict[str, Tensor]) -> Veil:
         """What becomes of a node's messages; a hub's data are those that others have released."""
-        if not self.noise.active or node == self.hub:
-            return None
-        return Veil(self.noise, self.algorithm.nonnegative, memory, self.secret)
+        noise = Noise() if node == self.hub else self.noise
+        return Veil(noise, self.algorithm.nonnegative, memory, self.secret)
 
     def architecture(self, node: int) -> Architecture:
         return self.architectures[self.assignment[node]]
@@ -111,7 +140,49 @@ class World:
     def layout(self, node: int) -> Layout:
         return self.architecture(node).layout
 
+    def dimensions(self, kind: Architecture) -> Dimensions:
+        """What the shapes of messages of this architecture depend on."""
+        buffers = kind.buffer_layout.size
+        return Dimensions(kind.layout, buffers, self.nodes, len(self.classes), self.test.example)
+
     def work(self, node: int) -> int:
         """The expected cost of a node's round, in examples."""
         steps = getattr(getattr(self.algorithm, "local", None), "steps", None)
         return len(self.parts[node]) if steps is None else 1
+
+    @cached_property
+    def setup(self) -> dict[str, Any]:
+        """What reports show of the data, the graph and the models."""
+        counts = self.label_counts[: self.peers]  # of those who have data, without a hub
+        constants = constants_of(self.architectures)
+        return {
+            "allocation": counts.tolist(),
+            "classes": list(self.classes),
+            "example": describe_example(self.test.example, self.test.x.dtype),
+            "examples": counts.sum(1).tolist(),
+            "edges": [list(edge) for edge in self.graph.edges()],
+            "topology": describe(self.graph).as_dict(),
+            "parameters": [self.layout(node).size for node in range(self.nodes)],
+            "test_examples": len(self.test),
+            **({"constants": constants} if constants else {}),
+        }
+
+    def restrict_to_node(self, node: int, secret: int | None = None) -> "World":
+        """The same world with the training data of one node only; `secret` seeds its noise."""
+        own, held = self.parts[node], self.validation[node]
+        place = torch.arange(len(own) + len(held))
+        parts, validation = ([own[:0]] * self.nodes for _ in range(2))
+        parts[node], validation[node] = place[: len(own)], place[len(own) :]
+        train = self.train.subset(torch.cat([own, held]))
+        return replace(self, train=train, parts=parts, validation=validation, secret=secret)
+
+
+def constants_of(architectures: Mapping[str, Architecture]) -> dict[str, str]:
+    """The hash of the frozen parameters of every architecture that has any."""
+    hashes = {name: kind.constants_hash for name, kind in architectures.items()}
+    return {name: known for name, known in hashes.items() if known is not None}
+
+
+def describe_example(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """What a model takes: with it, models can be built again without the data."""
+    return {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}

@@ -14,6 +14,7 @@ from torch import Tensor
 from peerage.errors import InputError
 from peerage.graphs.graph import Graph
 from peerage.graphs.mixing import degree_gain
+from peerage.requests import TensorSpec
 
 if TYPE_CHECKING:
     from peerage.algorithm import Node
@@ -54,9 +55,9 @@ class EstimatedGain:
         return np.ones(graph.nodes)
 
     @property
-    def shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Of the tensors in its messages; None is any length."""
-        return {"minima": (self.numbers,), "walkers": (None,)}
+    def tensors(self) -> dict[str, TensorSpec]:
+        """All tensors that its messages hold."""
+        return {"minima": TensorSpec((self.numbers,)), "walkers": TensorSpec((None,))}
 
     async def estimate(self, node: "Node[Any]") -> float:
         """One node's part of the gossip; it uses no public knowledge but its own neighbours."""

@@ -18,7 +18,8 @@ from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS, Dataset
 from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.engine.pool import PoolTeam
-from peerage.engine.prepare import Prepared, prepare
+from peerage.engine.prepare import prepare
+from peerage.engine.world import World
 from peerage.errors import (
     CheckpointError,
     Diverged,
@@ -105,13 +106,13 @@ def run(
     folder = Path(out) if out is not None else None
     if folder is not None:
         check_free(folder)
-    prepared = prepare(experiment, dataset)
+    world = prepare(experiment, dataset)
     if folder is None:
-        return _Run(prepared, None, checkpoint_every, watch).go()
+        return _Run(world, None, checkpoint_every, watch).go()
     with taken(folder):
-        text = prepared.experiment.to_toml()
+        text = world.experiment.to_toml()
         write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
-        return _Run(prepared, folder, checkpoint_every, watch).go()
+        return _Run(world, folder, checkpoint_every, watch).go()
 
 
 def resume(
@@ -144,16 +145,16 @@ def resume(
         if read_status(folder) == "finished":
             raise CheckpointError(f"run {folder} is finished; there is nothing to resume")
         saved = checkpoint.load(folder)
-        prepared = prepare(experiment, dataset)
+        world = prepare(experiment, dataset)
         if given:
-            check_same(folder, prepared.experiment)
+            check_same(folder, world.experiment)
         if (folder / "setup.json").exists():
-            check_constants(folder, read_json(folder / "setup.json"), prepared.setup)
+            check_constants(folder, read_json(folder / "setup.json"), world.setup)
         for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
             left.unlink(missing_ok=True)
         if (folder / "metrics.jsonl").exists():
             truncate_after(folder / "metrics.jsonl", saved.round if saved else -1)
-        return _Run(prepared, folder, checkpoint_every, watch).go(saved)
+        return _Run(world, folder, checkpoint_every, watch).go(saved)
 
 
 def of_network(folder: Path) -> bool:
@@ -204,13 +205,12 @@ class _Run:
 
     def __init__(
         self,
-        prepared: Prepared,
+        world: World,
         folder: Path | None,
         checkpoint_every: int | None,
         watch: Watch | None,
     ) -> None:
-        self.experiment, self.world = prepared.experiment, prepared.world
-        self.setup = prepared.setup
+        self.experiment, self.world = world.experiment, world
         self.folder, self.every, self.watch = folder, checkpoint_every, watch
         self.rows: list[Row] = []
         self.writer: MetricWriter | None = None
@@ -262,7 +262,7 @@ class _Run:
     def _take_up(self, folder: Path) -> None:
         """Open the metrics, and remember what an earlier process has already recorded there."""
         if not (folder / "setup.json").exists():
-            write_json(folder / "setup.json", self.setup)
+            write_json(folder / "setup.json", self.world.setup)
         if not (folder / "environment.json").exists():
             write_json(folder / "environment.json", environment())
         path = folder / "metrics.jsonl"
@@ -313,7 +313,7 @@ class _Run:
         self.bytes_total += report.bytes
         hubs = self.world.nodes - self.world.peers
         row = network_row(round, report, self.bytes_total, len(report.nodes) - hubs)
-        if self.world.spread and "accuracy" in row:
+        if self.experiment.evaluation.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
         # The network row comes last: a round counts once all of its rows are there.
         for new in [*node_rows(round, report), row]:
@@ -357,7 +357,6 @@ class _Run:
         privacy: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         summary = summary_of(
-            self.experiment,
             self.world,
             self.rows,
             run=self.folder.name if self.folder else None,

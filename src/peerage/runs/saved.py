@@ -15,14 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from peerage.algorithm import Algorithm
-from peerage.engine.prepare import (
-    constants_of,
-    describe_example,
-    load_dataset,
-    name_architectures,
-    with_model,
-)
+from peerage.engine.prepare import load_dataset, name_architectures, with_model
 from peerage.engine.shard import saves_evaluated
+from peerage.engine.world import constants_of, describe_example
 from peerage.errors import CheckpointError, InputError
 from peerage.experiment.experiment import PYTHON_OBJECT, Experiment
 from peerage.files import read_json, read_toml

@@ -22,7 +22,6 @@ from peerage.vectors import Layout
 
 
 def summary_of(
-    experiment: Experiment,
     world: World,
     rows: Sequence[Row],
     *,
@@ -34,6 +33,7 @@ def summary_of(
     privacy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What a run came to so far, from its rows."""
+    experiment = world.experiment
     network = [row for row in rows if row["scope"] == "network"]
     judged = [row for row in network if row.get("accuracy") is not None]
     best = max(judged, key=lambda row: float(row["accuracy"]), default=None)

@@ -54,10 +54,10 @@ class Imitation:
 
     def __init__(self, home: Path, settings: pg.Experiment) -> None:
         self.home, self.result = home, pg.run(settings)
-        self.prepared = prepare(settings)
+        self.world = prepare(settings)
         self.peers = []
         (home / "peers").mkdir(parents=True)
-        (home / "experiment.toml").write_text(self.prepared.experiment.to_toml())
+        (home / "experiment.toml").write_text(self.world.experiment.to_toml())
         (home / "network.toml").write_text("")
         network = [row for row in self.result.rows if row["scope"] == "network"]
         for node in range(settings.nodes):
@@ -86,7 +86,7 @@ class Imitation:
                 writer.append(row)
 
     def gather(self, status: str = "finished", wire: str = "fp32") -> dict[str, Any]:
-        gathering = Gathering(self.home, self.prepared, wire, perf_counter())
+        gathering = Gathering(self.home, self.world, wire, perf_counter())
         return gathering.write(self.peers, status)
 
 

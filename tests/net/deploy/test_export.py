@@ -567,10 +567,10 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0, 0, 0], ends
-    prepared = prepare(Network.load(homes[0] / "network.toml").experiment)
+    world = prepare(Network.load(homes[0] / "network.toml").experiment)
     peers = [Watched(i, Seen(f"node-{i}"), home / "run") for i, home in enumerate(homes)]
     simulated = peerage(f"run {line} --engine serial --json --out", place / "simulated")
-    assert digest(*final_models(peers, prepared.world)) == json.loads(simulated.lines[-1])["digest"]
+    assert digest(*final_models(peers, world)) == json.loads(simulated.lines[-1])["digest"]
 
 
 def started(home: Path) -> subprocess.Popen[str]:

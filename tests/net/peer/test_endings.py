@@ -149,7 +149,7 @@ def test_announcements_and_endings_may_get_lost(monkeypatch):
     monkeypatch.setattr(others, "AGAIN", 0.05)
     post = Post()
     experiment = toy(Distant(), rounds=4)
-    world = prepare(experiment).world
+    world = prepare(experiment)
     made: list[Forgetful] = []
 
     def ends(network: Network, me: int) -> Transport:
@@ -234,7 +234,7 @@ def no_second_announcement(monkeypatch):
 @pytest.mark.usefixtures("no_second_announcement")
 def test_listeners_and_those_who_wait_are_told_and_nobody_else():
     experiment = toy(Distant(), rounds=6, nodes=8, partition="iid")
-    world, ends = prepare(experiment).world, Recorder()
+    world, ends = prepare(experiment), Recorder()
     check(experiment, ends=ends)
     heard = {
         (round, sender, listener)

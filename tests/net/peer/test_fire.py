@@ -40,6 +40,7 @@ from peerage.net.wire.header import REASONS, header_bytes
 from peerage.net.wire.payload import encode
 from peerage.net.wire.server import OFFSET, REASON, SERVICE
 from peerage.net.wire.transport import CHUNK
+from peerage.requests import Envelope
 from peerage.testing import toy
 
 pytestmark = pytest.mark.slow  # connections, and the attacker is a process
@@ -265,7 +266,7 @@ def valid(peer: Peer) -> tuple[bytes, bytes]:
     """A message of the attacker that would be accepted, for a place that is never asked for."""
     node = peer.shard.members[peer.me].node
     payload = {"x": node.params, "b": node.buffers, "h": node.params.abs()}
-    parcel = Parcel(ATTACKER, (peer.me,), 10, 3, node.architecture, payload, 0, 0)
+    parcel = Parcel(Envelope(ATTACKER, 10, 3, node.architecture, 0), (peer.me,), payload, 0)
     header, data = encode(parcel, run="test", round=0, recipient=peer.me, place=1)
     return header_bytes(header), bytes(data)
 

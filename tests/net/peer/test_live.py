@@ -19,6 +19,7 @@ from peerage.net.peer.peer import Peer
 from peerage.net.wire.header import LATER, REASONS, Rejected, header_bytes
 from peerage.net.wire.payload import encode
 from peerage.net.wire.transport import CHUNK, Receiver
+from peerage.requests import Envelope
 from peerage.testing import toy
 
 BUDGET = int(os.environ.get("PEERAGE_FUZZ", "5000"))  # messages; 100 000 take some minutes
@@ -41,7 +42,7 @@ async def deliver(receiver: Receiver, raw: bytes, payload: bytes, identity: int)
 def valid(peer: Peer, sender: int, round: int, place: int) -> tuple[bytes, bytes]:
     node = peer.shard.members[peer.me].node
     payload = {"x": node.params, "b": node.buffers, "h": node.params.abs()}
-    parcel = Parcel(sender, (peer.me,), 10, 2, node.architecture, payload, 0, 0)
+    parcel = Parcel(Envelope(sender, 10, 2, node.architecture, 0), (peer.me,), payload, 0)
     header, data = encode(parcel, run="test", round=round, recipient=peer.me, place=place)
     return header_bytes(header), bytes(data)
 

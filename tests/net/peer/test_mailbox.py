@@ -11,8 +11,10 @@ from support.networking import BROKEN, run_skipping, skip
 
 from peerage.engine.router import Parcel, PostOffice, Step
 from peerage.errors import PeerageError
+from peerage.graphs.faults import NoLinkFaults
 from peerage.net.peer.mailbox import OVERHEAD, Mailbox
 from peerage.net.wire.header import Header, Rejected, done
+from peerage.requests import Envelope
 
 ME = 0
 LONG = 10 * BROKEN  # seconds that a test cannot wait: a deadline which no right program waits for
@@ -22,14 +24,10 @@ def header(sender: int, place: int, round: int = 0, size: int = 0) -> Header:
     return Header(
         run="demo",
         round=round,
-        sender=sender,
+        envelope=Envelope(sender, 1, 1, "net", place),
         recipient=ME,
         place=place,
         kind="data",
-        number=place,
-        examples=1,
-        degree=1,
-        architecture="net",
         wire="fp32",
         packed=False,
         size=size,
@@ -38,7 +36,7 @@ def header(sender: int, place: int, round: int = 0, size: int = 0) -> Header:
 
 
 def parcel(sender: int, label: str, bytes: int = 0) -> Parcel:
-    return Parcel(sender, (ME,), 1, 1, "net", {"label": label}, bytes)
+    return Parcel(Envelope(sender, 1, 1, "net"), (ME,), {"label": label}, bytes)
 
 
 def post(box: Mailbox, sender: int, place: int, round: int = 0, size: int = 0) -> None:
@@ -237,7 +235,7 @@ def test_with_nothing_lost_it_is_the_post_office(data):
     arrivals = [(sender, place) for sender in senders for place in range(sent[sender])]
     order = data.draw(st.permutations(arrivals))
 
-    office = PostOffice()
+    office = PostOffice(NoLinkFaults())
     office.accept(Step([parcel(s, f"0.{p}") for s, p in arrivals], finished=list(senders)))
     expected = []
     for wanted in asked:

@@ -15,7 +15,8 @@ from torch import Tensor
 import peerage as pg
 from peerage import ALGORITHMS, DESA, DecAvg, DecHW, Experiment, FedAvg, LocalSGD
 from peerage.data import Dataset
-from peerage.engine.prepare import Prepared, alone, prepare
+from peerage.engine.prepare import prepare
+from peerage.engine.world import World
 from peerage.errors import DiskError, InputError
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import prepare_own
@@ -32,7 +33,7 @@ def models(peers: list[Peer]) -> list[Tensor]:
 
 
 def simulated(experiment: Experiment) -> list[Tensor]:
-    world = prepare(experiment).world
+    world = prepare(experiment)
     ended = simulate(experiment)
     return [ended.end[node] for node in dict.fromkeys(map(world.keeper, range(world.nodes)))]
 
@@ -60,10 +61,10 @@ def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypa
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
     experiment = toy(EVERY[name], nodes=8, partition="iid", rounds=2)
 
-    def ready(me: int) -> Prepared:
-        return alone(prepare(experiment), me)  # as real peers do, with their own data only
+    def ready(me: int) -> World:  # as real peers do, with their own data only
+        return prepare(experiment).restrict_to_node(me)
 
-    peers = play(experiment, ends=OverSockets(tmp_path), prepared=ready)
+    peers = play(experiment, ends=OverSockets(tmp_path), worlds=ready)
     for found, wanted in zip(models(peers), simulated(experiment), strict=True):
         assert torch.equal(found, wanted)
 
@@ -145,13 +146,13 @@ def test_peers_with_data_of_their_own_end_with_the_bits_of_a_simulation(algorith
     experiment = toy(algorithm)
     hub = len(dealt())
 
-    def ready(me: int) -> Prepared:
+    def ready(me: int) -> World:
         data = part_of(0 if me == hub else me)
         if me == hub:  # it has none, and only the test set counts
             return prepare(experiment)
         return prepare_own(experiment, me, data)
 
-    peers = play(experiment, prepared=ready)
+    peers = play(experiment, worlds=ready)
     for found, wanted in zip(models(peers), simulated(experiment), strict=True):
         assert torch.equal(found, wanted)
 
@@ -160,10 +161,10 @@ def test_a_peer_whose_data_lacks_a_class_needs_to_know_how_many_there_are():
     whole = blobs()
     few = pg.in_memory(whole.train_x[:20], whole.train_y[:20] % 2, whole.test_x, whole.test_y % 2)
     experiment = toy(DecHW())
-    assert prepare_own(experiment, 1, few).world.label_counts.shape == (5, 2)
-    prepared = prepare_own(experiment, 1, few, classes=3)
-    assert prepared.world.label_counts.shape == (5, 3)
-    assert prepared.setup["examples"] == [0, 20, 0, 0, 0]
+    assert prepare_own(experiment, 1, few).label_counts.shape == (5, 2)
+    world = prepare_own(experiment, 1, few, classes=3)
+    assert world.label_counts.shape == (5, 3)
+    assert world.setup["examples"] == [0, 20, 0, 0, 0]
     with pytest.raises(InputError, match="has labels of 2 classes, and --classes says 1"):
         prepare_own(experiment, 1, few, classes=1)
 
@@ -467,15 +468,15 @@ def test_a_model_under_noise_is_not_handed_out():
 def test_noise_from_a_secret_differs_and_is_counted_across_restarts(tmp_path):
     experiment = toy(DecAvg(), rounds=3, noise=NOISY)
 
-    def secretly(me: int) -> Prepared:
-        return alone(prepare(experiment), me, secret=1000 + me)
+    def secretly(me: int) -> World:
+        return prepare(experiment).restrict_to_node(me, secret=1000 + me)
 
-    public, secret = play(experiment), play(experiment, tmp_path, prepared=secretly)
+    public, secret = play(experiment), play(experiment, tmp_path, worlds=secretly)
     assert not torch.equal(models(public)[0], models(secret)[0])
     assert secret[0].shard.released() == public[0].shard.released() == {0: 3}
     # A message of a fourth round went out, and then the power went.
     (tmp_path / "0" / "released.json").write_text('{"messages": 4}')
-    again = play(experiment, tmp_path, prepared=secretly)
+    again = play(experiment, tmp_path, worlds=secretly)
     assert again[0].shard.released() == {0: 4}
 
 

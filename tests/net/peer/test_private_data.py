@@ -169,10 +169,10 @@ def test_the_world_of_a_peer_has_the_classes_and_the_test_set_of_all():
     first = prepare_own(experiment, 1, own, names, shared)
     assert first.setup["classes"] == ["cat", "dog", "horse"]
     assert first.setup["allocation"] == [[0, 0, 0], [0, 2, 2], [0, 0, 0]]
-    assert first.world.test.y.tolist() == [0, 0]
+    assert first.test.y.tolist() == [0, 0]
     # Others draw the same examples of the shared test set.
     second = prepare_own(experiment, 2, data([0, 0], ("cat",), name="two"), names, shared)
-    assert torch.equal(first.world.test.x, second.world.test.x)
+    assert torch.equal(first.test.x, second.test.x)
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.5])
@@ -180,10 +180,10 @@ def test_a_hub_trains_on_nothing_and_judges_on_what_it_is_given(validation):
     evaluation = {"validation": validation}
     experiment = pg.Experiment(algorithm="fedavg", nodes=2, evaluation=evaluation)
     shared = data([0, 1, 2], name="all", test=[2, 1, 0, 0])
-    prepared = prepare_own(experiment, 2, shared)
-    assert prepared.setup["examples"] == [0, 0]
-    assert [len(part) for part in prepared.world.parts] == [0, 0, 0]
-    assert prepared.world.test.y.tolist() == [2, 1, 0, 0]
+    world = prepare_own(experiment, 2, shared)
+    assert world.setup["examples"] == [0, 0]
+    assert [len(part) for part in world.parts] == [0, 0, 0]
+    assert world.test.y.tolist() == [2, 1, 0, 0]
 
 
 def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
@@ -310,7 +310,7 @@ def test_an_archive_that_lacks_a_class_and_idx_files_train_together(tmp_path):
         digests = [json.loads((f / "summary.json").read_text())["digest"] for f in network.folders]
     assert len(set(digests)) == 1  # two that hear each other end with one model
     peers = play(
-        experiment, prepared=lambda me: prepare_own(experiment, me, own[me].load(tmp_path), 3)
+        experiment, worlds=lambda me: prepare_own(experiment, me, own[me].load(tmp_path), 3)
     )
     for peer, found in zip(peers, rows, strict=True):
         assert [row["heard"] for row in found[1:]] == [[1, 1], [1, 1]]

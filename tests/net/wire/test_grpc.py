@@ -28,6 +28,7 @@ from peerage.net.wire.grpc import GrpcTransport, Limits
 from peerage.net.wire.header import Expected, Header, Rejected, header_bytes, parse_header
 from peerage.net.wire.server import REASON, SERVICE
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Unreachable
+from peerage.requests import Envelope
 
 pytestmark = pytest.mark.slow  # real connections
 
@@ -181,20 +182,21 @@ def message(size: int, place: int = 0, sender: int = 0) -> tuple[Header, bytes]:
     header = Header(
         run="run",
         round=3,
-        sender=sender,
+        envelope=Envelope(sender, 10, 2, "model"),
         recipient=1,
         place=place,
         kind="data",
-        number=-1,
-        examples=10,
-        degree=2,
-        architecture="model",
         wire="fp32",
         packed=False,
         size=size,
         checksum=crc32(payload),
     )
     return header, payload
+
+
+def stating(header: Header, **changes: Any) -> Header:
+    """The same header with another envelope."""
+    return replace(header, envelope=replace(header.envelope, **changes))
 
 
 def free_port() -> int:
@@ -291,9 +293,9 @@ def test_reasons_of_refusals_travel(authority: Authority, size: int) -> None:
             for wrong, reason in (
                 (header, "nonfinite"),
                 (replace(header, run="other"), "run"),
-                (replace(header, sender=2), "sender"),
+                (stating(header, sender=2), "sender"),
                 (replace(header, size=65 * MEGABYTE), "oversized"),
-                (replace(header, architecture="other"), "architecture"),
+                (stating(header, architecture="other"), "architecture"),
             ):
                 with pytest.raises(Rejected) as caught:
                     await client.send(wrong, payload, BROKEN)

@@ -17,8 +17,9 @@ from safetensors.torch import load
 from support.hostile import BOMB, KINDS, ODD, bomb, dumps, mutations, sealed
 
 from peerage.engine.router import Parcel
-from peerage.net.wire.header import REASONS, Expected, Form, Rejected, header_bytes, parse_header
+from peerage.net.wire.header import REASONS, Expected, Rejected, header_bytes, parse_header
 from peerage.net.wire.payload import LAYOUT_LIMIT, decode, encode
+from peerage.requests import Envelope, TensorSpec
 
 BUDGET = int(os.environ.get("PEERAGE_FUZZ", "6000"))
 
@@ -30,6 +31,7 @@ TENSORS = {
     "who": torch.tensor([3, 1, 2]),
     "mask": torch.tensor([True, False, True]),
     "bytes": torch.arange(5, dtype=torch.uint8),
+    "cube": torch.ones(1, 1, 2, dtype=torch.uint8),
 }
 EXPECTED = Expected(
     run="demo",
@@ -37,13 +39,14 @@ EXPECTED = Expected(
     members=frozenset(range(8)),
     tensors={
         "net": {
-            "x": (300,),
-            "b": (0,),
-            "z": (None, None),
-            "scale": (),
-            "who": Form(((None,),), torch.int64),
-            "mask": Form(((3,),), torch.bool),
-            "bytes": Form(((5,), (None, None, None)), torch.uint8),
+            "x": TensorSpec((300,)),
+            "b": TensorSpec((0,)),
+            "z": TensorSpec((None, None)),
+            "scale": TensorSpec(()),
+            "who": TensorSpec((None,), torch.int64),
+            "mask": TensorSpec((3,), torch.bool),
+            "bytes": TensorSpec((5,), torch.uint8),
+            "cube": TensorSpec((None, None, None), torch.uint8),
         }
     },
     max_bytes=1 << 16,
@@ -54,7 +57,7 @@ BY_WIRE = BY_HEADER | INSIDE
 
 
 def valid(wire: str = "fp32") -> tuple[bytes, bytes]:
-    parcel = Parcel(1, (0,), 60, 2, "net", TENSORS, 1231, 4)
+    parcel = Parcel(Envelope(1, 60, 2, "net", 4), (0,), TENSORS, 1233)
     header, payload = encode(parcel, run="demo", round=7, recipient=0, place=1, wire=wire)
     return header_bytes(header), bytes(payload)
 
@@ -72,7 +75,9 @@ def read(raw: bytes, payload: bytes) -> tuple[str, Parcel | None]:
         assert len(str(refusal)) < 400
         assert str(refusal).isprintable()
         return refusal.reason, None
-    assert json.loads(raw) == {"schema": 1, **vars(header)}
+    link = dict(vars(header))
+    envelope = link.pop("envelope")
+    assert json.loads(raw) == {"schema": 1, **link, **vars(envelope)}
     expected = as_others_read_it(raw, payload)
     assert parcel.payload.keys() == expected.keys()
     assert all(torch.equal(parcel.payload[name], expected[name]) for name in expected)

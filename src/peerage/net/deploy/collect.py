@@ -12,7 +12,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from peerage.engine.lockstep import RoundReport
-from peerage.engine.prepare import Prepared
 from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
 from peerage.files import read_json, write_json
@@ -35,25 +34,24 @@ class Gathering:
     """Writes metrics, setup and summary of a network, as far as its peers have come."""
 
     home: Path
-    prepared: Prepared
+    world: World
     wire: str  # how numbers travelled
     started: float  # on the clock of perf_counter
 
     def write(self, peers: "Sequence[Watched]", status: str, message: str = "") -> dict[str, Any]:
         """The summary, which is also in the folder; a digest is for runs that finished."""
-        world, experiment = self.prepared.world, self.prepared.experiment
+        world, noise = self.world, self.world.noise
         by_peer = [peer.rows for peer in peers]
         rows = [row for own in by_peer for row in own]
         network = self._metrics(rows, status)
-        write_json(self.home / "setup.json", self.prepared.setup, AGAIN)
+        write_json(self.home / "setup.json", world.setup, AGAIN)
         write_json(self.home / "environment.json", environment(), AGAIN)
         kept, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
-        if peers and experiment.noise.active:
+        if peers and noise.active:
             sent = [released(peer) for peer in peers[: world.peers]]
-            privacy = account(experiment.noise, sent, secret=True)
+            privacy = account(noise, sent, secret=True)
         summary = summary_of(
-            experiment,
             world,
             network,
             run=self.home.name,
@@ -82,9 +80,9 @@ class Gathering:
             for round in sorted(by_round) if status == "finished" else whole(by_round):
                 report = report_of(by_round[round])
                 total += report.bytes
-                present = set(self.prepared.world.present(round - 1))
+                present = set(self.world.present(round - 1))
                 known = [n for n in report.nodes if n.node in present]
-                peers = sum(n.node < self.prepared.world.peers for n in known)
+                peers = sum(n.node < self.world.peers for n in known)
                 network.append(network_row(round, report, total, peers))
                 for row in (*node_rows(round, report), network[-1]):
                     writer.append(row)

@@ -154,10 +154,10 @@ class Up:
         """To the end of all peers; the summary of the run."""
         started = perf_counter()
         check_free(self.home)
-        prepared = prepare(self.experiment)  # complains before anything is started
-        self.experiment = prepared.experiment
+        world = prepare(self.experiment)  # complains before anything is started
+        self.experiment = world.experiment
         self.network = self._network()
-        gathering = Gathering(self.home, prepared, self.wire, started)
+        gathering = Gathering(self.home, world, self.wire, started)
         self.watched = [
             Watched(number, Seen(member.name), self.home / "peers" / member.name)
             for number, member in enumerate(self.network.members)

@@ -20,7 +20,8 @@ import torch
 
 from peerage import specs
 from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
-from peerage.engine.prepare import Prepared, alone, prepare
+from peerage.engine.prepare import prepare
+from peerage.engine.world import World
 from peerage.errors import InputError, Interrupted, PeerageError
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.metrics import serve_metrics
@@ -62,11 +63,11 @@ def run_node(place: Place) -> dict[str, Any]:
     me = network.number(place.identity)
     identity = Identity.load(place.certificates, place.identity)
     # Noise that others could compute would hide nothing from them: here it has a seed of its own.
-    prepared = alone(prepare_for(network, me, place), me, secrets.randbits(62))
+    world = prepare_for(network, me, place).restrict_to_node(me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that the order of sums is that of the simulator
     with _taken(place.folder):
         needed = ("classes", "example", "constants")  # to build its model without its data
-        facts = {key: prepared.setup[key] for key in needed if key in prepared.setup}
+        facts = {key: world.setup[key] for key in needed if key in world.setup}
         write_json(place.folder / "setup.json", facts)
         transport = GrpcTransport(
             identity,
@@ -79,7 +80,7 @@ def run_node(place: Place) -> dict[str, Any]:
             peer = Peer(
                 network,
                 me,
-                prepared,
+                world,
                 transport,
                 place.folder,
                 executor=executor,
@@ -103,7 +104,7 @@ def run_node(place: Place) -> dict[str, Any]:
         return summary
 
 
-def prepare_for(network: Network, me: int, place: Place) -> Prepared:
+def prepare_for(network: Network, me: int, place: Place) -> World:
     if place.data is None:
         for flag, value in (("--test", place.test), ("--classes", place.classes)):
             if value is not None:

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peerage.engine.prepare import Prepared, constants_of
 from peerage.engine.router import Parcel, Step, check_combined, check_finite
 from peerage.engine.shard import BEFORE, NodeReport, References, Shard, ShardReport
+from peerage.engine.world import World, constants_of
 from peerage.errors import DiskError, Diverged, InputError, PeerageError
 from peerage.files import read_json, write_json
 from peerage.graphs.faults import Way
@@ -59,7 +59,7 @@ class Peer(Receiver):
         self,
         network: Network,
         me: int,
-        prepared: Prepared,
+        world: World,
         transport: Transport,
         folder: Path | None = None,
         *,
@@ -70,15 +70,15 @@ class Peer(Receiver):
         check_rejoin(rejoin)
         self.rejoin = rejoin  # with which model a peer that missed rounds goes on
         self.network, self.me, self.transport, self.folder = network, me, transport, folder
-        self.world = prepared.world
+        self.world = world
         self.executor, self.watch = executor, watch
         self.shard = Shard(self.world, [me], References())
         self.expected = expected_of(network, me, self.world)
-        self.judged = prepared.experiment.evaluation.judged(self.world.rounds)
+        self.judged = world.experiment.evaluation.judged(world.rounds)
         self.counters: Counter[str] = Counter()  # what went wrong, by reason
         largest = self.expected.max_bytes
         self.mailbox = Mailbox(network.ahead, max(KEPT, 4 * largest), 4 * largest, self.counters)
-        self.others = Others(network, me, self.world, transport, essence_of(network, prepared))
+        self.others = Others(network, me, self.world, transport, essence_of(network, world))
         self.reception = Reception(self.expected, self.mailbox, self.counters, self.others.hear)
         self.offers = Offers(network.run)
         self.doubts = Doubts()
@@ -342,18 +342,18 @@ class Peer(Receiver):
         self.endings.finish(round, self.world.listeners(round)[self.me])
         return sent
 
-    def _post(self, parcel: Parcel, round: int, places: Counter[int], way: Way | None) -> int:
+    def _post(self, parcel: Parcel, round: int, places: Counter[int], way: Way) -> int:
         """Hand a parcel to the outboxes; its bytes, once for every recipient that it goes to."""
         self.expected.check_own(parcel.architecture, parcel.payload)
         message: tuple[Header, memoryview] | None = None
         sent = 0
         for recipient in parcel.to:
-            if way is not None and not way.open(self.me, recipient):
+            if not way.open(self.me, recipient):
                 continue
             sent += parcel.bytes
             place = places[recipient]
             places[recipient] += 1
-            if way is not None and way.lost(self.me, recipient, place):
+            if way.lost(self.me, recipient, place):
                 continue  # it was sent, and the recipient knows that it will not come
             if message is None:
                 message = encode(
@@ -370,16 +370,14 @@ class Peer(Receiver):
         return sent
 
     async def _gather(
-        self, round: int, senders: tuple[int, ...], asked: Counter[int], way: Way | None
+        self, round: int, senders: tuple[int, ...], asked: Counter[int], way: Way
     ) -> list[Parcel]:
         """The next message of every sender from whom one can come."""
         hoped = []
         for sender in senders:
             place = asked[sender]
             asked[sender] += 1
-            open = way is None or (
-                way.open(sender, self.me) and not way.lost(sender, self.me, place)
-            )
+            open = way.open(sender, self.me) and not way.lost(sender, self.me, place)
             if open and self.doubts.admits(sender):
                 hoped.append(sender)
             else:
@@ -482,9 +480,7 @@ class Peer(Receiver):
         if self.world.keeper(self.me) != self.me or self.world.noise.active:
             return
         payload = {"x": node.params, "b": node.buffers}
-        degree = len(node.neighbours)
-        parcel = Parcel(self.me, (), node.num_examples, degree, node.architecture, payload, 0)
-        self.offers.keep(parcel, round)
+        self.offers.keep(Parcel(node.envelope(), (), payload, 0), round)
 
     def _save(self, round: int) -> None:
         if self.folder is not None:
@@ -597,9 +593,8 @@ def _spent(phases: dict[str, float], total: float) -> dict[str, float]:
     return {**spent, "total": round(total, 6)}
 
 
-def essence_of(network: Network, prepared: Prepared) -> dict[str, str]:
+def essence_of(network: Network, world: World) -> dict[str, str]:
     """Everything that must be the same on all peers, also what they find in their own data."""
-    world = prepared.world
     sizes = {name: kind.layout.size for name, kind in world.architectures.items()}
     hashes = constants_of(world.architectures)
     constants = {"constants": json.dumps(hashes)} if hashes else {}
@@ -607,6 +602,6 @@ def essence_of(network: Network, prepared: Prepared) -> dict[str, str]:
         **network.essence,
         "models": json.dumps(sizes),
         **constants,
-        "classes": ", ".join(map(str, prepared.setup["classes"])),
+        "classes": ", ".join(map(str, world.classes)),
         "example": str(world.test.example),
     }

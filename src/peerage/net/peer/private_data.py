@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from peerage.data import Dataset
 from peerage.data.tensors import class_numbers
-from peerage.engine.prepare import Prepared, prepare
+from peerage.engine.prepare import prepare
+from peerage.engine.world import World
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment import Experiment
 
@@ -35,10 +36,10 @@ def prepare_own(
     data: Dataset,
     classes: Classes | None = None,
     test: Dataset | None = None,
-) -> Prepared:
+) -> World:
     """What a run needs, for one node with this data, judged on the test set of `test` if given.
 
-    `classes` are those of the whole network; `Prepared.setup["classes"]` has their names. A model
+    `classes` are those of the whole network; `World.classes` has their names. A model
     that the experiment leaves open is the one for the experiment's data set, as on all peers.
     """
     data = with_classes(data, classes)

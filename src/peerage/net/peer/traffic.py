@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
 
-from peerage.algorithm import Dimensions
 from peerage.engine.world import World
 from peerage.net.peer.network import Network
-from peerage.net.wire.header import DONE, Expected, Form, Header, Rejected
+from peerage.net.wire.header import DONE, Expected, Header, Rejected
 from peerage.net.wire.payload import LAYOUT_LIMIT
 from peerage.net.wire.transport import ASKING, Transport, Unreachable
+from peerage.requests import TensorSpec
 
 LARGEST = 1 << 26  # bytes of a message with tensors of any length, if its model is small
 WORDS = 8  # that may wait in an outbox before announcements are left unanswered
@@ -23,22 +23,12 @@ log = logging.getLogger("peerage.peer")
 
 def expected_of(network: Network, me: int, world: World) -> Expected:
     """What this peer accepts: the tensors that the algorithm declares, for every architecture."""
-    tensors: dict[str, dict[str, Form]] = {}
-    largest = 0
-    for name, kind in world.architectures.items():
-        dimensions = Dimensions(
-            kind.layout,
-            kind.buffer_layout.size,
-            world.nodes,
-            world.label_counts.shape[1],
-            world.test.example,
-        )
-        declared = world.algorithm.speaks(dimensions)
-        forms = {key: Form((form.shape,), form.dtype) for key, form in declared.items()}
-        shapes = {} if world.prelude is None else getattr(world.prelude, "shapes", {})
-        forms |= {key: Form((shape,)) for key, shape in shapes.items()}
-        tensors[name] = forms
-        largest = max(largest, size_of(forms))
+    before: Mapping[str, TensorSpec] = getattr(world.prelude, "tensors", {})
+    tensors = {
+        name: {**world.algorithm.speaks(world.dimensions(kind)), **before}
+        for name, kind in world.architectures.items()
+    }
+    largest = max(map(size_of, tensors.values()))
     members = frozenset(range(world.nodes))
     return Expected(
         network.run,
@@ -51,11 +41,11 @@ def expected_of(network: Network, me: int, world: World) -> Expected:
     )
 
 
-def size_of(forms: Mapping[str, Form]) -> int:
-    """The most bytes that tensors of these forms can have together."""
-    sides = [(form.dtype.itemsize, shape) for form in forms.values() for shape in form.shapes]
-    known = sum(size * prod(n or 1 for n in shape) for size, shape in sides)
-    open_ended = any(None in shape for _, shape in sides)
+def size_of(tensors: Mapping[str, TensorSpec]) -> int:
+    """The most bytes that tensors like these can have together."""
+    specs = tensors.values()
+    known = sum(spec.dtype.itemsize * prod(n or 1 for n in spec.shape) for spec in specs)
+    open_ended = any(None in spec.shape for spec in specs)
     return max(LARGEST, 2 * known) if open_ended else known
 
 

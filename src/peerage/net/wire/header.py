@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peerage.engine.shard import BEFORE
 from peerage.errors import InputError, PeerageError
-from peerage.requests import DTYPES, check_dtype
+from peerage.requests import DTYPES, Envelope, Enveloped, TensorSpec
 
 SCHEMA = 1
 HEADER_LIMIT = 4096  # bytes
@@ -49,7 +49,6 @@ LATER = ("early", "full")  # what a sender should try again
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-Shape = tuple[int | None, ...]  # None: any length
 Buffer = bytes | bytearray | memoryview
 
 
@@ -62,64 +61,46 @@ class Rejected(PeerageError):
 
 
 @dataclass(frozen=True)
-class Header:
+class Header(Enveloped):
     """What a message says about itself before its payload comes."""
 
     run: str
     round: int  # BEFORE is the prelude
-    sender: int
+    envelope: Envelope
     recipient: int
     place: int  # how many messages came before it on this link in this round
     kind: str  # data; or done: nothing more will come in this round, after `place` messages
-    number: int  # Parcel.number
-    examples: int
-    degree: int
-    architecture: str
     wire: str  # how float32 tensors travel
     packed: bool  # with zstd, as a whole
     size: int  # bytes of the payload as it travels
     checksum: int  # CRC-32 of the payload as it travels
 
 
-TYPES = {field.name: field.type for field in fields(Header)}
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a tensor may look like: any of the shapes."""
-
-    shapes: tuple[Shape, ...]
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        check_dtype(self.dtype, "a tensor")
+# What a header states, on one level: the fields of its envelope beside its own.
+TYPES = {field.name: field.type for kind in (Header, Envelope) for field in fields(kind)}
+del TYPES["envelope"]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a peer accepts; a shape alone stands for float32 tensors of that shape."""
+    """What a peer accepts."""
 
     run: str
     me: int
     members: frozenset[int]
-    tensors: Mapping[str, Mapping[str, Shape | Form]]  # architecture -> name -> form
+    tensors: Mapping[str, Mapping[str, TensorSpec]]  # architecture -> name -> what is declared
     max_bytes: int  # of a payload, as it travels and unpacked
     rounds: int = NUMBER_LIMIT
     pack: bool = True  # whether payloads may come packed
 
-    def form(self, architecture: str, name: str) -> "Form | None":
-        """What a tensor is declared to look like, if it is declared."""
-        known = self.tensors[architecture].get(name)
-        return known if known is None or isinstance(known, Form) else Form((known,))
-
     def check_own(self, architecture: str, payload: Mapping[str, Tensor]) -> None:
         """Refuse to send a type that is not declared: others would take BF16 for something else."""
         for name, tensor in payload.items():
-            form = self.form(architecture, name)
-            if form is not None and form.dtype != tensor.dtype:
+            spec = self.tensors[architecture].get(name)
+            if spec is not None and spec.dtype != tensor.dtype:
                 raise InputError(
                     f"node {self.me} sends tensor {name!r} as {tensor.dtype}, and speaks declares "
-                    f"{form.dtype}; declare what is sent"
+                    f"{spec.dtype}; declare what is sent"
                 )
 
 
@@ -152,6 +133,7 @@ def header_bytes(header: Header) -> bytes:
 
 def _canonical(header: Header) -> bytes:
     stated = {"schema": SCHEMA, **asdict(header)}
+    stated |= stated.pop("envelope")
     return json.dumps(stated, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
@@ -160,14 +142,10 @@ def done(*, run: str, round: int, sender: int, recipient: int, sent: int) -> Hea
     return Header(
         run=run,
         round=round,
-        sender=sender,
+        envelope=Envelope(sender, examples=0, degree=0, architecture=""),
         recipient=recipient,
         place=sent,
         kind=DONE,
-        number=-1,
-        examples=0,
-        degree=0,
-        architecture="",
         wire=WIRES[0],
         packed=False,
         size=0,
@@ -201,7 +179,8 @@ def _typed(stated: dict[str, Any]) -> Header:
     for name, value in stated.items():
         if type(value) is not TYPES[name]:  # a bool is no int here
             raise Rejected("malformed", f"{name} of the header cannot be {shown(value)}")
-    return Header(**stated)
+    envelope = Envelope(**{field.name: stated.pop(field.name) for field in fields(Envelope)})
+    return Header(envelope=envelope, **stated)
 
 
 def _check_address(h: Header, expected: Expected, identity: int | None) -> None:
@@ -218,9 +197,10 @@ def _check_address(h: Header, expected: Expected, identity: int | None) -> None:
 
 
 def check_content(h: Header, expected: Expected) -> None:
+    stated = {**vars(h), **vars(h.envelope)}
     for name, least in (("place", 0), ("number", -1), ("examples", 0), ("degree", 0), ("size", 0)):
-        if getattr(h, name) < least or (name != "size" and getattr(h, name) > NUMBER_LIMIT):
-            raise Rejected("malformed", f"{name} cannot be {shown(getattr(h, name))}")
+        if stated[name] < least or (name != "size" and stated[name] > NUMBER_LIMIT):
+            raise Rejected("malformed", f"{name} cannot be {shown(stated[name])}")
     if h.size > expected.max_bytes:
         raise Rejected(
             "oversized",

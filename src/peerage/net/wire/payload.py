@@ -25,7 +25,6 @@ from peerage.net.wire.header import (
     Expected,
     Header,
     Rejected,
-    Shape,
     check_content,
     code_of,
     parsed,
@@ -62,14 +61,10 @@ def encode(
     header = Header(
         run=run,
         round=round,
-        sender=parcel.sender,
+        envelope=parcel.envelope,
         recipient=recipient,
         place=place,
         kind=DATA,
-        number=parcel.number,
-        examples=parcel.examples,
-        degree=parcel.degree,
-        architecture=parcel.architecture,
         wire=wire,
         packed=payload is not plain,
         size=len(payload),
@@ -161,21 +156,13 @@ def decode(
     if header.packed:
         received = _unpacked(received, expected.max_bytes)
     entries, start = _layout(received)
-    dtypes = {entry.name: _check_form(entry, header, expected) for entry in entries}
+    dtypes = {entry.name: _check_spec(entry, header, expected) for entry in entries}
     _check_offsets(entries, len(received) - start)
     whole = received if not received.readonly else memoryview(bytearray(received))
     buffer = torch.frombuffer(whole, dtype=torch.uint8)[start:]
     tensors = {entry.name: _tensor(buffer, entry, dtypes[entry.name]) for entry in entries}
-    return Parcel(
-        header.sender,
-        (header.recipient,),
-        header.examples,
-        header.degree,
-        header.architecture,
-        tensors,
-        sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        header.number,
-    )
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return Parcel(header.envelope, (header.recipient,), tensors, size)
 
 
 def _unpacked(packed: memoryview, limit: int) -> memoryview:
@@ -216,27 +203,21 @@ def _entry(name: str, about: Any) -> Entry:
     raise Rejected("malformed", f"the layout says of {shown(name)}: {shown(about)}")
 
 
-def _check_form(entry: Entry, header: Header, expected: Expected) -> torch.dtype:
+def _check_spec(entry: Entry, header: Header, expected: Expected) -> torch.dtype:
     """The type that is declared for the tensor, if it may look like this."""
     name = entry.name
-    form = expected.form(header.architecture, name)
-    if form is None:
+    spec = expected.tensors[header.architecture].get(name)
+    if spec is None:
         raise Rejected("name", f"nobody sends a tensor {shown(name)}")
-    code = code_of(form.dtype, header.wire)
+    code = code_of(spec.dtype, header.wire)
     if entry.code != code:
         raise Rejected("dtype", f"tensor {name!r} is {code}, not {shown(entry.code)}")
-    if not any(_matches(entry.shape, shape) for shape in form.shapes):
+    if not spec.allows(entry.shape):
         raise Rejected("shape", f"tensor {name!r} cannot have the shape {shown(entry.shape)}")
     # An empty tensor may still have long sides, and their product is a stride.
     if math.prod(max(n, 1) for n in entry.shape) > expected.max_bytes:
         raise Rejected("oversized", f"tensor {name!r} has the shape {shown(entry.shape)}")
-    return form.dtype
-
-
-def _matches(shape: tuple[int, ...], form: Shape) -> bool:
-    if len(shape) != len(form):
-        return False
-    return all(known is None or known == n for n, known in zip(shape, form, strict=True))
+    return spec.dtype
 
 
 def _check_offsets(entries: Iterable[Entry], size: int) -> None:

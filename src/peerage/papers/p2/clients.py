@@ -68,7 +68,7 @@ class Client:
 
     def realise(self, seed: int) -> dict[str, Any]:
         experiment = self.experiment.model_copy(update={"seed": seed})
-        world = prepare(experiment).world
+        world = prepare(experiment)
         local = self.local(world)
         hub = self.nodes
         params, buffers = world.architecture(hub).initial(seed, hub)
