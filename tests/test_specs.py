@@ -16,7 +16,8 @@ from peerage.algorithms.dechw import DecHW
 from peerage.data.datasets import DATASETS
 from peerage.errors import InputError
 from peerage.experiment.catalogue import FAMILIES
-from peerage.experiment.experiment import Experiment, toml
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import toml
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, Ring
 from peerage.runs.summary import label
 from peerage.work.losses import CORRECTIONS, LOSSES

@@ -23,7 +23,9 @@ from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
-from peerage.experiment.experiment import HUB, UNTIL, Until, display_name, merged
+from peerage.experiment.experiment import HUB, display_name
+from peerage.experiment.toml import merged
+from peerage.experiment.until import UNTIL, Until
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.models import MODELS
 from peerage.models.mlp import MLP, Logistic

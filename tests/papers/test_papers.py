@@ -14,7 +14,8 @@ from peerage.data.datasets import Cifar10, facts
 from peerage.data.partition import Iid
 from peerage.errors import Interrupted
 from peerage.experiment.catalogue import recipes
-from peerage.experiment.experiment import Engine, Experiment, merged
+from peerage.experiment.experiment import Engine, Experiment
+from peerage.experiment.toml import merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
 from peerage.papers import runner
 from peerage.papers.calibrate import Speeds, examples, parameters

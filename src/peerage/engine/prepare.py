@@ -62,7 +62,7 @@ def prepare(
         parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
     graph = build_graph(experiment, len(parts))
     check_weights(experiment, graph)
-    gain = experiment.init.gain
+    gain: Any = experiment.init.gain
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
     world = World(
         algorithm=experiment.algorithm,

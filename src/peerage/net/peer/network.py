@@ -11,7 +11,8 @@ from typing import Any
 
 from peerage import specs
 from peerage.errors import InputError, did_you_mean
-from peerage.experiment.experiment import Experiment, toml
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import toml
 from peerage.net.wire.address import Address
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
