@@ -126,8 +126,14 @@ def plain(value: Any) -> dict[str, Any]:
 
 def text(value: Any, kind: str, family: Family) -> str:
     """The shortest text that `parse` turns into an equal value."""
-    table = to_table(value, kind, family)
-    defaults = {field.name: _plain(field.default) for field in options_of(type(value))}
+    return table_text(to_table(value, kind, family), kind, family)
+
+
+def table_text(table: Mapping[str, Any], kind: str, family: Family) -> str:
+    """As `text`, from the table of a value with every option spelled out."""
+    if table["name"] not in family:
+        raise InputError(f"{kind} {table['name']!r} is not one of the registered ones")
+    defaults = {field.name: _plain(field.default) for field in options_of(family[table["name"]])}
     options = [
         f"{key}={spelled(option)}"
         for key, option in table.items()

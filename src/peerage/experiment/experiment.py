@@ -66,7 +66,7 @@ class ReadBy:
 class Section(BaseModel):
     """A table of the experiment: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, **values: Any) -> None:
         where = type(self).__name__.lower()

@@ -4,13 +4,16 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from peerage.algorithm import Algorithm
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import CheckpointError, InputError, did_you_mean
+
+FILE, HASH = "algorithm_file", "algorithm_sha256"  # keys of `environment.json`
 
 
 def load_class(path: Path, name: str) -> type[Algorithm[Any]]:
@@ -69,10 +72,27 @@ def file_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def algorithm_record(algorithm: Algorithm[Any]) -> dict[str, dict[str, str]]:
+def algorithm_record(algorithm: Algorithm[Any]) -> dict[str, str]:
     """What records keep about the file of a user's own algorithm; nothing about the package's."""
     cls: Any = type(algorithm)
-    file, known = source_file(cls), source_hash(cls)
-    if file is None or known is None:
-        return {}
-    return {"algorithm_file": {"path": str(file), "sha256": known}}
+    known = source_hash(cls)
+    return {} if known is None else {FILE: str(source_file(cls)), HASH: known}
+
+
+def check_unchanged(record: Mapping[str, Any], algorithm: Algorithm[Any] | None) -> None:
+    """Raise an error if the algorithm's file is not the one that a run recorded.
+
+    Without the algorithm itself, the file is looked for where it was: it may not load any more.
+    """
+    if HASH not in record:
+        return
+    file = Path(str(record[FILE]))
+    if algorithm is not None:
+        now = algorithm_record(algorithm)
+    else:
+        now = {FILE: str(file), HASH: file_hash(file)} if file.is_file() else {}
+    if now and now[HASH] != record[HASH]:
+        raise CheckpointError(
+            f"algorithm file {now[FILE]} was changed since this run; "
+            "restore it, or run the experiment again"
+        )

@@ -15,6 +15,7 @@ from peerage.engine.lockstep import RoundReport
 from peerage.engine.prepare import Prepared
 from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
+from peerage.experiment.outside import algorithm_record
 from peerage.files import read_json, write_json
 from peerage.privacy import account
 from peerage.records import checkpoint
@@ -46,7 +47,8 @@ class Gathering:
         rows = [row for own in by_peer for row in own]
         network = self._metrics(rows, status)
         write_json(self.home / "setup.json", self.prepared.setup, AGAIN)
-        write_json(self.home / "environment.json", environment(), AGAIN)
+        where = environment() | algorithm_record(experiment.algorithm)
+        write_json(self.home / "environment.json", where, AGAIN)
         kept, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
         if peers and experiment.noise.active:

@@ -12,6 +12,8 @@ from typing import Any
 from peerage import specs
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.experiment import Experiment
+from peerage.experiment.identity import identity
+from peerage.experiment.outside import algorithm_record
 from peerage.experiment.toml import toml
 from peerage.net.wire.address import Address
 
@@ -105,7 +107,7 @@ class Network:
     @property
     def essence(self) -> dict[str, str]:
         """Everything that must be the same on all peers, as flat text."""
-        table = {key: value for key, value in self.experiment.table().items() if key != "engine"}
+        table = identity(self.experiment) | algorithm_record(self.experiment.algorithm)
         names = ", ".join(member.name for member in self.members)
         return {"run": self.run, "peers": names, "wire": self.wire, **flat(table)}
 
