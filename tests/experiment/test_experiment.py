@@ -297,9 +297,15 @@ def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
         ("[local.loss]\nname = 'cross-entropy'\nx = 1", "'cross-entropy' has no option 'x'; it ta"),
         ("[local.loss]\nname = 'entropy'", "unknown loss 'entropy'; did you mean 'cross-entropy'?"),
         ("[[model]]\nname = 'mlp'\nhiden = '8'", "'mlp' has no option 'hiden'; did you mean 'hid"),
-        ("[engine]\nname = 'poll'", "engine: name cannot be 'poll'; did you mean 'pool'? known:"),
-        ("[init]\nstart = 'same'", "init: start cannot be 'same'; did you mean 'shared'? known:"),
-        ("[evaluation]\nat = 'zzz'", "evaluation: at cannot be 'zzz'; known: end, exchange"),
+        (
+            "[engine]\nname = 'poll'",
+            "engine: name must be one of serial, pool; got 'poll', did you mean 'pool'?",
+        ),
+        (
+            "[init]\nstart = 'same'",
+            "init: start must be one of shared, independent; got 'same', did you mean 'shared'?",
+        ),
+        ("[evaluation]\nat = 'zzz'", "evaluation: at must be one of exchange, end; got 'zzz'"),
         ("[local]\nlr = 'fast'", "local: lr cannot be 'fast': input should be a valid number"),
         ("nodes = 1.5", "nodes cannot be 1.5: input should be a valid integer"),
         ("seed = nan", "seed cannot be nan: input should be a finite number"),

@@ -160,8 +160,14 @@ def test_nothing_is_written_when_all_data_is_missing(tmp_path, monkeypatch):
     ("line", "text"),
     [
         ("reproduce p0-tab7", "unknown table or figure 'p0-tab7'; did you mean 'p0-tab6'?"),
-        ("reproduce p0-tab2 --scale smal", "unknown scale 'smal'; did you mean 'small'?"),
-        ("reproduce p0-tab2 --fidelity cod", "unknown fidelity 'cod'; did you mean 'code'?"),
+        (
+            "reproduce p0-tab2 --scale smal",
+            "scale must be one of smoke, small, paper; got 'smal', did you mean 'small'?",
+        ),
+        (
+            "reproduce p0-tab2 --fidelity cod",
+            "fidelity must be one of paper, code; got 'cod', did you mean 'code'?",
+        ),
         ("reproduce p0-tab2 --seeds 0", "seeds must be at least 1, got 0"),
         ("reproduce p0-tab2 --only dechv", "p0-tab2 has no method 'dechv'; did you mean"),
         ("reproduce", "name a table or a figure"),

@@ -6,14 +6,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 from matplotlib.figure import Figure
 
+from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Dirichlet
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.experiment.identity import run_key
 from peerage.papers.papertable import PaperTable
@@ -32,10 +33,7 @@ class Plan:
     fidelity: Fidelity = "paper"
 
     def __post_init__(self) -> None:
-        for name, kinds in (("scale", get_args(Scale)), ("fidelity", get_args(Fidelity))):
-            value = getattr(self, name)
-            if value not in kinds:
-                raise InputError(f"unknown {name} {value!r}; {did_you_mean(value, kinds)}")
+        specs.check_choices(self)
         if self.seeds is not None and self.seeds < 1:
             raise InputError(f"seeds must be at least 1, got {self.seeds}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from peerage import specs
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError, check_choice, did_you_mean
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.identity import identity
 from peerage.experiment.outside import algorithm_record
@@ -72,8 +72,7 @@ class Network:
             raise InputError(
                 f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
             )
-        if self.wire not in ("fp32", "bf16"):
-            raise InputError(f"wire must be fp32 or bf16, got {self.wire!r}")
+        check_choice("wire", self.wire, ("fp32", "bf16"))
         if self.wire == "bf16" and self.experiment.algorithm.exact:
             raise InputError("this algorithm needs messages as they were sent; use wire fp32")
         if not 1 <= self.ahead <= 100:
@@ -160,8 +159,7 @@ class Network:
 
 def check_rejoin(rejoin: str) -> None:
     """With whose model a peer that missed rounds goes on."""
-    if rejoin not in ("own", "neighbour"):
-        raise InputError(f"rejoin must be own or neighbour, got {rejoin!r}")
+    check_choice("rejoin", rejoin, ("own", "neighbour"))
 
 
 def sealed(essence: Mapping[str, str]) -> str:
