@@ -26,12 +26,14 @@ from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
 from peerage.experiment.experiment import HUB, display_name
+from peerage.experiment.identity import identity, run_key
 from peerage.experiment.toml import merged
 from peerage.experiment.until import UNTIL, Until
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.models import MODELS
 from peerage.models.mlp import MLP, Logistic
 from peerage.models.start import GAINS, ManualGain
+from peerage.net.peer.network import Member, Network, differing
 from peerage.privacy import Noise
 from peerage.records.environment import environment
 from peerage.runs import run as running
@@ -656,6 +658,35 @@ def test_the_hash_is_of_the_file_that_was_loaded(tmp_path: Path, outside: Path) 
     assert stored["algorithm_file"] == str(outside)
     assert stored["algorithm_sha256"] == hashlib.sha256(OUTSIDE.encode()).hexdigest()
     assert "was changed" in complaint(peerage("verify", tmp_path / "run"))
+
+
+def test_peers_with_other_files_of_an_algorithm_do_not_agree(outside: Path) -> None:
+    def essence() -> dict[str, str]:
+        experiment = pg.Experiment(algorithm=f"{outside}:Lazy", nodes=2)
+        members = tuple(Member(f"node-{i}", f"127.0.0.1:{4000 + i}") for i in range(2))
+        return Network("test", experiment, members).essence
+
+    before = essence()
+    outside.write_text(OUTSIDE + "# a comment\n")
+    assert [line.partition(" ")[0] for line in differing(before, essence())] == ["algorithm_sha256"]
+    outside.write_text(OUTSIDE)
+    assert essence() == before
+
+
+def test_the_correction_of_gradients_is_part_of_what_names_a_run() -> None:
+    plain, corrected = (
+        pg.Experiment(model="mlp", algorithm="decavg", local=local)
+        for local in ({}, {"correct": "proximal:mu=0.5"})
+    )
+    assert run_key(corrected) == run_key(plain) | {"correct": "proximal:mu=0.5"}
+
+
+@pytest.mark.parametrize("name", ["serial", "pool"])
+def test_the_engine_is_no_part_of_the_identity(name: str) -> None:
+    experiment = pg.Experiment(engine={"name": name})
+    assert identity(experiment) == identity(pg.Experiment())
+    assert run_key(experiment) == run_key(pg.Experiment())
+    assert "engine" not in identity(experiment)
 
 
 def test_records_of_the_algorithms_of_the_package_name_no_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from peerage.experiment.identity import identity
 from peerage.experiment.outside import algorithm_record
 from peerage.experiment.toml import toml
 from peerage.net.wire.address import Address
+from peerage.net.wire.header import WIRES
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -72,7 +73,7 @@ class Network:
             raise InputError(
                 f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
             )
-        check_choice("wire", self.wire, ("fp32", "bf16"))
+        check_choice("wire", self.wire, WIRES)
         if self.wire == "bf16" and self.experiment.algorithm.exact:
             raise InputError("this algorithm needs messages as they were sent; use wire fp32")
         if not 1 <= self.ahead <= 100:
