@@ -1,7 +1,7 @@
 """The experiment: one frozen, checked value that says everything about a run.
 
 `experiment` has the value, `readers` what turns text and tables into its parts, `until` what ends a
-run early, `outside` algorithms in files of the user's own, `toml` the form in a file, `identity` what
+run early, `outside` algorithms in users' own files, `toml` the form in a file, `identity` what
 decides the result, `catalogue` the members of every family, and `recipes/` the experiments that are
 shipped.
 """
