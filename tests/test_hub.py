@@ -490,8 +490,14 @@ def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
         ({"algorithm": "hwa:clients=11"}, "cannot choose 11 clients among 10 nodes"),
         ({"algorithm": "hwa:clients=0"}, "clients must be at least 1, got 0"),
         ({"algorithm": "fedavg", "model": ["mlp", "logistic"]}, "merges equal models"),
-        ({"algorithm": "hwa:curvature=online"}, "unknown curvature 'online'"),
-        ({"algorithm": "hwa:normalise=no"}, "normalise cannot be 'no'"),
+        (
+            {"algorithm": "hwa:curvature=online"},
+            "curvature must be one of batch, sample, full; got 'online'",
+        ),
+        (
+            {"algorithm": "hwa:normalise=no"},
+            "normalise must be one of parameter, literal; got 'no'",
+        ),
         ({"algorithm": "fedprox:mu=-1"}, "mu must be at least 0, got -1.0"),
         ({"algorithm": "fedcurv:strength=-1"}, "strength must be a number from 0 up, got -1.0"),
         (

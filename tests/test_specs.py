@@ -1,9 +1,9 @@
 """Named values: text, table and object are three forms of the same thing, for every member."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ from peerage.algorithms.dechw import DecHW
 from peerage.data.datasets import DATASETS
 from peerage.errors import InputError
 from peerage.experiment.catalogue import FAMILIES
-from peerage.experiment.experiment import Experiment, toml
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import toml
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, Ring
 from peerage.runs.summary import label
 from peerage.work.losses import CORRECTIONS, LOSSES
@@ -104,7 +105,11 @@ def test_tables_are_as_strict_as_texts() -> None:
         ("er:p=many", "topology 'er': p cannot be 'many': input should be a valid number"),
         ("er", "topology 'er': give exactly one of p and degree, such as er:p=0.2"),
         ("edge-list", "topology 'edge-list' needs path; write path=VALUE"),
-        ("heavy-tail:kind=chung", "kind cannot be 'chung'; did you mean 'chung-lu'? known: ch"),
+        (
+            "heavy-tail:kind=chung",
+            "topology 'heavy-tail': kind must be one of chung-lu, configuration; got 'chung', did "
+            "you mean 'chung-lu'?",
+        ),
         ("regular:k=2.5", "topology 'regular': k cannot be '2.5': input should be a valid int"),
     ],
 )
@@ -225,7 +230,10 @@ def test_several_values_come_back_from_their_text(
         ),
         ("several:widths=1++2", "widths cannot be '': input should be a valid integer, unable to"),
         ("several:pair=7", "join values by +, as in pair=A+B"),
-        ("several:kinds=one+tow", "kinds cannot be 'tow'; did you mean 'two'? known: one, two; jo"),
+        (
+            "several:kinds=one+tow",
+            "kinds must be one of one, two; got 'tow', did you mean 'two'?; jo",
+        ),
     ],
 )
 def test_values_that_cannot_be_joined_say_how(text: str, message: str) -> None:
@@ -257,3 +265,48 @@ def test_several_values_for_an_algorithm_of_one_s_own(tmp_path: Path) -> None:
     assert "sizes = [30, 2]" in experiment.to_toml()
     assert Experiment.from_toml(experiment.to_toml()) == experiment
     assert label(experiment) == "Grouped (sizes=30+2)"
+
+
+# Choices
+
+
+@dataclass(frozen=True)
+class Chosen:
+    kind: Literal["one", "two"] = "one"
+    maybe: Literal["one", "two"] | None = None
+    other: str = "any"
+
+    def __post_init__(self) -> None:
+        specs.check_choices(self)
+
+
+def test_choices_are_checked_however_a_value_is_made() -> None:
+    text = "c:kind=two,maybe=one,other=text"
+    assert specs.parse(text, "thing", {"c": Chosen}) == Chosen("two", "one", "text")
+    assert Chosen(maybe=None).maybe is None
+    message = "kind must be one of one, two; got 'tow', did you mean 'two'?"
+    for name in ("kind", "maybe"):
+        expected = message.replace("kind", name)
+        with pytest.raises(InputError) as caught:
+            Chosen(**{name: "tow"})
+        assert str(caught.value) == expected
+        with pytest.raises(InputError) as caught:
+            specs.parse(f"c:{name}=tow", "thing", {"c": Chosen})
+        assert str(caught.value) == f"thing 'c': {expected}"
+    with pytest.raises(InputError, match="kind must be one of one, two; got None"):
+        Chosen(kind=None)  # type: ignore[arg-type]
+
+
+def test_choices_of_every_member_of_every_family_are_checked() -> None:
+    checked = 0
+    for family in FAMILIES.values():
+        for cls in family.values():
+            hints = get_type_hints(cls)
+            needed = {f.name: "1" for f in fields(cls) if f.default is MISSING}
+            for field in fields(cls):
+                kinds = (hints[field.name], *get_args(hints[field.name]))
+                if any(get_origin(kind) is Literal for kind in kinds):
+                    with pytest.raises(InputError, match=f"{field.name} must be one of"):
+                        cls(**needed | {field.name: "nothing like it"})
+                    checked += 1
+    assert checked > 10

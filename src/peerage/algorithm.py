@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from peerage import specs
 from peerage.errors import PeerageError
 from peerage.privacy import Veil
 from peerage.randomness import torch_stream
@@ -231,6 +232,9 @@ class Algorithm(Generic[S]):
     exact: ClassVar[bool] = False  # whether sender and recipient must hold the same numbers
     # Whether a node's model is its own: of no use to a neighbour, nor in a mean over the nodes.
     personal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        specs.check_choices(self)
 
     def fits(self, layout: Layout) -> None:
         """Raise an InputError if the algorithm cannot work with models of this layout."""

@@ -14,7 +14,7 @@ PeerageError            1   something failed while running
 What is only worth knowing is a PeerageWarning, and stops nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -59,6 +59,28 @@ class PeerageWarning(UserWarning):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an 'unknown name' message: the nearest known name, then all of them."""
     names = sorted(known)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    hint = f"{_nearest(name, names)} ".lstrip()
     return f"{hint}known: {', '.join(names)}" if names else "it takes no options"
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raise an InputError if an option is none of the values that it may have."""
+    known = tuple(choices)
+    if value not in known:
+        raise InputError(f"{name} {wrong_choice(value, known)}")
+
+
+def wrong_choice(value: object, choices: Iterable[object]) -> str:
+    """The end of a message about an option: all choices, the value, and the nearest choice.
+
+    >>> wrong_choice("unifrom", ["data", "uniform"])
+    "must be one of data, uniform; got 'unifrom', did you mean 'uniform'?"
+    """
+    names = [str(choice) for choice in choices]
+    nearest = _nearest(str(value), names)
+    return f"must be one of {', '.join(names)}; got {value!r}" + (f", {nearest}" if nearest else "")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]!r}?" if nearest else ""

@@ -30,6 +30,7 @@ class HubAlgorithm(Algorithm[S]):
     clients: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.clients is not None and self.clients < 1:
             raise InputError(f"clients must be at least 1, got {self.clients}")
 

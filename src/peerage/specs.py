@@ -10,14 +10,15 @@ list in a table, `sizes = [30, 2]`. One value needs no +, and `sizes=` is none a
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from textwrap import shorten
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError, check_choice, did_you_mean, wrong_choice
 
 Family = Mapping[str, type[Any]]
 
@@ -98,12 +99,37 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         raise InputError(f"{where} {complaint(error)}{remedy}") from None
 
 
+def check_choices(value: Any) -> None:
+    """Raise an InputError if a `Literal` field of a dataclass has none of its values."""
+    cls: Any = type(value)
+    for name, (choices, optional) in _choices(cls).items():
+        option = getattr(value, name)
+        if option is not None or not optional:
+            check_choice(name, option, choices)
+
+
+@cache
+def _choices(cls: Any) -> dict[str, tuple[tuple[Any, ...], bool]]:
+    """The values of every `Literal` field, and whether it may also be None."""
+    try:
+        hints = get_type_hints(cls)
+    except NameError:  # a user's class may have types that only type checkers import
+        return {}
+    kinds = {field.name: (hints[field.name], *_members(hints[field.name])) for field in fields(cls)}
+    return {
+        name: (get_args(kind), type(None) in several)
+        for name, several in kinds.items()
+        for kind in several
+        if get_origin(kind) is Literal
+    }
+
+
 def complaint(error: ValidationError) -> str:
     """What is wrong with a value, in one line; a misspelt choice gets its nearest match."""
     last = error.errors()[-1]
     if last["type"] == "literal_error":
         choices = re.findall("'([^']*)'", last["ctx"]["expected"])
-        return f"cannot be {last['input']!r}; {did_you_mean(str(last['input']), choices)}"
+        return wrong_choice(last["input"], choices)
     reason = last["msg"][0].lower() + last["msg"][1:]
     return f"cannot be {shorten(repr(last['input']), 80)}: {reason}"
 
@@ -126,8 +152,14 @@ def plain(value: Any) -> dict[str, Any]:
 
 def text(value: Any, kind: str, family: Family) -> str:
     """The shortest text that `parse` turns into an equal value."""
-    table = to_table(value, kind, family)
-    defaults = {field.name: _plain(field.default) for field in options_of(type(value))}
+    return table_text(to_table(value, kind, family), kind, family)
+
+
+def table_text(table: Mapping[str, Any], kind: str, family: Family) -> str:
+    """As `text`, from the table of a value with every option spelled out."""
+    if table["name"] not in family:
+        raise InputError(f"{kind} {table['name']!r} is not one of the registered ones")
+    defaults = {field.name: _plain(field.default) for field in options_of(family[table["name"]])}
     options = [
         f"{key}={spelled(option)}"
         for key, option in table.items()

@@ -440,7 +440,7 @@ class Dealt:
         ({"temperature": 0.0}, "temperature must be a number above 0, got 0.0"),
         ({"contrast_temperature": float("nan")}, "contrast_temperature must be a number above 0"),
         ({"alpha": 1.5}, "alpha must lie in [0, 1], got 1.5"),
-        ({"kl_reduction": "sum"}, "kl_reduction must be batchmean or mean, got 'sum'"),
+        ({"kl_reduction": "sum"}, "kl_reduction must be one of batchmean, mean; got 'sum'"),
         ({"local": LocalSGD(loss=AnchoredLoss(DESA()))}, "desa takes the loss on the own data"),
     ],
     ids=str,

@@ -76,9 +76,12 @@ def test_plan_warns() -> None:
     [
         ("diffuse --rounds 0", "rounds must be at least 1, got 0"),
         ("diffuse --noise -1", "noise must lie between 0 and 1e+12 times init, got -1.0"),
-        ("diffuse --start gauss", "unknown start 'gauss'"),
+        ("diffuse --start gauss", "start must be one of normal, uniform; got 'gauss'"),
         ("diffuse --topology dynamic-regular", "needs a graph that stays the same"),
-        ("plan --optimizer adam", "unknown optimizer 'adam'; did you mean 'adamw'?"),
+        (
+            "plan --optimizer adam",
+            "optimizer must be one of sgd, adamw; got 'adam', did you mean 'adamw'?",
+        ),
         ("plan --algorithm decag", "unknown algorithm 'decag'; did you mean 'decavg'?"),
         ("topology regular:k=4 --assortativity 0.1", "all nodes with edges have the same degree"),
         ("topology er:p=0.2 --assortativity 1.5", "an assortativity lies in [-1, 1], got 1.5"),

@@ -250,7 +250,9 @@ def test_a_layout_must_suit_the_examples():
         with pytest.raises(DataError, match=rf"layout={layout} is for examples of two axes, got"):
             in_memory(np.zeros((2, 1, 3, 3)), y, layout=layout)
     assert in_memory(np.zeros((2, 4, 5, 3)), y, layout="hwc").shape == (3, 4, 5)
-    with pytest.raises(InputError, match="layout must be auto, chw, hwc, hw or sequence, got 'hc'"):
+    with pytest.raises(
+        InputError, match="layout must be one of auto, chw, hwc, hw, sequence; got 'hc'"
+    ):
         in_memory(np.zeros((2, 3)), y, layout="hc")
 
 
@@ -434,7 +436,7 @@ def test_cifar10_is_scaled_as_asked(cached):
     assert_close(signed.train_x, 2 * unit.train_x - 1)
     assert unit.train_x.stride() == (3072, 1, 96, 3)
     assert unit.test_y.tolist() == [0]
-    with pytest.raises(InputError, match="normalise must be unit or signed, got 'centred'"):
+    with pytest.raises(InputError, match="normalise must be one of unit, signed; got 'centred'"):
         Cifar10("centred")
 
 
@@ -620,7 +622,7 @@ def test_npz_errors_name_the_file(tmp_path):
     with pytest.raises(DataError, match="holds one array without a name"):
         Npz(str(tmp_path / "one.npy")).load(tmp_path)
     with pytest.raises(
-        InputError, match="layout must be auto, chw, hwc, hw or sequence, got 'nhwc'"
+        InputError, match="layout must be one of auto, chw, hwc, hw, sequence; got 'nhwc'"
     ):
         Npz("x.npz", "nhwc")
 

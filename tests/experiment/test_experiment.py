@@ -1,5 +1,7 @@
 """An experiment survives its file, flags lie over files, and Python objects are marked in it."""
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,12 +25,17 @@ from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Iid
 from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
-from peerage.experiment.experiment import HUB, UNTIL, Until, display_name, merged
+from peerage.experiment.experiment import HUB, display_name
+from peerage.experiment.identity import identity, run_key
+from peerage.experiment.toml import merged
+from peerage.experiment.until import UNTIL, Until
 from peerage.graphs.gains import GAINS, ManualGain
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.models import MODELS
 from peerage.models.mlp import MLP, Logistic
+from peerage.net.peer.network import Member, Network, differing
 from peerage.privacy import Noise
+from peerage.records.environment import environment
 from peerage.runs import run as running
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
@@ -188,6 +195,20 @@ def test_single_keys_of_local_change_what_the_algorithm_brings() -> None:
     assert epochs.local == pg.LocalSGD(epochs=2, batch_size=9, lr=0.3)
 
 
+def test_nothing_is_set_after_an_experiment_is_built() -> None:
+    brought = pg.DecAvg(local=pg.LocalSGD(lr=0.3))
+    experiment = pg.Experiment(algorithm=brought, local={"momentum": 0.5})
+    assert experiment.work is experiment.local
+    assert experiment.local is experiment.algorithm.local
+    assert brought.local == pg.LocalSGD(lr=0.3)
+    again = pg.Experiment(
+        **{name: getattr(experiment, name) for name in pg.Experiment.model_fields}
+    )
+    assert again == experiment
+    with pytest.raises(InputError, match="local must be a LocalSGD or a table, got 5"):
+        pg.Experiment(algorithm=brought, local=5)
+
+
 def test_numbers_of_numpy_can_be_written() -> None:
     topology = ErdosRenyi(p=np.float64(0.1) + np.float64(0.2))
     experiment = pg.Experiment(topology=topology, nodes=np.int64(7), seed=np.int32(3))
@@ -278,9 +299,15 @@ def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
         ("[local.loss]\nname = 'cross-entropy'\nx = 1", "'cross-entropy' has no option 'x'; it ta"),
         ("[local.loss]\nname = 'entropy'", "unknown loss 'entropy'; did you mean 'cross-entropy'?"),
         ("[[model]]\nname = 'mlp'\nhiden = '8'", "'mlp' has no option 'hiden'; did you mean 'hid"),
-        ("[engine]\nname = 'poll'", "engine: name cannot be 'poll'; did you mean 'pool'? known:"),
-        ("[init]\nstart = 'same'", "init: start cannot be 'same'; did you mean 'shared'? known:"),
-        ("[evaluation]\nat = 'zzz'", "evaluation: at cannot be 'zzz'; known: end, exchange"),
+        (
+            "[engine]\nname = 'poll'",
+            "engine: name must be one of serial, pool; got 'poll', did you mean 'pool'?",
+        ),
+        (
+            "[init]\nstart = 'same'",
+            "init: start must be one of shared, independent; got 'same', did you mean 'shared'?",
+        ),
+        ("[evaluation]\nat = 'zzz'", "evaluation: at must be one of exchange, end; got 'zzz'"),
         ("[local]\nlr = 'fast'", "local: lr cannot be 'fast': input should be a valid number"),
         ("nodes = 1.5", "nodes cannot be 1.5: input should be a valid integer"),
         ("seed = nan", "seed cannot be nan: input should be a finite number"),
@@ -569,6 +596,108 @@ def test_a_run_of_an_algorithm_from_a_file_is_verified_from_its_folder(
     )
     done = peerage("verify", folder)
     assert (done.code, result.digest in done.out) == (0, True)
+
+
+def lazy_run(outside: Path, folder: Path, **options: Any) -> pg.Result:
+    experiment = pg.Experiment(
+        algorithm=f"{outside}:Lazy",
+        model="logistic",
+        nodes=4,
+        topology="ring",
+        rounds=4,
+        engine={"name": "serial"},
+    )
+    return pg.run(experiment, folder, checkpoint_every=1, **options)
+
+
+CHANGED = [OUTSIDE.replace("= 0.5", "= 0.9"), OUTSIDE.replace("Lazy", "Idle"), "x = "]
+
+
+@pytest.mark.parametrize("text", CHANGED, ids=["another share", "another name", "broken"])
+def test_verify_says_that_the_file_of_an_algorithm_was_changed(
+    tmp_path: Path, outside: Path, text: str
+) -> None:
+    folder = tmp_path / "run"
+    lazy_run(outside, folder)
+    outside.write_text(text)
+    message = (
+        f"algorithm file {outside} was changed since this run; "
+        "restore it, or run the experiment again"
+    )
+    assert complaint(peerage("verify", folder)) == message
+    outside.write_text(OUTSIDE)  # the one remedy
+    assert peerage("verify", folder).code == 0
+
+
+def test_resume_says_that_the_file_of_an_algorithm_was_changed(
+    tmp_path: Path, outside: Path
+) -> None:
+    folder = tmp_path / "run"
+    through = lazy_run(outside, tmp_path / "through")
+    with pytest.raises(Interrupted):
+        lazy_run(outside, folder, watch=stop_in_round_three)
+    outside.write_text(CHANGED[0])
+    changed = f"algorithm file {outside} was changed since this run; restore it, or run"
+    assert changed in complaint(peerage("resume", folder))
+    with pytest.raises(InputError, match="was changed since this run"):
+        pg.resume(folder, experiment=pg.Experiment(algorithm=f"{outside}:Lazy"))
+    outside.write_text(OUTSIDE)
+    assert pg.resume(folder).digest == through.digest
+
+
+def test_a_changed_file_is_run_as_it_is_now(tmp_path: Path, outside: Path) -> None:
+    before = lazy_run(outside, tmp_path / "before")
+    outside.write_text(CHANGED[0])
+    after = lazy_run(outside, tmp_path / "after")
+    assert after.experiment.algorithm.share == 0.9
+    assert after.digest != before.digest
+    assert peerage("verify", tmp_path / "after").code == 0
+
+
+def test_the_hash_is_of_the_file_that_was_loaded(tmp_path: Path, outside: Path) -> None:
+    def change(row: dict[str, Any]) -> None:
+        outside.write_text(CHANGED[0])
+
+    lazy_run(outside, tmp_path / "run", watch=change)
+    stored = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert stored["algorithm_file"] == str(outside)
+    assert stored["algorithm_sha256"] == hashlib.sha256(OUTSIDE.encode()).hexdigest()
+    assert "was changed" in complaint(peerage("verify", tmp_path / "run"))
+
+
+def test_peers_with_other_files_of_an_algorithm_do_not_agree(outside: Path) -> None:
+    def essence() -> dict[str, str]:
+        experiment = pg.Experiment(algorithm=f"{outside}:Lazy", nodes=2)
+        members = tuple(Member(f"node-{i}", f"127.0.0.1:{4000 + i}") for i in range(2))
+        return Network("test", experiment, members).essence
+
+    before = essence()
+    outside.write_text(OUTSIDE + "# a comment\n")
+    assert [line.partition(" ")[0] for line in differing(before, essence())] == ["algorithm_sha256"]
+    outside.write_text(OUTSIDE)
+    assert essence() == before
+
+
+def test_the_correction_of_gradients_is_part_of_what_names_a_run() -> None:
+    plain, corrected = (
+        pg.Experiment(model="mlp", algorithm="decavg", local=local)
+        for local in ({}, {"correct": "proximal:mu=0.5"})
+    )
+    assert run_key(corrected) == run_key(plain) | {"correct": "proximal:mu=0.5"}
+
+
+@pytest.mark.parametrize("name", ["serial", "pool"])
+def test_the_engine_is_no_part_of_the_identity(name: str) -> None:
+    experiment = pg.Experiment(engine={"name": name})
+    assert identity(experiment) == identity(pg.Experiment())
+    assert run_key(experiment) == run_key(pg.Experiment())
+    assert "engine" not in identity(experiment)
+
+
+def test_records_of_the_algorithms_of_the_package_name_no_file(tmp_path: Path) -> None:
+    assert peerage(f"run {TINY} --rounds 1 --engine serial --out", tmp_path / "run").code == 0
+    stored = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert set(stored) == set(environment())
 
 
 # Python objects

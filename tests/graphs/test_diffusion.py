@@ -356,7 +356,7 @@ def test_exponents_need_three_sizes_and_positive_values(
         ({"init": math.nan}, "init must be a number above 0, got nan"),
         ({"noise": -1.0}, "noise must lie between 0 and 1e+12 times init, got -1.0"),
         ({"noise": math.inf}, "noise must lie between 0 and 1e+12 times init, got inf"),
-        ({"start": "gauss"}, "unknown start 'gauss'; known: normal, uniform"),
+        ({"start": "gauss"}, "start must be one of normal, uniform; got 'gauss'"),
     ],
 )
 def test_impossible_values_are_refused(options: dict[str, float], message: str) -> None:

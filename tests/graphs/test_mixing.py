@@ -662,8 +662,8 @@ def test_large_graphs_need_no_lists_of_neighbours(monkeypatch: pytest.MonkeyPatc
         (
             "unifrom",
             None,
-            "unknown weights 'unifrom'; did you mean 'uniform'? known: data, graph, "
-            "metropolis, uniform",
+            "weights must be one of graph, uniform, data, metropolis; got 'unifrom', "
+            "did you mean 'uniform'?",
         ),
     ],
 )

@@ -882,7 +882,7 @@ def test_networkx_graph_of_another_size() -> None:
 
 
 def test_an_unknown_kind_of_heavy_tail() -> None:
-    with pytest.raises(InputError, match="kind must be chung-lu or configuration, got 'zipf'"):
+    with pytest.raises(InputError, match="kind must be one of chung-lu, configuration; got 'zipf'"):
         HeavyTail(kind="zipf")  # type: ignore[arg-type]
 
 

@@ -221,9 +221,9 @@ def test_bad_widths_are_refused(hidden):
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(InputError, match="relu must be both or first, got 'none'"):
+    with pytest.raises(InputError, match="relu must be one of both, first; got 'none'"):
         MODELS["fashion-cnn"](relu="none")
-    with pytest.raises(InputError, match="relu cannot be 'none'"):
+    with pytest.raises(InputError, match="relu must be one of both, first; got 'none'"):
         specs.parse("fashion-cnn:relu=none", "model", MODELS)
     for dropout in (-0.1, 1.0, float("nan")):
         with pytest.raises(InputError, match=rf"dropout must lie in \[0, 1\), got {dropout}"):

@@ -14,13 +14,15 @@ from peerage.data.datasets import Cifar10, facts
 from peerage.data.partition import Iid
 from peerage.errors import Interrupted
 from peerage.experiment.catalogue import recipes
-from peerage.experiment.experiment import Engine, Experiment, merged
+from peerage.experiment.experiment import Engine, Experiment
+from peerage.experiment.identity import run_key
+from peerage.experiment.toml import merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
 from peerage.papers import runner
 from peerage.papers.calibrate import Speeds, examples, parameters
 from peerage.papers.p0 import printed, settings, shown
 from peerage.papers.p0.settings import Setting
-from peerage.papers.study import Plan, Results, Training, essence
+from peerage.papers.study import Plan, Results, Training
 from peerage.records.rows import RunRecord
 from peerage.runs.run import locked
 
@@ -158,8 +160,14 @@ def test_nothing_is_written_when_all_data_is_missing(tmp_path, monkeypatch):
     ("line", "text"),
     [
         ("reproduce p0-tab7", "unknown table or figure 'p0-tab7'; did you mean 'p0-tab6'?"),
-        ("reproduce p0-tab2 --scale smal", "unknown scale 'smal'; did you mean 'small'?"),
-        ("reproduce p0-tab2 --fidelity cod", "unknown fidelity 'cod'; did you mean 'code'?"),
+        (
+            "reproduce p0-tab2 --scale smal",
+            "scale must be one of smoke, small, paper; got 'smal', did you mean 'small'?",
+        ),
+        (
+            "reproduce p0-tab2 --fidelity cod",
+            "fidelity must be one of paper, code; got 'cod', did you mean 'code'?",
+        ),
         ("reproduce p0-tab2 --seeds 0", "seeds must be at least 1, got 0"),
         ("reproduce p0-tab2 --only dechv", "p0-tab2 has no method 'dechv'; did you mean"),
         ("reproduce", "name a table or a figure"),
@@ -332,13 +340,13 @@ def test_finished_runs_of_earlier_versions_stay_found(scale, folder):
 
 
 def test_what_came_later_is_said_only_where_it_is_used():
-    said = essence(settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0))
+    said = run_key(settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0))
     assert set(said) == {
         "algorithm", "dataset", "model", "topology", "partition", "nodes", "rounds", "until",
         "seed", "local", "loss", "start", "evaluation",
     }  # fmt: skip
     changes = {"init": {"scheme": "he", "gain": "exponent:a=0.4"}, "faults": {"links": 0.5}}
-    more = essence(settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0, **changes))
+    more = run_key(settings.experiment(Plan("paper"), "mnist", 0.2, "dechw", 0, **changes))
     assert more["init"] == {"scheme": "he", "gain": "exponent:a=0.4"}
     assert more["faults"] == {"links": 0.5}
     assert {key: more[key] for key in said} == said

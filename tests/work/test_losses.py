@@ -154,7 +154,7 @@ def test_the_expected_gradient_of_a_random_teacher_is_that_of_the_mean_confidenc
         ({"share": -0.1}, "share must lie in [0, 1], got -0.1"),
         ({"share": 1.5}, "share must lie in [0, 1], got 1.5"),
         ({"share": math.nan}, "share must lie in [0, 1], got nan"),
-        ({"teacher": "strict"}, "teacher must be fixed or random, got 'strict'"),
+        ({"teacher": "strict"}, "teacher must be one of fixed, random; got 'strict'"),
     ],
 )
 def test_bad_values_name_themselves_and_the_remedy(options, message):

@@ -986,16 +986,16 @@ def test_batches_of_images_are_channels_last():
         ({"nesterov": True}, "nesterov needs a momentum above 0, got momentum=0.0"),
         (
             {"batch_of_one": "join"},
-            "unknown batch_of_one 'join'; known: drop, keep, merge",
+            "batch_of_one must be one of keep, merge, drop; got 'join'",
         ),
-        ({"early_stop": "stop"}, "early_stop must be none or rollback, got 'stop'"),
+        ({"early_stop": "stop"}, "early_stop must be one of none, rollback; got 'stop'"),
         (
             {"early_stop": "rollback", "steps": 3},
             "early_stop=rollback judges after every epoch, got steps=3; give epochs instead",
         ),
         (
             {"optimizer": "adam"},
-            "unknown optimizer 'adam'; did you mean 'adamw'? known: adamw, sgd",
+            "optimizer must be one of sgd, adamw; got 'adam', did you mean 'adamw'?",
         ),
         (
             {"optimizer": "adamw", "momentum": 0.9},

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peerage.algorithm import Algorithm, Node
-from peerage.errors import InputError, did_you_mean
 from peerage.work.training import LocalSGD
-
-WEIGHTS = ("data", "uniform", "metropolis", "graph")
 
 
 @dataclass(frozen=True)
@@ -21,13 +18,6 @@ class DecAvg(Algorithm[None]):
     # By examples, equal, doubly stochastic (undirected graphs only), or those of a weighted graph.
     weights: Literal["data", "uniform", "metropolis", "graph"] = "data"
     order: Literal["train-first", "combine-first"] = "train-first"  # the latter in P4's code
-
-    def __post_init__(self) -> None:
-        choices = {"weights": WEIGHTS, "order": ("train-first", "combine-first")}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise InputError(f"unknown {name} {value!r}; {did_you_mean(value, known)}")
 
     async def round(self, node: Node[None]) -> None:
         if self.order == "train-first":

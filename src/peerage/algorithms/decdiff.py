@@ -30,10 +30,7 @@ class DecDiff(Algorithm[None]):
     s: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.weights not in ("data", "uniform"):
-            raise InputError(f"weights must be data or uniform, got {self.weights!r}")
-        if self.granularity not in ("tensor", "model"):
-            raise InputError(f"granularity must be tensor or model, got {self.granularity!r}")
+        super().__post_init__()
         if not 0 < self.s < float("inf"):
             raise InputError(f"s must be a number above 0, got {self.s}")
 

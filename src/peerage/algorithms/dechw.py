@@ -53,22 +53,13 @@ class DecHW(Algorithm[Memory]):
     trace: int | None = None  # note one entry of h and its weight in the own average (Fig. 7)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.beta < float("inf"):
             raise InputError(f"beta must be a number above 0, got {self.beta}")
         if self.accumulate == "ema" and self.beta > 1:
             raise InputError(f"beta must be at most 1 with accumulate=ema, got {self.beta}")
         if self.theta is not None and self.theta < 1:
             raise InputError(f"theta must be at least 1 round, got {self.theta}")
-        for name, known in (
-            ("after_stop", ("average", "frozen")),
-            ("accumulate", ("sum", "ema", "none")),
-            ("normalise", ("unit", "none")),
-            ("weights", ("data", "uniform")),
-        ):
-            if getattr(self, name) not in known:
-                raise InputError(
-                    f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}"
-                )
         if self.trace is not None and self.trace < 0:
             raise InputError(f"trace must be the number of a parameter, got {self.trace}")
         check_kind(self.curvature, ONLINE)

@@ -57,6 +57,7 @@ class DESA(Algorithm[ByClass]):
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: also over classes, as upstream
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.synthesis()  # these two complain about values that they cannot take
         self.own_loss()
         for name in ("lambda_own", "lambda_kd", "lambda_reg"):
@@ -67,8 +68,6 @@ class DESA(Algorithm[ByClass]):
                 raise InputError(f"{name} must be a number above 0, got {getattr(self, name)}")
         if not 0 <= self.alpha <= 1:
             raise InputError(f"alpha must lie in [0, 1], got {self.alpha}")
-        if self.kl_reduction not in ("batchmean", "mean"):
-            raise InputError(f"kl_reduction must be batchmean or mean, got {self.kl_reduction!r}")
 
     def synthesis(self) -> Synthesis:
         return Synthesis(self.ipc, self.iterations, self.batch, self.width, self.augment)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peerage.algorithm import Dimensions, Node
-from peerage.errors import InputError
+from peerage.errors import InputError, check_choice
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
@@ -77,16 +77,7 @@ class FedNL(HubAlgorithm[Learned]):
             raise InputError(f"rank must be at least 1, got {self.rank}")
         if not 0 < self.penalty < float("inf"):
             raise InputError(f"penalty must be a number above 0, got {self.penalty}")
-        for name, known in (
-            ("option", (1, 2)),
-            ("learn", ("full", "contractive")),
-            ("norm", ("frobenius", "spectral")),
-            ("start", ("exact", "zero")),
-        ):
-            if getattr(self, name) not in known:
-                raise InputError(
-                    f"{name} must be {known[0]} or {known[1]}, got {getattr(self, name)!r}"
-                )
+        check_choice("option", self.option, (1, 2))
         if self.option == 1 and self.norm != "frobenius":
             raise InputError(f"option 1 has no l and so no norm; leave norm={self.norm} out")
 

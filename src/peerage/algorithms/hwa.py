@@ -12,7 +12,6 @@ from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
 from peerage.algorithm import Dimensions, Node
-from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
@@ -35,8 +34,6 @@ class HWA(HubAlgorithm[None]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_kind(self.curvature)
-        if self.normalise not in ("parameter", "literal"):
-            raise InputError(f"normalise must be parameter or literal, got {self.normalise!r}")
 
     def fits(self, layout: Layout) -> None:
         scope_of(layout, self.scope)  # complains about layers that are not there

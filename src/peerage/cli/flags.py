@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError, check_choice, did_you_mean
 
 if TYPE_CHECKING:
     from peerage.experiment import Experiment
@@ -60,9 +60,11 @@ class Flag:
         )
 
     def stored(self, value: Any) -> Any:
-        if self.values and value not in self.values:
-            raise InputError(f"{self.name} cannot be {value!r}; {did_you_mean(value, self.values)}")
-        return self.values[value] if self.values else value
+        """The value as experiments keep it."""
+        if not self.values:
+            return value
+        check_choice(self.name, value, self.values)
+        return self.values[value]
 
 
 TABLE = (

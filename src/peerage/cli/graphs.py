@@ -121,15 +121,14 @@ def plan(
     from peerage import specs
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, facts
-    from peerage.errors import InputError, did_you_mean
+    from peerage.errors import check_choice
     from peerage.models import MODELS, default_model
     from peerage.models.start import weights
     from peerage.runs.plan import page, payload_factor
     from peerage.runs.plan import plan as plan_network
 
     floats = {"sgd": 1, "adamw": 2}
-    if optimizer not in floats:
-        raise InputError(f"unknown optimizer {optimizer!r}; {did_you_mean(optimizer, floats)}")
+    check_choice("optimizer", optimizer, floats)
     data = specs.parse(dataset, "dataset", DATASETS)
     name = dataset.partition(":")[0]
     if known := facts(data):

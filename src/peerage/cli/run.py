@@ -66,7 +66,8 @@ def compare(
     An algorithm with a hub, such as fedavg, uses its own star instead of the graph.
     """
     from peerage.algorithms import ALGORITHMS
-    from peerage.experiment.experiment import HUB, display_name, read_algorithm, reference
+    from peerage.experiment.experiment import HUB, display_name, reference
+    from peerage.experiment.readers import read_algorithm
     from peerage.runs.run import check_free
     from peerage.runs.run import run as run_experiment
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from peerage import specs
 from peerage.data.custom import Folder, Idx, Npz
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
@@ -173,8 +174,7 @@ class Cifar10:
 
     def __post_init__(self) -> None:
         check_train(self.train)
-        if self.normalise not in ("unit", "signed"):
-            raise InputError(f"normalise must be unit or signed, got {self.normalise!r}")
+        specs.check_choices(self)
         if self.side is not None and self.side < 1:
             raise InputError(f"side must be at least 1 pixel, got {self.side}")
 

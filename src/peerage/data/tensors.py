@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerage.data.partition import stratified
-from peerage.errors import DataError, InputError, PeerageWarning
+from peerage.errors import DataError, PeerageWarning, check_choice
 from peerage.randomness import numpy_stream
 
 HELD_OUT = 0.2  # share of the examples that becomes the test set of data that has none
 
 Layout = Literal["auto", "chw", "hwc", "hw", "sequence"]
-LAYOUTS = ("auto", "chw", "hwc", "hw", "sequence")
 CHANNELS = (1, 3, 4)  # numbers of channels that `auto` recognises
 
 
@@ -139,10 +138,7 @@ def channels_first(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
 
 
 def check_layout(layout: str) -> None:
-    if layout not in LAYOUTS:
-        raise InputError(
-            f"layout must be {', '.join(LAYOUTS[:-1])} or {LAYOUTS[-1]}, got {layout!r}"
-        )
+    check_choice("layout", layout, get_args(Layout))
 
 
 def class_numbers(count: int) -> tuple[str, ...]:

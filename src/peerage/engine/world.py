@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from peerage.vectors import Layout
 from peerage.work.context import Examples
 
 
+@runtime_checkable
 class Prelude(Protocol):
     """A protocol between nodes by which each learns the gain of its initial weights (P4)."""
 
@@ -50,8 +51,7 @@ class World:
 
     @property
     def algorithm(self) -> Algorithm[Any]:
-        algorithm: Algorithm[Any] = self.experiment.algorithm
-        return algorithm
+        return self.experiment.algorithm
 
     @property
     def seed(self) -> int:
@@ -63,19 +63,17 @@ class World:
 
     @property
     def faults(self) -> Faults:
-        faults: Faults = self.experiment.faults
-        return faults
+        return self.experiment.faults
 
     @property
     def noise(self) -> Noise:
-        noise: Noise = self.experiment.noise
-        return noise
+        return self.experiment.noise
 
     @property
     def prelude(self) -> Prelude | None:
         """How nodes estimate the gain before the first round, if they do."""
         gain = self.experiment.init.gain
-        return gain if hasattr(gain, "estimate") else None
+        return gain if isinstance(gain, Prelude) else None
 
     @property
     def nodes(self) -> int:

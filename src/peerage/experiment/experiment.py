@@ -1,27 +1,18 @@
-"""An experiment: one frozen, checked value that says everything about a run, and its TOML form."""
+"""An experiment: one frozen, checked value that says everything about a run."""
 
-import importlib.util
-import inspect
-import json
 import math
-import re
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
-from pathlib import Path
-from textwrap import shorten
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
-import networkx as nx
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     ValidationError,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 from torch import nn
 
 from peerage import specs
@@ -29,205 +20,54 @@ from peerage.algorithm import Algorithm
 from peerage.algorithms import ALGORITHMS
 from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.local import Local
-from peerage.data.datasets import DATASETS, Digits
-from peerage.data.partition import PARTITIONS, Dirichlet
+from peerage.data.datasets import DATASETS, DatasetSpec, Digits
+from peerage.data.partition import PARTITIONS, Dirichlet, Partition
+from peerage.data.tensors import Dataset
 from peerage.errors import InputError, did_you_mean
+from peerage.experiment.readers import (
+    read_algorithm,
+    read_faults,
+    read_local,
+    read_models,
+    read_noise,
+    read_topology,
+    reader,
+)
+from peerage.experiment.toml import local_table, merged, table_of, toml
+from peerage.experiment.until import Until, read_until
 from peerage.graphs.estimation import EstimatedGain
 from peerage.graphs.faults import Faults
-from peerage.graphs.gains import GAINS, NoGain
-from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Star
-from peerage.models import MODELS
+from peerage.graphs.gains import GAINS, Gain, NoGain
+from peerage.graphs.graph import Graph
+from peerage.graphs.topology import ErdosRenyi, Star
+from peerage.models import Model
 from peerage.models.start import Bias, Scheme
 from peerage.privacy import Noise
-from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
 
-OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
-PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
-# Tables of which single keys may be changed.
-SECTIONS = ("local", "init", "faults", "noise", "evaluation", "engine")
 HUB = Star(centre="last")  # the graph of an algorithm with a hub
 
 
-def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any]:
-    """Accepts the text, the table and the object form of a member of a family.
+class GraphBuilder(Protocol):
+    """What a topology must offer, also one of a user's own."""
 
-    An object may be of a class of the user's own that offers one of these methods.
-    """
-
-    def read(value: Any) -> Any:
-        if isinstance(value, str):
-            return specs.parse(value, kind, family)
-        if isinstance(value, Mapping):
-            if value.get("name") == PYTHON_OBJECT:
-                raise InputError(
-                    f"this experiment's {kind} is a Python object ({value.get('value')}), which a "
-                    "file cannot hold; work on from Python, with the same object: "
-                    "peerage.resume(folder, experiment=...), or verify in the same way"
-                )
-            return specs.from_table(value, kind, family)
-        forgotten = isinstance(value, type) and hasattr(value, offers[0])  # Ring instead of Ring()
-        if forgotten or not any(hasattr(value, name) for name in offers):
-            raise InputError(
-                f"{kind} cannot be {shorten(repr(value), 80)}; give a name such as "
-                f"{next(iter(family))!r}, a table with a name, or an object"
-            )
-        return value
-
-    return read
-
-
-def read_algorithm(value: Any) -> Any:
-    """As `reader`, and also `file.py:Class:key=value` for an algorithm kept outside the package."""
-    name = (
-        value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else ""
-    )
-    outside = OUTSIDE.fullmatch(str(name))
-    if not outside:
-        return reader("algorithm", ALGORITHMS, "round")(value)
-    cls = load_class(Path(outside["file"]).absolute(), outside["name"])
-    family = {outside["name"]: cls}
-    if isinstance(value, Mapping):
-        return specs.from_table({**value, "name": outside["name"]}, "algorithm", family)
-    return specs.parse(f"{outside['name']}:{outside['options'] or ''}", "algorithm", family)
-
-
-@cache
-def load_class(path: Path, name: str) -> type[Algorithm[Any]]:
-    """The algorithm class of this name from a Python file."""
-    if not path.is_file():
-        raise InputError(f"algorithm file {str(path)!r} does not exist; give the path of a file")
-    # The path as the name of the module: two files may be called alike, or like another module.
-    spec = importlib.util.spec_from_file_location(str(path), path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[spec.name]
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"algorithm file {str(path)!r} cannot be loaded: {reason}") from error
-    known = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
-    }
-    if name not in known:
-        hint = did_you_mean(name, known) if known else "it defines no subclass of Algorithm"
-        raise InputError(f"{str(path)!r} has no algorithm {name!r}; {hint}")
-    return known[name]
-
-
-def read_topology(value: Any) -> Any:
-    if isinstance(value, nx.Graph):
-        return FromGraph(value)
-    return reader("topology", TOPOLOGIES, "build")(value)
-
-
-def read_models(value: Any) -> Any:
-    """One model for all nodes, or several that nodes take in turn."""
-    if value is None:
-        return ()
-    one_by_one = value if isinstance(value, list | tuple) else [value]
-    return tuple(reader("model", MODELS, "build", "__call__")(item) for item in one_by_one)
-
-
-def read_local(value: Any) -> Any:
-    if value is None or isinstance(value, LocalSGD):
-        return value
-    if not isinstance(value, Mapping):
-        raise InputError(f"local must be a LocalSGD or a table, got {value!r}")
-    known = [field.name for field in fields(LocalSGD)]
-    for key in value:
-        if key not in known:
-            raise InputError(f"local has no key {key!r}; {did_you_mean(key, known)}")
-    options = dict(value)
-    parts: dict[str, Any] = {}
-    if "loss" in options:
-        parts["loss"] = reader("loss", LOSSES, "__call__")(options.pop("loss"))
-    if "correct" in options:
-        read = reader("correction", CORRECTIONS, "__call__")
-        parts["correct"] = read(options.pop("correct"))
-    return replace(specs.construct(LocalSGD, options, "local"), **parts)
-
-
-def read_faults(value: Any) -> Any:
-    if isinstance(value, Faults):
-        return value
-    if not isinstance(value, Mapping):
-        raise InputError(f"faults must be a table, got {value!r}; write [faults] and links = 0.5")
-    return specs.construct(Faults, value, "faults")
-
-
-def read_noise(value: Any) -> Any:
-    if isinstance(value, Noise):
-        return value
-    if not isinstance(value, Mapping):
-        raise InputError(f"noise must be a table, got {value!r}; write [noise] and sigma = 0.1")
-    noise = specs.construct(Noise, value, "noise")
-    if "delta" in value and not noise.private:
-        raise InputError(
-            f"delta={noise.delta:g} is what epsilon is computed for; "
-            "give the noise a sigma above 0 and a clip as well"
-        )
-    return noise
-
-
-UNTIL = {  # what a run may be ended by: 1 for what rises while models learn, -1 for what falls
-    "accuracy": 1,
-    "accuracy_min": 1,
-    "validation_accuracy": 1,
-    "loss": -1,
-    "validation_loss": -1,
-    "train_loss": -1,
-    "consensus": -1,
-}
+    def build(self, nodes: int, seed: int) -> Graph: ...
 
 
 @dataclass(frozen=True)
-class Until:
-    """End a run once the mean over the nodes has got this far: `accuracy=0.469`."""
+class ReadBy:
+    """What fills a field: pydantic takes what this function returns, and checks nothing itself."""
 
-    metric: str
-    value: float
+    read: Callable[[Any], Any]
 
-    def __post_init__(self) -> None:
-        if "accuracy" in self.metric and not 0 < self.value <= 1:
-            raise InputError(f"until {self} is never reached: accuracies lie between 0 and 1")
-
-    def reached(self, row: Mapping[str, Any]) -> bool:
-        """Whether the network row of a round has got there; one that was not judged has not."""
-        found = row.get(self.metric)
-        return found is not None and UNTIL[self.metric] * (float(found) - self.value) >= 0
-
-    def __str__(self) -> str:
-        return f"{self.metric}={self.value!r}"
-
-
-def read_until(value: Any) -> Until | None:
-    if value is None or isinstance(value, Until):
-        return value
-    metric, _, number = str(value).replace(" ", "").partition("=")
-    if metric not in UNTIL:
-        raise InputError(
-            f"until {value!r} does not begin with something that is measured; "
-            f"{did_you_mean(metric, UNTIL)}, as in accuracy=0.9"
-        )
-    try:
-        target = float(number)
-    except ValueError:
-        target = math.nan
-    if not math.isfinite(target):
-        raise InputError(f"until {value!r} gives {metric} no number; write {metric}=0.9")
-    return Until(metric, target)
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
 
 
 class Section(BaseModel):
     """A table of the experiment: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, **values: Any) -> None:
         where = type(self).__name__.lower()
@@ -247,7 +87,11 @@ class Init(Section):
     start: Literal["shared", "independent"] = "independent"
     scheme: Scheme = "torch"  # PyTorch's own defaults, or He with zero biases (P4)
     bias: Bias | None = None  # zero, default or scaled; the scheme's own if left out
-    gain: Annotated[Any, BeforeValidator(reader("gain", GAINS, "factors"))] = NoGain()
+    gain: Annotated[Gain, ReadBy(reader("gain", GAINS, "factors"))] = NoGain()
+
+    if TYPE_CHECKING:  # a gain may be given as text or as a table
+
+        def __init__(self, **values: Any) -> None: ...
 
 
 class Evaluation(Section):
@@ -305,56 +149,46 @@ class Experiment(Section):
     Members of a family may be given as an object, as text (`"er:p=0.2"`) or as a table.
     """
 
-    algorithm: Annotated[Any, BeforeValidator(read_algorithm)] = DecHW()
-    dataset: Annotated[Any, BeforeValidator(reader("dataset", DATASETS, "load", "train_x"))] = (
-        Digits()
-    )
-    model: Annotated[Any, BeforeValidator(read_models)] = ()  # a tuple, once it is read
+    algorithm: Annotated[Algorithm[Any], ReadBy(read_algorithm)] = DecHW()
+    dataset: Annotated[
+        DatasetSpec | Dataset, ReadBy(reader("dataset", DATASETS, "load", "train_x"))
+    ] = Digits()
+    # One for all nodes, or several that nodes take in turn; a user's own is a module, or builds it.
+    model: Annotated[
+        tuple[Model | nn.Module | Callable[[], nn.Module], ...], ReadBy(read_models)
+    ] = ()
     nodes: int = 50
-    topology: Annotated[Any, BeforeValidator(read_topology)] = ErdosRenyi(p=0.2)
-    partition: Annotated[Any, BeforeValidator(reader("partition", PARTITIONS, "split"))] = (
-        Dirichlet(alpha=0.2)
+    topology: Annotated[GraphBuilder, ReadBy(read_topology)] = ErdosRenyi(p=0.2)
+    partition: Annotated[Partition, ReadBy(reader("partition", PARTITIONS, "split"))] = Dirichlet(
+        alpha=0.2
     )
     rounds: int = 20  # at most, if the run has something to end it earlier
-    until: Annotated[Any, BeforeValidator(read_until)] = None  # e.g. accuracy=0.469
-    local: Annotated[Any, BeforeValidator(read_local)] = None  # a LocalSGD
+    until: Annotated[Until | None, ReadBy(read_until)] = None  # e.g. accuracy=0.469
+    local: Annotated[LocalSGD, ReadBy(read_local)] = LocalSGD()  # as in the algorithm
     init: Init = Init()
-    faults: Annotated[Any, BeforeValidator(read_faults)] = Faults()
-    noise: Annotated[Any, BeforeValidator(read_noise)] = Noise()  # on all that nodes send
+    faults: Annotated[Faults, ReadBy(read_faults)] = Faults()
+    noise: Annotated[Noise, ReadBy(read_noise)] = Noise()  # on all that nodes send
     pooled: bool = False  # one node has the data of all: the centralised reference
     assortativity: float | None = None  # rewire the graph to it, with the same degrees (P4)
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
     seed: int = 0
 
+    if TYPE_CHECKING:  # the fields have the types of what was read; text and tables are given too
+
+        def __init__(self, **values: Any) -> None: ...
+
     @model_validator(mode="before")
     @classmethod
-    def _lay_over(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Single keys of `local` change the work order that the algorithm brings along.
-
-        A hub brings its own graph along.
-        """
-        algorithm = read_algorithm(values.get("algorithm", cls.model_fields["algorithm"].default))
-        if getattr(algorithm, "with_hub", False):
-            values = {"topology": HUB, **values, "algorithm": algorithm}
-        table = values.get("local")
-        own = getattr(algorithm, "local", None)
-        if not isinstance(table, Mapping) or not isinstance(own, LocalSGD):
-            return values
-        base = _local_table(own)
-        if table.get("steps") is not None or table.get("epochs") is not None:
-            base = {key: value for key, value in base.items() if key not in ("steps", "epochs")}
-        return {**values, "algorithm": algorithm, "local": {**base, **table}}
+    def _settle(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The algorithm decides what is left open: its local training, and the graph of a hub."""
+        given = read_algorithm(values.get("algorithm", cls.model_fields["algorithm"].default))
+        algorithm, local = settle_local(given, values.get("local"))
+        graph = {"topology": HUB} if algorithm.with_hub else {}
+        return {**graph, **values, "algorithm": algorithm, "local": local}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not isinstance(self.algorithm, Algorithm):
-            raise InputError(f"algorithm must be an Algorithm, got {self.algorithm!r}")
-        if not is_dataclass(self.algorithm):
-            name = type(self.algorithm).__name__
-            raise InputError(
-                f"algorithm {name!r} is not a dataclass; write @dataclass(frozen=True) above it"
-            )
         if self.nodes < 1:
             raise InputError(f"nodes must be at least 1, got {self.nodes}")
         if self.rounds < 1:
@@ -373,19 +207,6 @@ class Experiment(Section):
             )
         if self.until and self.until.metric.startswith("validation") and not self._held_out():
             raise InputError(f"until {self.until} needs held-out examples; add --validation 0.2")
-        # The algorithm and the section `local` hold the same work order; the section counts.
-        own = getattr(self.algorithm, "local", None)
-        if self.local is None:
-            object.__setattr__(self, "local", own or LocalSGD())
-        elif own is None:
-            name = display_name(self.algorithm, ALGORITHMS)
-            raise InputError(
-                f"algorithm {name!r} does not take orders about local training; leave out "
-                "--lr, --epochs and the like (the section [local])"
-            )
-        elif own != self.local:
-            algorithm: Any = self.algorithm
-            object.__setattr__(self, "algorithm", replace(algorithm, local=self.local))
         if self.work.early_stop != "none" and not self._held_out():
             raise InputError(
                 f"early_stop={self.work.early_stop} needs held-out examples; add --validation 0.2"
@@ -419,7 +240,6 @@ class Experiment(Section):
     @property
     def work(self) -> LocalSGD:
         """The work order of local training."""
-        assert isinstance(self.local, LocalSGD)  # filled by _check
         return self.local
 
     @classmethod
@@ -434,39 +254,32 @@ class Experiment(Section):
     def to_toml(self) -> str:
         return toml(self.table())
 
-    def _noise_table(self) -> dict[str, Any]:
-        table = specs.plain(self.noise)
-        return table if self.noise.private else {k: v for k, v in table.items() if k != "delta"}
-
     def table(self) -> dict[str, Any]:
         """Plain values that describe the experiment completely."""
-        models = [_family_table(model, "model", MODELS) for model in self.model]
-        # What came later is written only where it is used: older runs can still be resumed.
-        unused = None if self.evaluation.spread else {"spread"}
-        return {
-            "nodes": self.nodes,
-            "rounds": self.rounds,
-            **({"until": str(self.until)} if self.until else {}),
-            **({"pooled": True} if self.pooled else {}),
-            **({} if self.assortativity is None else {"assortativity": self.assortativity}),
-            "seed": self.seed,
-            "algorithm": _algorithm_table(self.algorithm),
-            "dataset": _family_table(self.dataset, "dataset", DATASETS),
-            "model": models[0] if len(models) == 1 else models,
-            "topology": _family_table(self.topology, "topology", TOPOLOGIES),
-            "partition": _family_table(self.partition, "partition", PARTITIONS),
-            **({"local": _local_table(self.work)} if hasattr(self.algorithm, "local") else {}),
-            "init": {
-                "start": self.init.start,
-                "scheme": self.init.scheme,
-                **({"bias": self.init.bias} if self.init.bias else {}),
-                "gain": _family_table(self.init.gain, "gain", GAINS),
-            },
-            **({"faults": specs.plain(self.faults)} if self.faults != Faults() else {}),
-            **({"noise": self._noise_table()} if self.noise.active else {}),
-            "evaluation": self.evaluation.model_dump(exclude_none=True, exclude=unused),
-            "engine": self.engine.model_dump(exclude_none=True),
-        }
+        return table_of(self)
+
+
+def settle_local(algorithm: Any, given: Any) -> tuple[Algorithm[Any], LocalSGD]:
+    """The algorithm and the section `local`, which hold the same work order afterwards.
+
+    What is given counts; single keys are laid over the work order of the algorithm.
+    """
+    own = getattr(algorithm, "local", None)
+    if given is None:
+        return algorithm, own or LocalSGD()
+    if own is None:
+        name = display_name(algorithm, ALGORITHMS)
+        raise InputError(
+            f"algorithm {name!r} does not take orders about local training; leave out "
+            "--lr, --epochs and the like (the section [local])"
+        )
+    if isinstance(given, Mapping) and isinstance(own, LocalSGD):
+        base = local_table(own)
+        if given.get("steps") is not None or given.get("epochs") is not None:
+            base = {key: value for key, value in base.items() if key not in ("steps", "epochs")}
+        given = {**base, **given}
+    local = read_local(given)
+    return algorithm if own == local else replace(algorithm, local=local), local
 
 
 def reference(name: str, experiment: Experiment) -> Experiment:
@@ -486,83 +299,6 @@ def reference(name: str, experiment: Experiment) -> Experiment:
         "noise": Noise(),
     }
     return experiment.model_copy(update={**changes, "pooled": name == "centralised"})
-
-
-def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with changes laid over it: single keys of a section, everything else whole."""
-    result = dict(table)
-    for key, value in changes.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = {**dict(old or {}), **value} if key in SECTIONS and both else value
-    return result
-
-
-def toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """A table of plain values as TOML text."""
-    lines, tables = [], []
-    for key, value in table.items():
-        if isinstance(value, Mapping) and not prefix:
-            tables.append(f"\n[{key}]\n{toml(value, key)}")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            tables += [f"\n[[{key}]]\n{toml(item, key)}" for item in value]
-        else:
-            lines.append(f"{key} = {_toml_value(value)}\n")
-    return "".join(lines + tables)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {_toml_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")  # the one character that JSON allows and TOML does not
-
-
-def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]:
-    if type(value) in family.values():
-        return specs.to_table(value, kind, family)
-    name = value.__qualname__ if callable(value) and hasattr(value, "__qualname__") else None
-    return {"name": PYTHON_OBJECT, "value": name or type(value).__name__}
-
-
-def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:
-    cls = type(algorithm)
-    if cls in ALGORITHMS.values():
-        return specs.to_table(algorithm, "algorithm", ALGORITHMS)
-    options = specs.plain(algorithm)
-    try:
-        file = Path(inspect.getfile(cls)).absolute()
-    except (OSError, TypeError):
-        file = Path()
-    # Loading a script again would run it again, so its classes count as known to the program only.
-    outside = file.is_file() and "." not in cls.__qualname__ and cls.__module__ != "__main__"
-    if outside and _fits_in_file(algorithm, options):
-        return {"name": f"{file}:{cls.__name__}", **options}
-    shown = {key: v for key, v in options.items() if isinstance(v, str | bool | int | float)}
-    return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **shown}
-
-
-def _fits_in_file(algorithm: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the options, read back from a file, make an equal algorithm."""
-    try:
-        again = specs.construct(type(algorithm), tomllib.loads(toml(options)), "algorithm")
-    except (InputError, TypeError, ValueError):
-        return False
-    if hasattr(again, "local"):  # has its own section
-        again = replace(again, local=algorithm.local)
-    return bool(again == algorithm)
-
-
-def _local_table(work: LocalSGD) -> dict[str, Any]:
-    table = {key: value for key, value in specs.plain(work).items() if key != "correct"}
-    table["loss"] = _family_table(work.loss, "loss", LOSSES)
-    if work.correct is not None:
-        table["correct"] = _family_table(work.correct, "correction", CORRECTIONS)
-    return table
 
 
 def _one_line(error: ValidationError, where: str) -> str:

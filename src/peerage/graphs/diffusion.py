@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError, check_choice
 from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
 from peerage.graphs.mixing import gains, mixing_matrix
 from peerage.randomness import numpy_stream
@@ -32,7 +32,6 @@ Double = NDArray[np.float64]
 Start = Literal["normal", "uniform"]
 Watch = Callable[[int, float, float], None]  # round, sigma_ap, sigma_an
 
-STARTS = ("normal", "uniform")
 BLOCK_NUMBERS = 1 << 17  # of X that are worked on together: 512 kB, which stay in the cache
 BLOCK_ROWS = 4096  # more numbers added up in single precision would cost accuracy
 EXACT_NODES = 1000  # up to here the limit of sigma_an takes seconds at most
@@ -379,5 +378,4 @@ def _check(
         raise InputError(f"init must be a number above 0, got {init}")
     if not 0 <= noise <= LOUDEST * init:
         raise InputError(f"noise must lie between 0 and {LOUDEST:g} times init, got {noise}")
-    if start not in STARTS:
-        raise InputError(f"unknown start {start!r}; {did_you_mean(start, STARTS)}")
+    check_choice("start", start, get_args(Start))

@@ -16,7 +16,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
 
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError, check_choice
 from peerage.graphs.graph import (
     Graph,
     adjacency_matrix,
@@ -336,9 +336,7 @@ def _left_eigenvector(graph: Graph, weights: Weights, examples: ArrayLike | None
 
 
 def _check_weights(graph: Graph, weights: str) -> None:
-    known = get_args(Weights)
-    if weights not in known:
-        raise InputError(f"unknown weights {weights!r}; {did_you_mean(weights, known)}")
+    check_choice("weights", weights, get_args(Weights))
     if weights == "metropolis" and graph.directed:
         raise InputError(
             "metropolis weights need an undirected graph; use graph or uniform weights"

@@ -51,6 +51,9 @@ MANY_PIECES = 50  # components in one draw: the next ones will not be connected 
 class Topology(ABC):
     """A kind of graph; a new one says in `draw` which edges it has."""
 
+    def __post_init__(self) -> None:
+        specs.check_choices(self)
+
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         """The edges of one graph; `rng` is for the random kinds, self-loops are dropped later."""
@@ -74,6 +77,7 @@ class RandomTopology(Topology):
     remedy: ClassVar[str]  # what makes a connected graph more likely
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _at_least("attempts", self.attempts, 1)
 
     def build(self, nodes: int, seed: int) -> Graph:
@@ -250,8 +254,6 @@ class HeavyTail(RandomTopology):
                 f"gamma must be larger than 2, got {self.gamma}: the mean degree is infinite below"
             )
         _positive("degree", self.degree)
-        if self.kind not in ("chung-lu", "configuration"):
-            raise InputError(f"kind must be chung-lu or configuration, got {self.kind!r}")
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_mean_degree(self.degree, nodes)

@@ -1,14 +1,12 @@
 """The convolutional network of the DecHW experiments on Fashion-MNIST (P0)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import nn
 
-from peerage.errors import InputError
+from peerage import specs
 from peerage.models.base import image_shape, stack
-
-Activated = Literal["both", "first"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +17,10 @@ class FashionCNN:
     it out after the second (`relu=first`).
     """
 
-    relu: Activated = "both"
+    relu: Literal["both", "first"] = "both"
 
     def __post_init__(self) -> None:
-        if self.relu not in get_args(Activated):
-            raise InputError(f"relu must be both or first, got {self.relu!r}")
+        specs.check_choices(self)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, height, width = image_shape("fashion-cnn", shape, least=6)

@@ -160,7 +160,8 @@ def share_of_clients(experiment: Experiment) -> float:
 
 def parameters(experiment: Experiment) -> int:
     """How many parameters the experiment's model has, known without loading its data."""
-    return _parameters(experiment.model[0], known_facts(experiment))
+    model: Any = experiment.model[0]
+    return _parameters(model, known_facts(experiment))
 
 
 @cache
@@ -175,8 +176,9 @@ def numbers_averaged(experiment: Experiment) -> float:
     if experiment.pooled:
         return 0.0
     read = 2 if isinstance(experiment.algorithm, DecHW) else 1  # curvature beside parameters
-    models = experiment.nodes + _links(experiment.topology, experiment.nodes)
-    whole = isinstance(experiment.topology, Complete) and experiment.faults == Faults()
+    topology: Any = experiment.topology
+    models = experiment.nodes + _links(topology, experiment.nodes)
+    whole = isinstance(topology, Complete) and experiment.faults == Faults()
     if whole and isinstance(experiment.algorithm, DecAvg):
         models = 2 * experiment.nodes  # all have the same mean, and each worker computes it once
     return float(read * models * parameters(experiment))

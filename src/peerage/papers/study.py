@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 from matplotlib.figure import Figure
 
@@ -14,15 +14,11 @@ from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Dirichlet
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError
 from peerage.experiment.experiment import Experiment, display_name
-from peerage.graphs.gains import GAINS
-from peerage.graphs.topology import TOPOLOGIES
-from peerage.models import MODELS
+from peerage.experiment.identity import run_key
 from peerage.papers.papertable import PaperTable
 from peerage.report.series import Series
-from peerage.work.losses import LOSSES
-from peerage.work.training import LocalSGD
 
 Scale = Literal["smoke", "small", "paper"]  # seconds, minutes, the published setting
 Fidelity = Literal["paper", "code"]  # as the paper is written, or as its authors' scripts run
@@ -37,10 +33,7 @@ class Plan:
     fidelity: Fidelity = "paper"
 
     def __post_init__(self) -> None:
-        for name, kinds in (("scale", get_args(Scale)), ("fidelity", get_args(Fidelity))):
-            value = getattr(self, name)
-            if value not in kinds:
-                raise InputError(f"unknown {name} {value!r}; {did_you_mean(value, kinds)}")
+        specs.check_choices(self)
         if self.seeds is not None and self.seeds < 1:
             raise InputError(f"seeds must be at least 1, got {self.seeds}")
 
@@ -99,7 +92,7 @@ class Training(Job):
     def folder(self) -> str:
         # At smoke scale one data set stands in for all: the name must not tell them apart.
         words = [self.dataset, split_name(self.experiment.partition), self.algorithm]
-        return "-".join([*words, f"seed{self.experiment.seed}", digest(essence(self.experiment))])
+        return "-".join([*words, f"seed{self.experiment.seed}", digest(run_key(self.experiment))])
 
     @property
     def algorithm(self) -> str:
@@ -162,46 +155,6 @@ def split_name(partition: Any) -> str:
 
 def digest(content: Mapping[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def essence(experiment: Experiment) -> dict[str, Any]:
-    """What an experiment says beyond the defaults; how it is computed is no part of it.
-
-    An option that a later version adds, with a default that changes nothing, leaves this as it is,
-    so that finished runs stay finished.
-    """
-    work = experiment.work
-    defaults = specs.plain(LocalSGD())
-    local = {k: v for k, v in specs.plain(work).items() if k != "correct" and defaults.get(k) != v}
-    said = {
-        "algorithm": specs.text(experiment.algorithm, "algorithm", ALGORITHMS),
-        "dataset": specs.text(experiment.dataset, "dataset", DATASETS),
-        "model": [specs.text(model, "model", MODELS) for model in experiment.model],
-        "topology": specs.text(experiment.topology, "topology", TOPOLOGIES),
-        "partition": specs.text(experiment.partition, "partition", PARTITIONS),
-        "nodes": experiment.nodes,
-        "rounds": experiment.rounds,
-        "until": str(experiment.until),
-        "seed": experiment.seed,
-        "local": local,
-        "loss": specs.text(work.loss, "loss", LOSSES),
-        "start": experiment.init.start,
-        "evaluation": experiment.evaluation.model_dump(exclude_defaults=True),
-    }
-    return said | _said_seldom(experiment, {*said, "init", "engine"})
-
-
-def _said_seldom(experiment: Experiment, known: set[str]) -> dict[str, Any]:
-    """The rest, of which only what is used counts: it came later than the first finished runs."""
-    init = experiment.init.model_dump(exclude_defaults=True, exclude={"start"})
-    if "gain" in init:
-        init["gain"] = specs.text(experiment.init.gain, "gain", GAINS)
-    said = {"init": init} if init else {}
-    for name, field in Experiment.model_fields.items():
-        value = getattr(experiment, name)
-        if name not in known and value != field.default:
-            said[name] = beyond_defaults(value) if hasattr(value, "__dataclass_fields__") else value
-    return said
 
 
 def beyond_defaults(value: Any) -> dict[str, Any]:

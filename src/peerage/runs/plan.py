@@ -195,7 +195,7 @@ def _tiny_run(algorithm: str, model: str) -> Result:
         evaluation=Evaluation(every=2, samples=1),
         engine=Engine(name="serial"),
     )
-    chosen = experiment.algorithm
+    chosen: Any = experiment.algorithm
     if hasattr(chosen, "iterations"):  # of preparations that take minutes and send nothing
         experiment = experiment.model_copy(update={"algorithm": replace(chosen, iterations=1)})
     return run(experiment)

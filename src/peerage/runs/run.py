@@ -29,6 +29,7 @@ from peerage.errors import (
     WorkerDied,
 )
 from peerage.experiment.experiment import Engine, Experiment, display_name
+from peerage.experiment.outside import algorithm_record, check_unchanged
 from peerage.files import disk_errors, read_json, write_bytes, write_json
 from peerage.models.start import Architecture
 from peerage.privacy import account
@@ -137,7 +138,7 @@ def resume(
             f"run it anew with `peerage up {folder / 'experiment.toml'}`"
         )
     given = experiment is not None
-    experiment = experiment or load_experiment(folder)
+    experiment = load_experiment(folder, experiment)
     if engine:
         chosen = Engine(**(experiment.engine.model_dump() | dict(engine)))
         experiment = experiment.model_copy(update={"engine": chosen})
@@ -162,8 +163,13 @@ def of_network(folder: Path) -> bool:
     return (folder / "network.toml").exists()
 
 
-def load_experiment(folder: Path) -> Experiment:
-    return Experiment.from_toml(_experiment_text(folder), str(folder / "experiment.toml"))
+def load_experiment(folder: Path, given: Experiment | None = None) -> Experiment:
+    """The experiment of a run, or the one given for it; both need the algorithm as it was."""
+    if (folder / "environment.json").exists():
+        record = read_json(folder / "environment.json")
+        check_unchanged(record, given.algorithm if given else None)
+    where = str(folder / "experiment.toml")
+    return given or Experiment.from_toml(_experiment_text(folder), where)
 
 
 def _experiment_text(folder: Path) -> str:
@@ -264,7 +270,8 @@ class _Run:
         if not (folder / "setup.json").exists():
             write_json(folder / "setup.json", self.world.setup)
         if not (folder / "environment.json").exists():
-            write_json(folder / "environment.json", environment())
+            where = environment() | algorithm_record(self.experiment.algorithm)
+            write_json(folder / "environment.json", where)
         path = folder / "metrics.jsonl"
         if path.exists():
             self.rows = read_metrics(path)

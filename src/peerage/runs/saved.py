@@ -19,7 +19,8 @@ from peerage.engine.prepare import load_dataset, name_architectures, with_model
 from peerage.engine.shard import saves_evaluated
 from peerage.engine.world import constants_of, describe_example
 from peerage.errors import CheckpointError, InputError
-from peerage.experiment.experiment import PYTHON_OBJECT, Experiment
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import PYTHON_OBJECT
 from peerage.files import read_json, read_toml
 from peerage.models.start import Architecture
 from peerage.records import checkpoint

@@ -41,7 +41,7 @@ def verify(
         raise CheckpointError(
             f"run {folder} is {record.status}, so there is no result to verify; {remedy}"
         )
-    experiment = experiment or load_experiment(folder)
+    experiment = load_experiment(folder, experiment)
     if real and record.unrepeatable:
         raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
     result = run(experiment, watch=watch)

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peerage.errors import InputError, PeerageError, did_you_mean
+from peerage.errors import InputError, PeerageError, check_choice, did_you_mean
 from peerage.requests import Compute
 from peerage.vectors import FlatModel, Layout
 from peerage.work.context import Batches, Local
@@ -115,8 +115,7 @@ def scope_of(layout: Layout, scope: str) -> slice:
 
 
 def check_kind(kind: str, *also: str) -> None:
-    if kind not in (*KINDS, *also):
-        raise InputError(f"unknown curvature {kind!r}; {did_you_mean(kind, (*KINDS, *also))}")
+    check_choice("curvature", kind, (*KINDS, *also))
 
 
 @dataclass(frozen=True)

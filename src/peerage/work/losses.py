@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peerage import specs
 from peerage.errors import InputError
 
 
@@ -55,8 +56,7 @@ class VirtualTeacher:
             raise InputError(f"confidence must lie in (0, 1], got {self.confidence}")
         if not 0 <= self.share <= 1:
             raise InputError(f"share must lie in [0, 1], got {self.share}")
-        if self.teacher not in ("fixed", "random"):
-            raise InputError(f"teacher must be fixed or random, got {self.teacher!r}")
+        specs.check_choices(self)
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         b = torch.full((len(labels), 1), self.confidence)

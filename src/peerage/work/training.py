@@ -7,15 +7,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from peerage.errors import InputError, did_you_mean
+from peerage import specs
+from peerage.errors import InputError
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
 from peerage.work.context import Batches, Local
 from peerage.work.evaluation import score
 from peerage.work.gradients import by_autograd, by_hand
 from peerage.work.losses import Correction, CrossEntropy, Lesson, Loss
-
-BATCH_OF_ONE = ("keep", "merge", "drop")
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class LocalSGD:
     batch_of_one: Literal["keep", "merge", "drop"] | None = None
 
     def __post_init__(self) -> None:
+        specs.check_choices(self)
         if self.epochs is not None and self.steps is not None:
             raise InputError(
                 f"epochs={self.epochs} and steps={self.steps} exclude each other; give one of them"
@@ -58,11 +58,6 @@ class LocalSGD:
                 raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if self.batch_of_one is not None and self.batch_of_one not in BATCH_OF_ONE:
-            known = did_you_mean(self.batch_of_one, BATCH_OF_ONE)
-            raise InputError(f"unknown batch_of_one {self.batch_of_one!r}; {known}")
-        if self.early_stop not in ("none", "rollback"):
-            raise InputError(f"early_stop must be none or rollback, got {self.early_stop!r}")
         if self.early_stop == "rollback" and self.steps is not None:
             raise InputError(
                 f"early_stop=rollback judges after every epoch, got steps={self.steps}; "
@@ -72,9 +67,6 @@ class LocalSGD:
             raise InputError(f"loss_clamp must be a number above 0, got {self.loss_clamp}")
         if self.nesterov and self.momentum == 0:
             raise InputError("nesterov needs a momentum above 0, got momentum=0.0")
-        if self.optimizer not in ("sgd", "adamw"):
-            known = did_you_mean(self.optimizer, ("sgd", "adamw"))
-            raise InputError(f"unknown optimizer {self.optimizer!r}; {known}")
         if self.optimizer == "adamw" and (self.momentum or self.nesterov):
             raise InputError(
                 f"momentum={self.momentum} and nesterov={self.nesterov} belong to sgd; "

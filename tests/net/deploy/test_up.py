@@ -250,7 +250,7 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--kill oops", "kill 'oops' is not of the form NODE@ROUND, such as 7@10"),
         ("--message-timeout 0", "step must be a number of seconds above 0"),
         ("--until accuracy=0.9", "until needs the mean over all nodes"),
-        ("--wire fp8", "wire must be fp32 or bf16, got 'fp8'"),
+        ("--wire fp8", "wire must be one of fp32, bf16; got 'fp8'"),
         ("--spread", "spread needs all models at one place, and no peer has them"),
     ],
 )
@@ -329,7 +329,7 @@ def test_an_experiment_that_is_not_there(ready):
         (r'address = ".*"', 'address = "nowhere"', "is not HOST:PORT"),
         ("run = ", "ran = ", "has no key 'ran'; did you mean 'run'?"),
         (r"\[\[peer\]\]\nname = \"node-1\"\naddress = .*\n", "", "lists 1 peers"),
-        ('wire = "fp32"', 'wire = "fp8"', "wire must be fp32 or bf16"),
+        ('wire = "fp32"', 'wire = "fp8"', "wire must be one of fp32, bf16"),
         ("step = 1.0", "step = -1.0", "step must be a number of seconds above 0"),
         ("run = ", "run = = ", "is not valid TOML"),
     ],

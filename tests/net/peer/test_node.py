@@ -224,8 +224,8 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ("--out /proc", "cannot write /proc: "),  # a folder in which nobody can make a file
         ("--metrics-port 99999", "--metrics-port must lie in 1 to 65535, got 99999"),
         ("--metrics-port 0", "--metrics-port must lie in 1 to 65535, got 0"),
-        ("--log xml", "log must be human or json, got 'xml'"),
-        ("--rejoin none", "rejoin must be own or neighbour, got 'none'"),
+        ("--log xml", "log must be one of human, json; got 'xml'"),
+        ("--rejoin none", "rejoin must be one of own, neighbour; got 'none'"),
         ("--bind nowhere", "'nowhere'"),
         ("--bind no..where:7401", "no..where:7401"),
     ],

@@ -446,7 +446,7 @@ def test_what_cannot_be_sent_is_said_to_the_sender():
         PeerageError, match="tensor 'x' is of type complex64, which messages cannot"
     ):
         written({"x": torch.ones(2, dtype=torch.complex64)})
-    with pytest.raises(PeerageError, match="wire must be fp32 or bf16, got 'fp16'"):
+    with pytest.raises(PeerageError, match="wire must be one of fp32, bf16; got 'fp16'"):
         written({}, wire="fp16")
     with pytest.raises(PeerageError, match="a message of 5000 tensors has too many names"):
         written({f"tensor{i}": torch.ones(1) for i in range(5000)})

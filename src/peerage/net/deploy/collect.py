@@ -14,6 +14,7 @@ from torch import Tensor
 from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
+from peerage.experiment.outside import algorithm_record
 from peerage.files import read_json, write_json
 from peerage.privacy import account
 from peerage.records import checkpoint
@@ -45,7 +46,8 @@ class Gathering:
         rows = [row for own in by_peer for row in own]
         network = self._metrics(rows, status)
         write_json(self.home / "setup.json", world.setup, AGAIN)
-        write_json(self.home / "environment.json", environment(), AGAIN)
+        where = environment() | algorithm_record(world.experiment.algorithm)
+        write_json(self.home / "environment.json", where, AGAIN)
         kept, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
         if peers and noise.active:

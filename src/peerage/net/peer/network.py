@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from peerage import specs
-from peerage.errors import InputError, did_you_mean
-from peerage.experiment.experiment import Experiment, toml
+from peerage.errors import InputError, check_choice, did_you_mean
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.identity import identity
+from peerage.experiment.outside import algorithm_record
+from peerage.experiment.toml import toml
 from peerage.net.wire.address import Address
+from peerage.net.wire.header import WIRES
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -69,8 +73,7 @@ class Network:
             raise InputError(
                 f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
             )
-        if self.wire not in ("fp32", "bf16"):
-            raise InputError(f"wire must be fp32 or bf16, got {self.wire!r}")
+        check_choice("wire", self.wire, WIRES)
         if self.wire == "bf16" and self.experiment.algorithm.exact:
             raise InputError("this algorithm needs messages as they were sent; use wire fp32")
         if not 1 <= self.ahead <= 100:
@@ -104,7 +107,7 @@ class Network:
     @property
     def essence(self) -> dict[str, str]:
         """Everything that must be the same on all peers, as flat text."""
-        table = {key: value for key, value in self.experiment.table().items() if key != "engine"}
+        table = identity(self.experiment) | algorithm_record(self.experiment.algorithm)
         names = ", ".join(member.name for member in self.members)
         return {"run": self.run, "peers": names, "wire": self.wire, **flat(table)}
 
@@ -157,8 +160,7 @@ class Network:
 
 def check_rejoin(rejoin: str) -> None:
     """With whose model a peer that missed rounds goes on."""
-    if rejoin not in ("own", "neighbour"):
-        raise InputError(f"rejoin must be own or neighbour, got {rejoin!r}")
+    check_choice("rejoin", rejoin, ("own", "neighbour"))
 
 
 def sealed(essence: Mapping[str, str]) -> str:

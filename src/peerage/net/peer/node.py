@@ -22,7 +22,7 @@ from peerage import specs
 from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
-from peerage.errors import InputError, Interrupted, PeerageError
+from peerage.errors import InputError, Interrupted, PeerageError, check_choice
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.metrics import serve_metrics
 from peerage.net.peer.network import Network
@@ -188,8 +188,7 @@ class JsonLines(logging.Formatter):
 
 def set_up_log(kind: str, name: str) -> None:
     """Human lines or JSON on standard error, also for what libraries have to say."""
-    if kind not in ("human", "json"):
-        raise InputError(f"log must be human or json, got {kind!r}")
+    check_choice("log", kind, ("human", "json"))
     handler = logging.StreamHandler(sys.stderr)
     human = logging.Formatter(f"%(asctime)s {name} %(message)s", "%H:%M:%S")
     handler.setFormatter(JsonLines(name) if kind == "json" else human)

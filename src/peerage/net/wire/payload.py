@@ -16,7 +16,7 @@ import zstandard
 from torch import Tensor
 
 from peerage.engine.router import Parcel
-from peerage.errors import PeerageError
+from peerage.errors import PeerageError, check_choice
 from peerage.net.wire.header import (
     DATA,
     DONE,
@@ -75,8 +75,7 @@ def encode(
 
 def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
     """The safetensors bytes, into which every tensor is copied once."""
-    if wire not in WIRES:
-        raise PeerageError(f"wire must be {' or '.join(WIRES)}, got {wire!r}")
+    check_choice("wire", wire, WIRES)
     codes = {name: _code(name, tensor, wire) for name, tensor in tensors.items()}
     # Wide entries first, as safetensors does: so every one is aligned.
     names = sorted(tensors, key=lambda name: (-DTYPES[codes[name]].itemsize, name))

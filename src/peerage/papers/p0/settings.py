@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from peerage.experiment.experiment import Experiment, merged
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import merged
 from peerage.papers.p0 import printed
 from peerage.papers.study import Job, Plan, Scale, Training
 

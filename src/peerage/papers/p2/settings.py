@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from peerage.experiment.experiment import Experiment, merged
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import merged
 from peerage.papers.calibrate import known_facts
 from peerage.papers.p2 import printed
 from peerage.papers.p2.printed import IID, TYPE_I, TYPE_II
@@ -265,8 +266,10 @@ def grid(
 def scalars_up(experiment: Experiment) -> int:
     """Numbers that a client of HWA sends in a round: its model, and curvature of chosen layers."""
     known = known_facts(experiment)
+    model: Any = experiment.model[0]
+    algorithm: Any = experiment.algorithm
     with torch.device("meta"):  # shapes without values
-        module = experiment.model[0].build(known.shape, known.classes)
+        module = model.build(known.shape, known.classes)
     layout = Layout.of(module.named_parameters())
-    part = scope_of(layout, experiment.algorithm.scope)
+    part = scope_of(layout, algorithm.scope)
     return layout.size + int(part.stop) - int(part.start)

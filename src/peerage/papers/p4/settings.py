@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from peerage.experiment.experiment import Experiment, merged
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import merged
 from peerage.papers.p4.printed import ACTIVITIES, ERRORS
 from peerage.papers.study import Job, Plan, Scale, Training
 

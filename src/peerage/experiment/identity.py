@@ -1,0 +1,66 @@
+"""The identity of an experiment: the settings that decide its result."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from peerage import specs
+from peerage.algorithms import ALGORITHMS
+from peerage.data.datasets import DATASETS
+from peerage.data.partition import PARTITIONS
+from peerage.experiment.experiment import Experiment
+from peerage.experiment.toml import local_table
+from peerage.graphs.faults import Faults
+from peerage.graphs.gains import GAINS
+from peerage.graphs.topology import TOPOLOGIES
+from peerage.models import MODELS
+from peerage.privacy import Noise
+from peerage.work.losses import CORRECTIONS, LOSSES
+from peerage.work.training import LocalSGD
+
+
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """The table of an experiment without the engine, which changes no result."""
+    return {key: value for key, value in experiment.table().items() if key != "engine"}
+
+
+def run_key(experiment: Experiment) -> dict[str, Any]:
+    """What the identity says beyond the defaults; its hash is in the names of study folders.
+
+    An option that a later version adds, with a default that changes nothing, leaves this as it is,
+    so that finished runs stay finished.
+    """
+    table = identity(experiment)
+    local = table.pop("local", local_table(LocalSGD()))
+    init, models = table.pop("init"), table["model"]
+    defaults = Experiment().table()
+    key = {
+        **table,
+        "algorithm": specs.table_text(table["algorithm"], "algorithm", ALGORITHMS),
+        "dataset": specs.table_text(table["dataset"], "dataset", DATASETS),
+        "model": [
+            specs.table_text(model, "model", MODELS)
+            for model in (models if isinstance(models, list) else [models])
+        ],
+        "topology": specs.table_text(table["topology"], "topology", TOPOLOGIES),
+        "partition": specs.table_text(table["partition"], "partition", PARTITIONS),
+        "until": table.get("until", "None"),
+        "loss": specs.table_text(local.pop("loss"), "loss", LOSSES),
+        "start": init.pop("start"),
+        "evaluation": _beyond(table["evaluation"], defaults["evaluation"]),
+    }
+    # What came later than the first finished runs counts only where it is used.
+    if "correct" in local:
+        key["correct"] = specs.table_text(local.pop("correct"), "correction", CORRECTIONS)
+    key["local"] = _beyond(local, defaults["local"])
+    if init := _beyond(init, defaults["init"]):
+        if "gain" in init:
+            init["gain"] = specs.table_text(init["gain"], "gain", GAINS)
+        key["init"] = init
+    for name, usual in (("faults", Faults()), ("noise", Noise())):
+        if name in table:
+            key[name] = _beyond(table[name], specs.plain(usual))
+    return key
+
+
+def _beyond(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if defaults.get(key) != value}

@@ -1,0 +1,136 @@
+"""What turns text, tables and objects into the parts of an experiment."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import networkx as nx
+
+from peerage import specs
+from peerage.algorithm import Algorithm
+from peerage.algorithms import ALGORITHMS
+from peerage.errors import InputError, did_you_mean
+from peerage.experiment.outside import load_class
+from peerage.experiment.toml import PYTHON_OBJECT
+from peerage.graphs.faults import Faults
+from peerage.graphs.topology import TOPOLOGIES, FromGraph
+from peerage.models import MODELS
+from peerage.privacy import Noise
+from peerage.work.losses import CORRECTIONS, LOSSES
+from peerage.work.training import LocalSGD
+
+OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
+
+
+def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any]:
+    """Accepts the text, the table and the object form of a member of a family.
+
+    An object may be of a class of the user's own that offers one of these methods.
+    """
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            return specs.parse(value, kind, family)
+        if isinstance(value, Mapping):
+            if value.get("name") == PYTHON_OBJECT:
+                raise InputError(
+                    f"this experiment's {kind} is a Python object ({value.get('value')}), which a "
+                    "file cannot hold; work on from Python, with the same object: "
+                    "peerage.resume(folder, experiment=...), or verify in the same way"
+                )
+            return specs.from_table(value, kind, family)
+        forgotten = isinstance(value, type) and hasattr(value, offers[0])  # Ring instead of Ring()
+        if forgotten or not any(hasattr(value, name) for name in offers):
+            raise InputError(
+                f"{kind} cannot be {shorten(repr(value), 80)}; give a name such as "
+                f"{next(iter(family))!r}, a table with a name, or an object"
+            )
+        return value
+
+    return read
+
+
+def read_algorithm(value: Any) -> Algorithm[Any]:
+    """As `reader`, and also `file.py:Class:key=value` for an algorithm kept outside the package."""
+    name = (
+        value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else ""
+    )
+    outside = OUTSIDE.fullmatch(str(name))
+    if not outside:
+        algorithm = reader("algorithm", ALGORITHMS, "round")(value)
+    else:
+        cls = load_class(Path(outside["file"]).absolute(), outside["name"])
+        options = (
+            {**value, "name": outside["name"]}
+            if isinstance(value, Mapping)
+            else (f"{outside['name']}:{outside['options'] or ''}")
+        )
+        algorithm = reader("algorithm", {outside["name"]: cls}, "round")(options)
+    if not isinstance(algorithm, Algorithm):
+        raise InputError(f"algorithm must be an Algorithm, got {algorithm!r}")
+    if not is_dataclass(algorithm):
+        raise InputError(
+            f"algorithm {type(algorithm).__name__!r} is not a dataclass; "
+            "write @dataclass(frozen=True) above it"
+        )
+    return algorithm
+
+
+def read_topology(value: Any) -> Any:
+    if isinstance(value, nx.Graph):
+        return FromGraph(value)
+    return reader("topology", TOPOLOGIES, "build")(value)
+
+
+def read_models(value: Any) -> tuple[Any, ...]:
+    """One model for all nodes, or several that nodes take in turn."""
+    if value is None:
+        return ()
+    one_by_one = value if isinstance(value, list | tuple) else [value]
+    return tuple(reader("model", MODELS, "build", "__call__")(item) for item in one_by_one)
+
+
+def read_local(value: Any) -> LocalSGD:
+    if isinstance(value, LocalSGD):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"local must be a LocalSGD or a table, got {value!r}")
+    known = [field.name for field in fields(LocalSGD)]
+    for key in value:
+        if key not in known:
+            raise InputError(f"local has no key {key!r}; {did_you_mean(key, known)}")
+    options = dict(value)
+    parts: dict[str, Any] = {}
+    if "loss" in options:
+        parts["loss"] = reader("loss", LOSSES, "__call__")(options.pop("loss"))
+    if "correct" in options:
+        read = reader("correction", CORRECTIONS, "__call__")
+        parts["correct"] = read(options.pop("correct"))
+    work: LocalSGD = specs.construct(LocalSGD, options, "local")
+    return replace(work, **parts)
+
+
+def read_faults(value: Any) -> Faults:
+    if isinstance(value, Faults):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"faults must be a table, got {value!r}; write [faults] and links = 0.5")
+    faults: Faults = specs.construct(Faults, value, "faults")
+    return faults
+
+
+def read_noise(value: Any) -> Noise:
+    if isinstance(value, Noise):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(f"noise must be a table, got {value!r}; write [noise] and sigma = 0.1")
+    noise: Noise = specs.construct(Noise, value, "noise")
+    if "delta" in value and not noise.private:
+        raise InputError(
+            f"delta={noise.delta:g} is what epsilon is computed for; "
+            "give the noise a sigma above 0 and a clip as well"
+        )
+    return noise

@@ -1,0 +1,142 @@
+"""An experiment as a table of plain values, and a table as TOML text."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peerage import specs
+from peerage.algorithm import Algorithm
+from peerage.algorithms import ALGORITHMS
+from peerage.data.datasets import DATASETS
+from peerage.data.partition import PARTITIONS
+from peerage.errors import InputError
+from peerage.experiment.outside import source_file
+from peerage.graphs.faults import Faults
+from peerage.graphs.gains import GAINS
+from peerage.graphs.topology import TOPOLOGIES
+from peerage.models import MODELS
+from peerage.privacy import Noise
+from peerage.work.losses import CORRECTIONS, LOSSES
+from peerage.work.training import LocalSGD
+
+if TYPE_CHECKING:
+    from peerage.experiment.experiment import Experiment
+
+PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
+# Tables of which single keys may be changed.
+SECTIONS = ("local", "init", "faults", "noise", "evaluation", "engine")
+
+
+def table_of(experiment: "Experiment") -> dict[str, Any]:
+    """Plain values that describe the experiment completely."""
+    models = [_family_table(model, "model", MODELS) for model in experiment.model]
+    init, evaluation = experiment.init, experiment.evaluation
+    # What came later is written only where it is used: older runs can still be resumed.
+    unused = None if evaluation.spread else {"spread"}
+    has_local = hasattr(experiment.algorithm, "local")
+    rewired = experiment.assortativity is not None
+    return {
+        "nodes": experiment.nodes,
+        "rounds": experiment.rounds,
+        **({"until": str(experiment.until)} if experiment.until else {}),
+        **({"pooled": True} if experiment.pooled else {}),
+        **({"assortativity": experiment.assortativity} if rewired else {}),
+        "seed": experiment.seed,
+        "algorithm": _algorithm_table(experiment.algorithm),
+        "dataset": _family_table(experiment.dataset, "dataset", DATASETS),
+        "model": models[0] if len(models) == 1 else models,
+        "topology": _family_table(experiment.topology, "topology", TOPOLOGIES),
+        "partition": _family_table(experiment.partition, "partition", PARTITIONS),
+        **({"local": local_table(experiment.local)} if has_local else {}),
+        "init": {
+            "start": init.start,
+            "scheme": init.scheme,
+            **({"bias": init.bias} if init.bias else {}),
+            "gain": _family_table(init.gain, "gain", GAINS),
+        },
+        **({"faults": specs.plain(experiment.faults)} if experiment.faults != Faults() else {}),
+        **({"noise": _noise_table(experiment.noise)} if experiment.noise.active else {}),
+        "evaluation": evaluation.model_dump(exclude_none=True, exclude=unused),
+        "engine": experiment.engine.model_dump(exclude_none=True),
+    }
+
+
+def local_table(work: LocalSGD) -> dict[str, Any]:
+    table = {key: value for key, value in specs.plain(work).items() if key != "correct"}
+    table["loss"] = _family_table(work.loss, "loss", LOSSES)
+    if work.correct is not None:
+        table["correct"] = _family_table(work.correct, "correction", CORRECTIONS)
+    return table
+
+
+def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with changes laid over it: single keys of a section, everything else whole."""
+    result = dict(table)
+    for key, value in changes.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = {**dict(old or {}), **value} if key in SECTIONS and both else value
+    return result
+
+
+def toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """A table of plain values as TOML text."""
+    lines, tables = [], []
+    for key, value in table.items():
+        if isinstance(value, Mapping) and not prefix:
+            tables.append(f"\n[{key}]\n{toml(value, key)}")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            tables += [f"\n[[{key}]]\n{toml(item, key)}" for item in value]
+        else:
+            lines.append(f"{key} = {_toml_value(value)}\n")
+    return "".join(lines + tables)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_toml_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # the one character that JSON allows and TOML does not
+
+
+def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]:
+    if type(value) in family.values():
+        return specs.to_table(value, kind, family)
+    name = value.__qualname__ if callable(value) and hasattr(value, "__qualname__") else None
+    return {"name": PYTHON_OBJECT, "value": name or type(value).__name__}
+
+
+def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:
+    cls = type(algorithm)
+    if cls in ALGORITHMS.values():
+        return specs.to_table(algorithm, "algorithm", ALGORITHMS)
+    options = specs.plain(algorithm)
+    # Loading a script again would run it again, so its classes count as known to the program only.
+    file = source_file(cls)
+    if file and "." not in cls.__qualname__ and _fits_in_file(algorithm, options):
+        return {"name": f"{file}:{cls.__name__}", **options}
+    shown = {key: v for key, v in options.items() if isinstance(v, str | bool | int | float)}
+    return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **shown}
+
+
+def _noise_table(noise: Noise) -> dict[str, Any]:
+    table = specs.plain(noise)
+    return table if noise.private else {k: v for k, v in table.items() if k != "delta"}
+
+
+def _fits_in_file(algorithm: Any, options: Mapping[str, Any]) -> bool:
+    """Whether the options, read back from a file, make an equal algorithm."""
+    try:
+        again = specs.construct(type(algorithm), tomllib.loads(toml(options)), "algorithm")
+    except (InputError, TypeError, ValueError):
+        return False
+    if hasattr(again, "local"):  # has its own section
+        again = replace(again, local=algorithm.local)
+    return bool(again == algorithm)
