@@ -1,8 +1,9 @@
 """One peer: a node of the simulator, alone with its data, whose messages travel.
 
 Training, combining, evaluating and saving are those of the simulator's `Shard`, so a network in
-which nothing is lost ends with the same bits. What is here is everything else: whom to wait for and
-how long, what to do about peers that are gone, and how to come back.
+which nothing is lost ends with the same bits. Here is the life of a peer: it resumes, meets the
+others, catches up, and runs rounds, in which it exchanges messages. `progress` decides for which
+peers it waits and which rounds it skips, `recorder` writes, and `responder` answers other peers.
 """
 
 import asyncio
