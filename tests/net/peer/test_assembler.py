@@ -200,6 +200,13 @@ def test_another_message_of_the_sender_replaces_the_one_that_was_coming(box):
     assert box.accept(old) == 0  # from the beginning
 
 
+def test_a_message_that_is_replaced_makes_room_for_the_next(box, clock):
+    for sender in (1, 2):
+        box.accept(message(sender)[0])
+    assert box.accept(message(1, place=1)[0]) == 0
+    assert box.held == 2 * SIZE
+
+
 # Bounded memory
 
 

@@ -50,6 +50,15 @@ def test_a_readmitted_sender_that_sent_nothing_is_not_banned():
     assert admitted(doubts, range(4)) == [0, 1, 3]
 
 
+def test_a_failure_without_the_suspect_ends_the_suspicion():
+    doubts = Doubts()
+    doubts.failed({1})
+    doubts.succeeded()
+    doubts.failed({2})
+    doubts.failed({1})
+    assert doubts.guilty == set()
+
+
 def test_a_sender_is_under_suspicion_for_one_round_only():
     doubts = Doubts()
     doubts.failed({1})

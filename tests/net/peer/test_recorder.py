@@ -109,7 +109,7 @@ def test_what_is_late_is_added_to_the_last_row(scene):
 def test_refusals_of_messages_are_not_counted_twice(scene):
     """The transport counts them too; the peer knows their reasons itself."""
     scene.counters.update({"shape": 1, "late": 0})
-    scene.transport.refused.update({"shape": 1, "not a member": 2})
+    scene.transport.refused.update({"shape": 5, "late": 1, "not a member": 2})
     assert scene.recorder.troubles() == {"shape": 1, "not a member": 2}
 
 

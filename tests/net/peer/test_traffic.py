@@ -257,6 +257,20 @@ def test_flush_waits_for_what_is_on_its_way():
     play(act)
 
 
+def test_flush_waits_also_if_the_outbox_was_empty_before():
+    async def act(scene: Scene) -> None:
+        await scene.outbox.flush(PATIENCE)
+        scene.line.open.clear()
+        await scene.put(message(0))
+        task = flushing(scene, PATIENCE)
+        await scene.settle()
+        assert not task.done()
+        scene.line.open.set()
+        await task
+
+    assert play(act).line.sent == [("data", 0, 0)]
+
+
 def test_flush_of_an_empty_outbox_is_over_at_once():
     async def act(scene: Scene) -> None:
         await scene.outbox.flush(PATIENCE)
