@@ -40,7 +40,7 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     before = children()
     done = peerage(f"up {SETTINGS} {PATIENT} --json --out", tmp_path / "up")
     assert done.code == 0, done.err
-    assert re.search(r"rounds \d+ to \d+; peers: 3 (starting|playing|finished)", done.err)
+    assert re.search(r"rounds \d+ to \d+; peers: 3 (starting|running|finished)", done.err)
     summary = json.loads(done.lines[-1])
     simulated = peerage(f"run {SETTINGS} --engine serial --json --out", tmp_path / "run")
     wanted = json.loads(simulated.lines[-1])

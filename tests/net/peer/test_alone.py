@@ -19,7 +19,8 @@ from peerage import DecAvg, FedAvg, Local
 from peerage.errors import PeerageError
 from peerage.net.deploy.up import Seen, Up, Watched
 from peerage.net.peer.network import Patience
-from peerage.net.peer.peer import PAUSED, Peer
+from peerage.net.peer.peer import Peer
+from peerage.net.peer.recorder import PAUSED
 from peerage.testing import toy
 
 THREE = {"nodes": 3, "partition": "iid", "topology": "complete"}
@@ -71,7 +72,7 @@ def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm,
         with nothing_computed(stage):  # or they might be at the end before the first is back
             await looks()
             found["paused"] = stage.peers[0].finished
-            found["state"] = stage.peers[0].status(1, "")["state"]
+            found["state"] = stage.peers[0].responder.status(1, "").state
             found["file"] = json.loads((tmp_path / "0" / PAUSED).read_text())
             found["alive"] = stage.peers[0].alive
             stage.post.cut = set()
@@ -249,12 +250,13 @@ def test_a_finished_peer_is_not_in_contact_when_it_begins_anew(tmp_path):
     others.finished.clear()
     for one in (1, 2):
         asyncio.run(peer.answer(b'{"ask": "finished", "life": "one"}', one))
-        assert others.in_contact() == list(range(1, one + 1))  # though they cannot be reached
-        assert others.lost(0) == []
+        # Though they cannot be reached.
+        assert others.view(0).in_contact() == list(range(1, one + 1))
+        assert others.view(0).needed_contacts() == []
     for one in (1, 2):
         others.greet(one, "another life")
-    assert others.in_contact() == []
-    assert others.lost(0) == [1, 2]
+    assert others.view(0).in_contact() == []
+    assert others.view(0).needed_contacts() == [1, 2]
 
 
 def test_a_stranger_is_no_contact(tmp_path):
@@ -262,9 +264,9 @@ def test_a_stranger_is_no_contact(tmp_path):
     [peer, *_] = play(experiment)
     peer.others.finished = {1, 2}
     peer.others.strange[1] = "the learning rate"
-    assert peer.others.in_contact() == [2]
+    assert peer.others.view(0).in_contact() == [2]
     peer.others.finished.clear()
-    assert peer.others.lost(0) == [2]
+    assert peer.others.view(0).needed_contacts() == [2]
 
 
 # Real processes
@@ -340,7 +342,7 @@ ALONE = "waiting for node-1, node-2"
 def test_up_shows_who_waits_and_does_not_wait_with_the_last(tmp_path):
     up = Up(pg.Experiment(nodes=3, rounds=50), tmp_path)
     watched_by(up, tmp_path / "a", [ALONE, None, None], [None, None, 0])
-    assert [peer.seen.state for peer in up.watched] == [ALONE, "playing", "finished"]
+    assert [peer.seen.state for peer in up.watched] == [ALONE, "running", "finished"]
     up._check_progress()
     watched_by(up, tmp_path / "b", [ALONE, ALONE, None], [None, None, 0])
     up._check_progress()  # they will find each other

@@ -309,7 +309,7 @@ async def under_fire(network: Network, authority: Authority, stack: ExitStack) -
     tasks = [asyncio.create_task(peer.run()) for peer in peers.values()]
     victim = peers[VICTIM]
     async with asyncio.timeout(BROKEN):
-        while victim.state != "playing":
+        while victim.state != "running":
             await asyncio.sleep(0.01)
     header, payload = valid(victim)
     port = int(network.members[VICTIM].address.rpartition(":")[2])

@@ -60,7 +60,7 @@ def test_a_peer_under_fire_goes_on():
             for other in (0, 2):  # somebody is there, and says nothing by himself
                 ends.post.receivers[other] = peer
             task = asyncio.create_task(peer.run())
-            while peer.state != "playing":
+            while peer.state != "running":
                 await asyncio.sleep(0.01)
             rng = random.Random(7)
             raw, payload = valid(peer, 0, 0, 0)

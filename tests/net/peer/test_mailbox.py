@@ -53,18 +53,14 @@ def opened() -> Mailbox:
     return box
 
 
-def nobody(_: int) -> bool:
-    return False
-
-
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
 async def collect(
-    box: Mailbox, *senders: int, round: int = 0, wait: float = LONG, gone: Any = nobody
+    box: Mailbox, *senders: int, round: int = 0, wait: float = LONG, worth: Any = list
 ) -> dict[int, str]:
-    parcels = await box.collect(round, senders, now() + wait, gone)
+    parcels = await box.collect(round, senders, now() + wait, worth)
     return {sender: p.payload["label"] for sender, p in parcels.items()}
 
 
@@ -175,7 +171,7 @@ def test_those_who_are_gone_are_not_waited_for_but_heard():
     async def scene() -> None:
         box, away = opened(), {2, 3}
         post(box, 3, 0)
-        task = asyncio.create_task(collect(box, 1, 2, 3, gone=lambda sender: sender in away))
+        task = asyncio.create_task(collect(box, 1, 2, 3, worth=lambda senders: set(senders) - away))
         await asyncio.sleep(0.01)
         assert not task.done()
         away.add(1)  # nobody tells the mailbox

@@ -85,13 +85,13 @@ def test_a_running_peer_serves_its_numbers(tmp_path):
 
 
 def test_every_reason_is_counted_also_those_that_did_not_come_up():
-    peer = SimpleNamespace(
+    recorder = SimpleNamespace(
         finished=4,
         accuracy=None,
-        alive=2,
         bytes_total=10,
         troubles=lambda: {"late": 3, "not a member": 5},
     )
+    peer = SimpleNamespace(alive=2, recorder=recorder)
     transport = SimpleNamespace(counters=Counter(bytes_sent=12))
     families = {one.name: one.samples for one in Collector(peer, transport).collect()}
     assert "peerage_accuracy" not in families  # it was not judged yet

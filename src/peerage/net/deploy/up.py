@@ -22,7 +22,8 @@ from peerage.files import read_json, write_bytes
 from peerage.net.deploy.collect import AGAIN, Gathering
 from peerage.net.deploy.parent_pipe import Lifeline, ended_once
 from peerage.net.peer.network import Member, Network, Patience, check_rejoin
-from peerage.net.peer.peer import PAUSED
+from peerage.net.peer.progress import State
+from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
 from peerage.records.rows import Row, read_metrics
 from peerage.runs.run import check_free, taken
@@ -37,7 +38,7 @@ class Seen:
     """What the files of one peer tell of it."""
 
     name: str
-    state: str = "starting"
+    state: str = State.STARTING
     round: int = 0
     accuracy: float | None = None
     heard: str = "-"
@@ -72,9 +73,9 @@ class Watched:
         code = self.process.poll()
         if code is None:
             new = self.read and self.file != self.old_file
-            self.seen.state = self.pause or ("playing" if new else "starting")
+            self.seen.state = self.pause or (State.RUNNING if new else State.STARTING)
         else:
-            self.seen.state = "finished" if code == 0 else "killed" if self.killed else "failed"
+            self.seen.state = State.FINISHED if code == 0 else "killed" if self.killed else "failed"
 
     @property
     def pause(self) -> str | None:
@@ -232,7 +233,7 @@ class Up:
             )
         peer.starts += 1
         peer.old_file, peer.killed = peer.file, False
-        peer.seen.state = "starting"
+        peer.seen.state = State.STARTING
 
     @contextmanager
     def _processes(self, secret: Path) -> Iterator[None]:

@@ -82,7 +82,7 @@ class Reception:
             if incoming.touched < idle:
                 held -= incoming.header.size
                 del self._incoming[sender]
-        if held and held + size > self._room:
+        if held + size > self._room:
             raise Rejected("full", f"{held} bytes are on their way in already")
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:

@@ -19,6 +19,8 @@ from peerage.net.wire.header import DONE, Header, Rejected
 POLL = 0.05  # seconds between two looks at who is gone
 OVERHEAD = 1 << 10  # bytes that a message takes up besides its payload
 
+Worth = Callable[[list[int]], list[int]]  # those senders of which a message may still come
+
 
 @dataclass
 class Link:
@@ -131,13 +133,13 @@ class Mailbox:
         self.bytes -= link.take()[1]
 
     async def collect(
-        self, round: int, senders: Sequence[int], deadline: float, gone: Callable[[int], bool]
+        self, round: int, senders: Sequence[int], deadline: float, worth: Worth
     ) -> dict[int, Parcel]:
         """The next message of each sender, in their order, without those that do not come.
 
         Waits as `wait` does. The answer is empty if the mailbox enters another round meanwhile.
         """
-        await self.wait(round, senders, deadline, gone)
+        await self.wait(round, senders, deadline, worth)
         return self.take(senders) if round == self.round else {}
 
     def take(self, senders: Iterable[int]) -> dict[int, Parcel]:
@@ -152,22 +154,19 @@ class Mailbox:
         """Those of the senders whose next message of this round got lost, or may still come."""
         return [sender for sender, link in self._wanted(senders).items() if link.missing()]
 
-    async def wait(
-        self, round: int, senders: Sequence[int], deadline: float, gone: Callable[[int], bool]
-    ) -> None:
+    async def wait(self, round: int, senders: Sequence[int], deadline: float, worth: Worth) -> None:
         """Wait until each sender has sent its next message, or is not to be waited for.
 
-        That is so if it is done with the round, is in a later one, is gone, or the loop's time is
-        `deadline`; and if the mailbox enters another round meanwhile.
+        That is so if it is done with the round, is in a later one, is not `worth` waiting for, or
+        the loop's time is `deadline`; and if the mailbox enters another round meanwhile.
         """
         if round != self.round:
             raise PeerageError(f"the mailbox is in round {self.round}, not in {round}")
         wanted = self._wanted(senders)
         self._awaited = frozenset(wanted)
         try:
-            while round == self.round and any(
-                link.pending() and not self._passed(sender) and not gone(sender)
-                for sender, link in wanted.items()
+            while round == self.round and worth(
+                [s for s, link in wanted.items() if link.pending() and not self._passed(s)]
             ):
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:

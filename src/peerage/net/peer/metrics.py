@@ -19,17 +19,17 @@ class Collector:
         self.peer, self.transport = peer, transport
 
     def collect(self) -> Iterator[Any]:
-        peer = self.peer
-        yield GaugeMetricFamily("peerage_round", "Rounds that are finished.", peer.finished)
-        if peer.accuracy is not None:
+        peer, recorder = self.peer, self.peer.recorder
+        yield GaugeMetricFamily("peerage_round", "Rounds that are finished.", recorder.finished)
+        if recorder.accuracy is not None:
             yield GaugeMetricFamily(
-                "peerage_accuracy", "Accuracy on the test set, a fraction.", peer.accuracy
+                "peerage_accuracy", "Accuracy on the test set, a fraction.", recorder.accuracy
             )
         yield GaugeMetricFamily("peerage_peers_alive", "Peers that can be reached.", peer.alive)
         sent = CounterMetricFamily(
             "peerage_bytes", "Bytes, as payloads and on the wire.", labels=["what"]
         )
-        sent.add_metric(["payload_sent"], peer.bytes_total)
+        sent.add_metric(["payload_sent"], recorder.bytes_total)
         for what in ("bytes_sent", "bytes_received"):
             sent.add_metric([what.replace("bytes", "wire")], self.transport.counters[what])
         yield sent
@@ -37,7 +37,7 @@ class Collector:
             "peerage_messages_rejected", "Messages that were refused or late.", labels=["reason"]
         )
         # A count that is not there yet cannot be told from one that nobody keeps.
-        for reason, count in (dict.fromkeys(REASONS, 0) | peer.troubles()).items():
+        for reason, count in (dict.fromkeys(REASONS, 0) | recorder.troubles()).items():
             rejected.add_metric([reason], count)
         yield rejected
 

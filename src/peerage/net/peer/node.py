@@ -86,7 +86,7 @@ def run_node(place: Place) -> dict[str, Any]:
                 executor=executor,
                 rejoin=place.rejoin,
             )
-            peer.watch = lambda row: _tell(peer, row)
+            peer.recorder.watch = lambda row: _tell(peer, row)
             with serve_metrics(peer, transport, place.metrics_port):
                 asyncio.run(_play(peer))
         node = peer.shard.members[me].node

@@ -1,8 +1,9 @@
 """One peer: a node of the simulator, alone with its data, whose messages travel.
 
 Training, combining, evaluating and saving are those of the simulator's `Shard`, so a network in
-which nothing is lost ends with the same bits. What is here is everything else: whom to wait for and
-how long, what to do about peers that are gone, and how to come back.
+which nothing is lost ends with the same bits. Here is the life of a peer: it resumes, meets the
+others, catches up, and runs rounds, in which it exchanges messages. `progress` decides for which
+peers it waits and which rounds it skips, `recorder` writes, and `responder` answers other peers.
 """
 
 import asyncio
@@ -18,38 +19,33 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from peerage.engine.router import Parcel, Step, check_combined, check_finite
-from peerage.engine.shard import BEFORE, NodeReport, References, Shard, ShardReport
+from peerage.engine.shard import BEFORE, References, Shard, ShardReport
 from peerage.engine.world import World, constants_of
 from peerage.errors import DiskError, Diverged, InputError, PeerageError
-from peerage.files import read_json, write_json
 from peerage.graphs.faults import Way
 from peerage.net.peer.assembler import Reception
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.mailbox import Mailbox
 from peerage.net.peer.model_transfer import Offers, fetch
 from peerage.net.peer.network import Network, check_rejoin
-from peerage.net.peer.peer_tracker import LOOK, MEETING, STARTING, STOPPED, Others
+from peerage.net.peer.peer_tracker import LOOK, Others
+from peerage.net.peer.progress import State
 from peerage.net.peer.quarantine import Doubts
+from peerage.net.peer.recorder import PeerRecorder
+from peerage.net.peer.responder import Responder
 from peerage.net.peer.traffic import Outbox, expected_of
-from peerage.net.wire.header import REASONS, Header, Rejected
+from peerage.net.wire.header import Header, Rejected
 from peerage.net.wire.payload import encode
 from peerage.net.wire.transport import Receiver, Transport, Unreachable
 from peerage.privacy import COUNT
-from peerage.records import checkpoint
-from peerage.records.rows import MetricWriter, Row, amend_last, truncate_after
-from peerage.runs.summary import node_row
+from peerage.records.rows import Row
 
 KEPT = 1 << 28  # bytes of messages in the mailbox, unless a few have more
-FILE = "part-0.safetensors"
-PAUSED = "paused.json"  # in the folder of a peer that waits because it has lost all others
-AGAIN = "start the peer again"
 
 log = logging.getLogger("peerage.peer")
-Watch = Callable[[Row], None]
 
 
 class Peer(Receiver):
@@ -64,18 +60,18 @@ class Peer(Receiver):
         folder: Path | None = None,
         *,
         executor: Executor | None = None,
-        watch: Watch | None = None,
         rejoin: str = "own",
     ) -> None:
         check_rejoin(rejoin)
         self.rejoin = rejoin  # with which model a peer that missed rounds goes on
-        self.network, self.me, self.transport, self.folder = network, me, transport, folder
+        self.network, self.me, self.transport = network, me, transport
         self.world = world
-        self.executor, self.watch = executor, watch
+        self.executor = executor
         self.shard = Shard(self.world, [me], References())
         self.expected = expected_of(network, me, self.world)
         self.judged = world.experiment.evaluation.judged(world.rounds)
         self.counters: Counter[str] = Counter()  # what went wrong, by reason
+        self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters)
         largest = self.expected.max_bytes
         self.mailbox = Mailbox(network.ahead, max(KEPT, 4 * largest), 4 * largest, self.counters)
         self.others = Others(network, me, self.world, transport, essence_of(network, world))
@@ -83,17 +79,19 @@ class Peer(Receiver):
         self.offers = Offers(network.run)
         self.doubts = Doubts()
         self.round = BEFORE  # that is being played
-        self.finished = 0  # rounds
-        self.state = STARTING
+        self.state: str = State.STARTING
         self.heard: tuple[int, int] = (0, 0)  # in the last step: how many, of how many
-        self.bytes_total = 0
         self.alive = 0  # peers that could be reached after the last round
-        self.rows: list[Row] = []
         self._listened: set[int] = set()  # whose messages are in this round
         self._outboxes: dict[int, Outbox] = {}
         self.endings = Endings(network.run, me, self._outbox, network.ahead)
-        self._writer: MetricWriter | None = None
-        self._noted: Counter[str] = Counter()  # troubles and bytes that are in the rows already
+        self.responder = Responder(
+            self.others,
+            self.endings,
+            self.offers,
+            self.counters,
+            lambda: (self.round, self.state),
+        )
 
     # The life of a peer
 
@@ -101,22 +99,24 @@ class Peer(Receiver):
         """Play all rounds; the parameters [d] in the end."""
         await self.transport.start(self)
         try:
-            first = self._resume()
+            owner = {"run": self.network.run, "node": self.me, "seal": self.others.seal}
+            self.recorder.resume(owner)
+            first = self.finished
             # Who comes back does not wait for others that may have finished long ago.
             patience = self.network.patience
-            self.state = MEETING
+            self.state = State.MEETING
             await self.others.meet(patience.gone if first else patience.start)
             first = await self._catch_up(first)
             if first == 0:
                 await self._begin()
             await self._rounds(first)
-            self.state = "finished"
+            self.state = State.FINISHED
             for peer, outbox in self._outboxes.items():
                 if self.transport.reachable(peer):
                     await outbox.flush(patience.step)
             if self.world.faults.present(self.me, self.world.rounds - 1):
                 await self.others.say_finished(patience.step)
-            self._add_late_news()
+            self.recorder.add_late_news()
         except DiskError as error:
             await self._stuck(error)
             raise
@@ -124,49 +124,21 @@ class Peer(Receiver):
             await self.transport.stop()  # first: whoever asks may open another outbox
             for outbox in self._outboxes.values():
                 await outbox.close()
-            if self._writer is not None:
-                self._writer.close()
+            self.recorder.close()
         return self.shard.members[self.me].node.params
-
-    def _resume(self) -> int:
-        """Take up the last checkpoint, if there is one; the round to go on with."""
-        if self.folder is None:
-            return 0
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._claim(self.folder / "peer.json")
-        self._show_pause(None)
-        saved = checkpoint.load(self.folder)
-        if saved is not None:
-            self.shard.restore(str(saved.folder), saved.trees, saved.parts, saved.round)
-            self.finished = saved.round
-        self._recall()
-        metrics = self.folder / "metrics.jsonl"
-        if metrics.exists():
-            truncate_after(metrics, saved.round if saved else -1)
-        self._writer = MetricWriter(metrics, AGAIN)
-        return saved.round if saved else 0
-
-    def _claim(self, file: Path) -> None:
-        """A folder belongs to one peer of one run: another must not go on with its checkpoint."""
-        mine = {"run": self.network.run, "node": self.me, "seal": self.others.seal}
-        if file.exists() and read_json(file) != mine:
-            raise InputError(
-                f"{file.parent} belongs to a peer of another run or experiment; "
-                "choose another --out, or remove it"
-            )
-        write_json(file, mine, AGAIN)
 
     async def _catch_up(self, first: int) -> int:
         """The round to begin with: where the others are, if they are further."""
-        newest = self.others.newest()
-        if self.others.awaited or newest <= first:
+        view = self.others.view(first)
+        newest = view.start_round()
+        if newest == first:
             return first
         log.info("the others are in round %d, we were in %d", newest + 1, first + 1)
         keeps = self.world.keeper(self.me) == self.me != self.world.hub
         shared = keeps and not self.world.algorithm.personal
-        if self.rejoin == "neighbour" and shared and newest > first + self.network.ahead:
+        if self.rejoin == "neighbour" and shared and view.next_round() > first:
             await self._adopt(newest)
-        return self.others.newest()
+        return self.others.view(first).start_round()
 
     async def _adopt(self, round: int) -> None:
         """Take over the model of the first neighbour that offers one of the same kind."""
@@ -186,12 +158,12 @@ class Peer(Receiver):
         """What comes before the first round."""
         sent = 0
         if self.world.prelude is not None:
-            self.state = "playing"
+            self.state = State.RUNNING
             sent = await self._converse(BEFORE, self.shard.prelude)
         self._record(0, await self._compute(self.shard.measure), sent, 0.0)
 
     async def _rounds(self, first: int) -> None:
-        round, self.state = first, "playing"
+        round, self.state = first, State.RUNNING
         while round < self.world.rounds:
             self.endings.enter(round)
             if await self._pause(round):
@@ -209,41 +181,33 @@ class Peer(Receiver):
         self.endings.enter(round)
 
     async def _pause(self, round: int) -> bool:
-        """Wait while this peer is in contact with none of the others; whether it had to."""
-        lost = self.others.lost(round)
-        if not lost:
+        """Wait while this peer may not run the round; whether it had to."""
+        needed = self.others.view(round).needed_contacts()
+        if not needed:
             return False
         before = self.state
         self.mailbox.enter(round)
         self.round, self.alive = round, 0
-        self.state = f"waiting for {self.others.names(lost, addresses=False)}"
+        self.state = State.WAITING + self.others.names(needed, addresses=False)
         log.warning(
             "in contact with none of the others: round %d waits for %s",
             round + 1,
-            self.others.names(lost),
+            self.others.names(needed),
         )
-        self._show_pause(self.state)
+        self.recorder.show_pause(self.state)
         while not await self._found(round):
             await asyncio.sleep(LOOK)
         log.info("in contact with others again, continuing with round %d", round + 1)
         self.state = before
-        self._show_pause(None)
+        self.recorder.show_pause(None)
         return True
 
     async def _found(self, round: int) -> bool:
         """Whether a peer that was in contact with none of the others can go on."""
-        if self.others.lost(round):
+        view = self.others.view(round)
+        if not view.may_run():
             return False
-        return bool(self.others.finished or await self.others.ask(self.others.in_contact()))
-
-    def _show_pause(self, state: str | None) -> None:
-        """For `peerage up`, which looks at the folders of its peers."""
-        if self.folder is None:
-            return
-        if state is None:
-            (self.folder / PAUSED).unlink(missing_ok=True)
-        else:
-            write_json(self.folder / PAUSED, {"state": state}, AGAIN)
+        return bool(view.finished or await self.others.ask(view.in_contact()))
 
     async def _fall_in(self, round: int) -> int:
         """The round to go on with after messages did not come: perhaps we are out of step.
@@ -251,32 +215,32 @@ class Peer(Receiver):
         Halves of a network that was cut go on at their own speeds. Who is behind then leaves rounds
         out. Who is alone in front waits, as nobody follows a single one: he might lie.
         """
-        others, ahead = self.others, self.network.ahead
-        if others.newest() > round + ahead:  # nobody waits for us any more
-            log.warning("skipping from round %d to %d", round + 1, others.newest() + 1)
-            return others.newest()
+        view = self.others.view(round)
+        if view.next_round() > round:
+            log.warning("skipping from round %d to %d", round + 1, view.next_round() + 1)
+            return view.next_round()
         now, seen = asyncio.get_running_loop().time, BEFORE
         patient = now()
-        while BEFORE < others.newest() < round - ahead:
-            if others.newest() > seen:
-                seen, patient = others.newest(), now() + self.network.patience.step
+        while view.too_far_ahead():
+            if view.newest() > seen:
+                seen, patient = view.newest(), now() + self.network.patience.step
             if now() > patient:
                 break
-            self.state = "waiting for the others to come up"
+            self.state = State.AHEAD
             await asyncio.sleep(LOOK)
-            await others.ask(filter(self.transport.reachable, others.everybody))
+            await self.others.ask(filter(self.transport.reachable, self.others.everybody))
+            view = self.others.view(round)
         return round
 
     async def _until(self, round: int) -> None:
         """Sit a round out, but do not run ahead of those who play it."""
-        self.state, self.heard = "absent", (0, 0)
+        self.state, self.heard = State.ABSENT, (0, 0)
         self.mailbox.enter(round)
         self.round = round
-        playing = [p for p in self.others.everybody if self.world.faults.present(p, round)]
         last = round + 1 == self.world.rounds
-        while playing and not last and self.others.newest(playing) <= round:
-            answers = await self.others.ask(playing)
-            unreachable = not answers and not any(map(self.transport.reachable, playing))
+        while not last and not (view := self.others.view(round)).is_over():
+            answers = await self.others.ask(view.scheduled)
+            unreachable = not answers and not any(map(self.transport.reachable, view.scheduled))
             if unreachable and not await self._pause(round):
                 return
             await asyncio.sleep(LOOK)
@@ -289,7 +253,7 @@ class Peer(Receiver):
         # Tensors are never changed in place, so to remember them is to be able to go back.
         before = node.params, node.buffers, node.state, dict(member.memory)
         evaluate = round + 1 in self.judged
-        self.state = "playing"
+        self.state = State.RUNNING
         try:
             sent = await self._converse(round, lambda: self.shard.begin(round, evaluate))
             report = await self._compute(self.shard.finish)
@@ -313,7 +277,8 @@ class Peer(Receiver):
             return
         self._record(round + 1, report, sent, perf_counter() - start)
         self._offer(round)
-        await self._compute(self._save, round + 1)  # a disk may be slow, and others ask
+        # A disk may be slow, and others ask.
+        await self._compute(self.recorder.save_checkpoint, round + 1)
 
     def _doubt(self, heard: set[int]) -> None:
         self.doubts.failed(heard)
@@ -332,7 +297,7 @@ class Peer(Receiver):
         step = await self._compute(begin)
         while True:
             check_finite(round, [step])
-            self._remember_releases()
+            self.recorder.remember_releases()
             for parcel in step.parcels:
                 sent += self._post(parcel, round, places, way)
             if self.me not in step.waiting:
@@ -402,77 +367,44 @@ class Peer(Receiver):
         async with _beside(self.others.announce(round, strangers, open)):
             while True:
                 deadline = now() + self.network.patience.step
-                await self.mailbox.wait(round, senders, deadline, self._gone)
+                await self.mailbox.wait(round, senders, deadline, self._worth_waiting_for)
                 if not self.mailbox.pending(senders) or not await self._pause(round):
                     return
 
-    def _gone(self, peer: int) -> bool:
-        """Whether there is no point in waiting; without a hub, its clients have nothing to do."""
-        if peer in self.others.finished:  # whatever it sent came before it said so
-            return True
-        if self.transport.reachable(peer):
-            return False
-        return peer != self.world.hub or bool(self.others.lost(self.round))
+    def _worth_waiting_for(self, senders: list[int]) -> list[int]:
+        return self.others.view(self.round).worth_waiting_for(senders)
 
     async def _stuck(self, error: DiskError) -> None:
         """Say why, and go on answering others for as long as any of them plays.
 
         They are told that nothing comes in their rounds, so that nobody waits for it.
         """
-        self.state = f"{STOPPED}{error}"
+        self.state = f"{State.STOPPED}{error}"
         log.error("%s; this peer trains no more, and still answers", error)
         told = self.round + 1
         self.endings.enter(self.world.rounds)
-        while any(status.playing for status in (await self.others.ask()).values()):
-            newest = self.others.newest()
+        while any(status.running for status in (await self.others.ask()).values()):
+            newest = self.others.view(self.round).newest()
             self.mailbox.enter(max(newest, self.mailbox.round))
             for round in range(max(told, newest), min(newest + 2, self.world.rounds)):
                 self.endings.finish(round, self.world.listeners(round)[self.me])
                 told = round + 1
             await asyncio.sleep(LOOK)
 
-    # What it writes down
+    # What it keeps
 
     def _record(self, round: int, report: ShardReport, sent: int, seconds: float) -> None:
-        [mine] = report.nodes or [NodeReport(self.me, None)]
         self.alive = sum(map(self.transport.reachable, self.others.everybody))
-        self.bytes_total += sent
-        self.finished = round
-        row = node_row(round, mine)
-        row |= {"bytes": sent, "heard": list(self.heard)}
-        row |= {"seconds": _spent(report.seconds, seconds), **self._news()}
-        self.rows.append(row)
-        if self._writer is not None:
-            self._writer.append(row)
-        if self.watch is not None:
-            self.watch(row)
+        self.recorder.record(round, report, sent, self.heard, seconds)
 
-    def _news(self) -> dict[str, Any]:
-        """Bytes on the wire and troubles since the last row."""
-        now = Counter({**self.troubles(), "wire": self.transport.counters["bytes_sent"]})
-        new = now - self._noted
-        self._noted = now
-        wire = new.pop("wire", 0)
-        return {"wire_bytes": wire} | ({"troubles": dict(sorted(new.items()))} if new else {})
+    @property
+    def rows(self) -> list[Row]:
+        return self.recorder.rows
 
-    def _add_late_news(self) -> None:
-        """Count in the last row what left, or went wrong, after it was written."""
-        news = self._news()
-        if not self.rows or not any(news.values()):
-            return
-        last = self.rows[-1]
-        last["wire_bytes"] += news["wire_bytes"]
-        troubles = Counter(last.get("troubles", {})) + Counter(news.get("troubles", {}))
-        last |= {"troubles": dict(sorted(troubles.items()))} if troubles else {}
-        if self._writer is not None:
-            amend_last(self._writer.path, last, AGAIN)
-
-    def troubles(self) -> dict[str, int]:
-        """What went wrong, by reason; the transport knows of those who never got this far."""
-        strangers = {
-            key: n for key, n in dict(self.transport.refused).items() if key not in REASONS
-        }
-        return {key: n for key, n in {**dict(self.counters), **strangers}.items() if n}
+    @property
+    def finished(self) -> int:
+        """Rounds."""
+        return self.recorder.finished
 
     def _offer(self, round: int) -> None:
         """Keep the model as it is for those who miss rounds; what noise was to hide stays here."""
@@ -481,29 +413,6 @@ class Peer(Receiver):
             return
         payload = {"x": node.params, "b": node.buffers}
         self.offers.keep(Parcel(node.envelope(), (), payload, 0), round)
-
-    def _save(self, round: int) -> None:
-        if self.folder is not None:
-            checkpoint.save(self, self.folder, round, AGAIN)
-
-    def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """As an engine does, for `checkpoint.save`."""
-        trees = self.shard.save(str(folder / FILE))
-        return trees, dict.fromkeys(trees, FILE)
-
-    def _remember_releases(self) -> None:
-        """Count messages under noise on disk before they are sent: a crash must not undo that."""
-        count = self.shard.released().get(self.me, 0)
-        if self.folder is not None and count:
-            write_json(self.folder / "released.json", {"messages": count}, AGAIN)
-
-    def _recall(self) -> None:
-        """Messages of a round that was not finished were sent nevertheless."""
-        assert self.folder is not None
-        file = self.folder / "released.json"
-        if file.exists():
-            memory = self.shard.members[self.me].memory
-            memory[COUNT] = torch.tensor(read_json(file)["messages"])
 
     # What others send
 
@@ -519,48 +428,9 @@ class Peer(Receiver):
         await self.reception.complete(header)
 
     async def answer(self, question: bytes, identity: int) -> bytes:
-        try:
-            asked = dict(json.loads(question))
-        except (ValueError, TypeError, RecursionError):
-            asked = {}
-        if asked.get("ask") == "status":
-            return json.dumps(self.status(identity, str(asked.get("life")))).encode()
-        if asked.get("ask") == "finished":
-            self.others.greet(identity, str(asked.get("life")))
-            self.others.finished.add(identity)
-            return b"{}"
-        if asked.get("ask") == "done" and self._is_round(asked.get("round")):
-            self.endings.announced(identity, asked["round"])
-            return b"{}"
-        if asked.get("ask") == "essence":
-            return json.dumps(self.others.essence).encode()
-        offer = self.offers.answer(asked, identity)
-        if offer is None:
-            self.counters["malformed"] += 1
-            raise Rejected("malformed", "the question is not one that a peer answers")
-        return offer
-
-    def status(self, identity: int, life: str) -> dict[str, Any]:
-        """What a peer says about itself to another one, in that life of it."""
-        self.others.greet(identity, life)
-        begun = self.state not in (STARTING, MEETING)
-        return {
-            "seal": self.others.seal,
-            "life": self.others.life,
-            "round": self.round,
-            "state": self.state,
-            "awaited": not begun or self.others.began_with(identity, life),
-        }
+        return self.responder.answer(question, identity)
 
     # Small things
-
-    def _is_round(self, value: Any) -> bool:
-        return type(value) is int and BEFORE <= value < self.world.rounds
-
-    @property
-    def accuracy(self) -> float | None:
-        """When it was judged last."""
-        return next((row["accuracy"] for row in reversed(self.rows) if "accuracy" in row), None)
 
     def _outbox(self, peer: int) -> Outbox:
         if peer not in self._outboxes:
@@ -585,12 +455,6 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _spent(phases: dict[str, float], total: float) -> dict[str, float]:
-    """To the microsecond, and without what took no time: a row is written in every round."""
-    spent = {phase: round(seconds, 6) for phase, seconds in phases.items() if seconds}
-    return {**spent, "total": round(total, 6)}
 
 
 def essence_of(network: Network, world: World) -> dict[str, str]:

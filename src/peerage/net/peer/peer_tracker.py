@@ -13,14 +13,13 @@ from peerage.engine.shard import BEFORE
 from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.network import Network, differing, sealed
+from peerage.net.peer.progress import State, View, has_begun
 from peerage.net.wire.header import Rejected
 from peerage.net.wire.transport import ASKING, Transport, Unreachable
 
 LOOK = 0.2  # seconds between two looks at the others
 AGAIN = 1.0  # seconds until a peer that was told nothing says again that it waits, at first
 REMIND = 15.0  # seconds between two words about who is missing
-STARTING, MEETING = "starting", "waiting for others"  # states before the first round
-STOPPED = "stopped: "  # begins the state of a peer that plays no more, but answers
 
 log = logging.getLogger("peerage.peer")
 
@@ -29,10 +28,10 @@ log = logging.getLogger("peerage.peer")
 class Status:
     """What a peer says about itself."""
 
-    round: int
-    state: str
     seal: str  # of the experiment
     life: str  # another one after every restart
+    round: int
+    state: str
     awaited: bool  # whether it has not begun, or began with this life of whoever asks
 
     @classmethod
@@ -40,17 +39,17 @@ class Status:
         try:
             said = json.loads(raw)
             round, awaited = int(said["round"]), bool(said["awaited"])
-            return cls(round, str(said["state"]), str(said["seal"]), str(said["life"]), awaited)
+            return cls(str(said["seal"]), str(said["life"]), round, str(said["state"]), awaited)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     @property
     def begun(self) -> bool:
-        return self.state not in (STARTING, MEETING)
+        return has_begun(self.state)
 
     @property
-    def playing(self) -> bool:
-        return not self.state.startswith(STOPPED)
+    def running(self) -> bool:
+        return not self.state.startswith(State.STOPPED)
 
 
 class Others:
@@ -92,40 +91,20 @@ class Others:
     def _note(self, peer: int, round: int) -> None:
         self.rounds[peer] = min(round, self.world.rounds - 1)
 
-    def newest(self, among: Iterable[int] | None = None) -> int:
-        """The round that two of those have reached who are there; one alone is not believed.
-
-        Where there are no three of them, or where there is a hub, one must do.
-        """
-        hub = self.world.hub
-        if hub is not None and hub != self.me:
-            return self.rounds.get(hub, BEFORE)
-        asked = self.everybody if among is None else among
-        known = sorted(
-            self.rounds[peer]
-            for peer in asked
-            if peer in self.rounds and self.transport.reachable(peer)
+    def view(self, round: int) -> View:
+        """What is known now, for decisions of this peer about a round."""
+        present, hub = self.world.faults.present, self.world.hub
+        return View(
+            round=round,
+            rounds=dict(self.rounds),
+            scheduled=frozenset(p for p in self.everybody if present(p, max(round, 0))),
+            reachable=frozenset(filter(self.transport.reachable, self.everybody)),
+            finished=frozenset(self.finished.intersection(self.everybody)),
+            mismatched=frozenset(self.strange),
+            hub=None if hub == self.me else hub,
+            ahead=self.network.ahead,
+            awaited=self.awaited,
         )
-        return known[-2] if len(known) > 2 else max(known, default=BEFORE)
-
-    def in_contact(self) -> list[int]:
-        """The peers that this one is in contact with, of those that run the same experiment.
-
-        It can reach them, or they finished all rounds and said so before they left.
-        """
-        return [
-            peer
-            for peer in self.everybody
-            if peer not in self.strange
-            and (peer in self.finished or self.transport.reachable(peer))
-        ]
-
-    def lost(self, round: int) -> list[int]:
-        """All peers that should take part in a round, if this one is in contact with none."""
-        if self.in_contact():
-            return []
-        there = [peer for peer in self.everybody if peer not in self.strange]
-        return [peer for peer in there if self.world.faults.present(peer, max(round, 0))]
 
     async def say_finished(self, seconds: float) -> None:
         """Tell every peer that can be reached, and has not finished, that this one has."""

@@ -1,0 +1,95 @@
+"""What a peer decides from what it knows about the others: no clock, no connection, no file."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from peerage.engine.shard import BEFORE
+
+
+class State(StrEnum):
+    """What a peer does, as users and other peers read it."""
+
+    STARTING = "starting"
+    MEETING = "waiting for others"  # before the first round
+    RUNNING = "running"
+    WAITING = "waiting for "  # and the names of the peers: it is in contact with none
+    AHEAD = "waiting for the others to come up"
+    ABSENT = "absent"  # by the schedule of the experiment
+    FINISHED = "finished"
+    STOPPED = "stopped: "  # and the error; it trains no more, but answers others
+
+
+def has_begun(state: str) -> bool:
+    """Whether a peer in this state has met the others."""
+    return state not in (State.STARTING, State.MEETING)
+
+
+@dataclass(frozen=True)
+class View:
+    """What one peer knows about the others when it decides about a round."""
+
+    round: int  # that this peer runs, or is to run next
+    rounds: Mapping[int, int]  # peer -> the round in which it was last seen
+    scheduled: frozenset[int]  # peers that take part in the round
+    reachable: frozenset[int]
+    finished: frozenset[int]  # peers that said that they have finished all rounds
+    mismatched: frozenset[int]  # peers that run another experiment
+    hub: int | None  # None also for the hub itself
+    ahead: int  # rounds that a peer may be ahead of another
+    awaited: bool = True  # whether the others began together with this peer
+
+    def newest(self, among: Iterable[int] | None = None) -> int:
+        """The second-highest round of the reachable peers: a single peer may lie.
+
+        If fewer than three are known, the highest; with a hub, that of the hub.
+        """
+        if self.hub is not None:
+            return self.rounds.get(self.hub, BEFORE)
+        peers = self.reachable if among is None else self.reachable.intersection(among)
+        known = sorted(self.rounds[peer] for peer in peers if peer in self.rounds)
+        return known[-2] if len(known) > 2 else max(known, default=BEFORE)
+
+    # Contact
+
+    def in_contact(self) -> list[int]:
+        """The peers of this experiment that are reachable, or finished before they left."""
+        return sorted((self.reachable | self.finished) - self.mismatched)
+
+    def may_run(self) -> bool:
+        """Whether this peer may run the round now: it is in contact, or it takes part alone."""
+        return bool(self.in_contact()) or self.scheduled <= self.mismatched
+
+    def needed_contacts(self) -> list[int]:
+        """The peers that this one waits for before it runs the round; none if it may run."""
+        wanted = self.scheduled.difference(self.mismatched, self.in_contact())
+        return [] if self.may_run() else sorted(wanted)
+
+    def worth_waiting_for(self, senders: Iterable[int]) -> list[int]:
+        """The senders of which a message may still come.
+
+        All that a finished peer sent has arrived. The clients of an unreachable hub have nothing
+        else to do: they wait for it, as long as they are in contact with any peer.
+        """
+        absent = self.hub if self.may_run() else None
+        hoped = self.reachable if absent is None else self.reachable | {absent}
+        return [peer for peer in senders if peer in hoped and peer not in self.finished]
+
+    # Rounds
+
+    def start_round(self) -> int:
+        """The round to start with: a peer that comes back does not run what it has missed."""
+        return self.round if self.awaited else max(self.round, self.newest())
+
+    def next_round(self) -> int:
+        """The round to run next: that of the others, if they no longer wait for this peer."""
+        newest = self.newest()
+        return newest if newest > self.round + self.ahead else self.round
+
+    def too_far_ahead(self) -> bool:
+        """Whether the others could not use the messages of this peer yet."""
+        return BEFORE < self.newest() < self.round - self.ahead
+
+    def is_over(self) -> bool:
+        """Whether the peers that take part in the round have left it; true if none does."""
+        return not self.scheduled or self.newest(self.scheduled) > self.round

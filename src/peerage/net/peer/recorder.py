@@ -1,0 +1,161 @@
+"""What one peer writes into its folder: rows, checkpoints, and what a restart must not forget."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peerage.engine.shard import NodeReport, Shard, ShardReport
+from peerage.errors import InputError
+from peerage.files import read_json, write_json
+from peerage.net.wire.header import REASONS
+from peerage.net.wire.transport import Transport
+from peerage.privacy import COUNT
+from peerage.records import checkpoint
+from peerage.records.rows import MetricWriter, Row, amend_last, truncate_after
+from peerage.runs.summary import node_row
+
+FILE = "part-0.safetensors"
+PAUSED = "paused.json"  # in the folder of a peer that waits because it has lost all others
+AGAIN = "start the peer again"
+
+
+class PeerRecorder:
+    """Keeps the rows of one peer, and writes them and its checkpoints if it has a folder."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        me: int,
+        shard: Shard,
+        transport: Transport,
+        counters: Counter[str],
+    ) -> None:
+        self.folder, self.me, self.shard = folder, me, shard
+        self.transport, self.counters = transport, counters
+        self.watch: Callable[[Row], None] | None = None  # told every row
+        self.rows: list[Row] = []
+        self.finished = 0  # rounds
+        self.bytes_total = 0
+        self._writer: MetricWriter | None = None
+        self._noted: Counter[str] = Counter()  # troubles and bytes that are in the rows already
+
+    def resume(self, owner: Mapping[str, Any]) -> None:
+        """Take up the last checkpoint in the folder, if there is one."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._claim(self.folder / "peer.json", owner)
+        self.show_pause(None)
+        saved = checkpoint.load(self.folder)
+        if saved is not None:
+            self.shard.restore(str(saved.folder), saved.trees, saved.parts, saved.round)
+            self.finished = saved.round
+        self._recall_releases(self.folder / "released.json")
+        metrics = self.folder / "metrics.jsonl"
+        if metrics.exists():
+            truncate_after(metrics, saved.round if saved else -1)
+        self._writer = MetricWriter(metrics, AGAIN)
+
+    def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
+        """A folder belongs to one peer of one run: another must not go on with its checkpoint."""
+        if file.exists() and read_json(file) != owner:
+            raise InputError(
+                f"{file.parent} belongs to a peer of another run or experiment; "
+                "choose another --out, or remove it"
+            )
+        write_json(file, owner, AGAIN)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    # Rows
+
+    def record(
+        self, round: int, report: ShardReport, sent: int, heard: tuple[int, int], seconds: float
+    ) -> None:
+        """Write the row of a round: after how many seconds it is over, and what it has sent."""
+        [mine] = report.nodes or [NodeReport(self.me, None)]
+        self.bytes_total += sent
+        self.finished = round
+        row = node_row(round, mine)
+        row |= {"bytes": sent, "heard": list(heard)}
+        row |= {"seconds": _spent(report.seconds, seconds), **self._news()}
+        self.rows.append(row)
+        if self._writer is not None:
+            self._writer.append(row)
+        if self.watch is not None:
+            self.watch(row)
+
+    def _news(self) -> dict[str, Any]:
+        """Bytes on the wire and troubles since the last row."""
+        now = Counter({**self.troubles(), "wire": self.transport.counters["bytes_sent"]})
+        new = now - self._noted
+        self._noted = now
+        wire = new.pop("wire", 0)
+        return {"wire_bytes": wire} | ({"troubles": dict(sorted(new.items()))} if new else {})
+
+    def add_late_news(self) -> None:
+        """Count in the last row what left, or went wrong, after it was written."""
+        news = self._news()
+        if not self.rows or not any(news.values()):
+            return
+        last = self.rows[-1]
+        last["wire_bytes"] += news["wire_bytes"]
+        troubles = Counter(last.get("troubles", {})) + Counter(news.get("troubles", {}))
+        last |= {"troubles": dict(sorted(troubles.items()))} if troubles else {}
+        if self._writer is not None:
+            amend_last(self._writer.path, last, AGAIN)
+
+    def troubles(self) -> dict[str, int]:
+        """What went wrong, by reason; the transport knows of those who never got this far."""
+        strangers = {
+            key: n for key, n in dict(self.transport.refused).items() if key not in REASONS
+        }
+        return {key: n for key, n in {**dict(self.counters), **strangers}.items() if n}
+
+    @property
+    def accuracy(self) -> float | None:
+        """When it was judged last."""
+        return next((row["accuracy"] for row in reversed(self.rows) if "accuracy" in row), None)
+
+    # What survives a restart
+
+    def save_checkpoint(self, round: int) -> None:
+        if self.folder is not None:
+            checkpoint.save(self, self.folder, round, AGAIN)
+
+    def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """As an engine does, for `checkpoint.save`."""
+        trees = self.shard.save(str(folder / FILE))
+        return trees, dict.fromkeys(trees, FILE)
+
+    def remember_releases(self) -> None:
+        """Count messages under noise on disk before they are sent: a crash must not undo that."""
+        count = self.shard.released().get(self.me, 0)
+        if self.folder is not None and count:
+            write_json(self.folder / "released.json", {"messages": count}, AGAIN)
+
+    def _recall_releases(self, file: Path) -> None:
+        """Messages of a round that was not finished were sent nevertheless."""
+        if file.exists():
+            memory = self.shard.members[self.me].memory
+            memory[COUNT] = torch.tensor(read_json(file)["messages"])
+
+    def show_pause(self, state: str | None) -> None:
+        """For `peerage up`, which looks at the folders of its peers."""
+        if self.folder is None:
+            return
+        if state is None:
+            (self.folder / PAUSED).unlink(missing_ok=True)
+        else:
+            write_json(self.folder / PAUSED, {"state": state}, AGAIN)
+
+
+def _spent(phases: dict[str, float], total: float) -> dict[str, float]:
+    """To the microsecond, and without what took no time: a row is written in every round."""
+    spent = {phase: round(seconds, 6) for phase, seconds in phases.items() if seconds}
+    return {**spent, "total": round(total, 6)}

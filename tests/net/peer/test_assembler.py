@@ -1,0 +1,315 @@
+"""Messages in pieces: how they are put together, in bounded memory, and what is refused."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerage.engine.router import Parcel
+from peerage.net.peer import assembler
+from peerage.net.peer.assembler import IDLE, Reception
+from peerage.net.peer.mailbox import Mailbox
+from peerage.net.wire.header import Expected, Header, Rejected, done, header_bytes
+from peerage.net.wire.payload import encode
+
+ME = 0
+NUMBERS = torch.linspace(-1, 1, 100)
+
+
+def message(sender: int, round: int = 0, place: int = 0) -> tuple[Header, bytes]:
+    parcel = Parcel(sender, (ME,), 10, 2, "net", {"x": NUMBERS + sender}, 400, place)
+    header, payload = encode(parcel, run="demo", round=round, recipient=ME, place=place)
+    return header, bytes(payload)
+
+
+SIZE = message(1)[0].size
+EXPECTED = Expected("demo", ME, frozenset(range(8)), {"net": {"x": (100,)}}, max_bytes=SIZE)
+
+
+class Box:
+    """A reception in round 0, and what it is told."""
+
+    def __init__(self, expected: Expected = EXPECTED) -> None:
+        self.counters: Counter[str] = Counter()
+        self.mailbox = Mailbox(counters=self.counters)
+        self.mailbox.enter(0)
+        self.heard: list[tuple[int, int]] = []
+        self.reception = Reception(expected, self.mailbox, self.counters, self.hear)
+
+    def hear(self, peer: int, round: int) -> None:
+        self.heard.append((peer, round))
+
+    def accept(self, header: Header) -> int:
+        """How many bytes of the message are here."""
+        known, here = self.reception.accept(header_bytes(header), header.sender)
+        assert known == header
+        return here
+
+    def complete(self, header: Header) -> None:
+        asyncio.run(self.reception.complete(header))
+
+    def refused(self, act: Callable[..., Any], *arguments: Any) -> str:
+        """The reason, which is counted once."""
+        before = Counter(self.counters)
+        with pytest.raises(Rejected) as caught:
+            act(*arguments)
+        assert self.counters - before == {caught.value.reason: 1}
+        return caught.value.reason
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are on their way in."""
+        return sum(incoming.header.size for incoming in self.reception._incoming.values())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in a list of one."""
+    now = [1000.0]
+    monkeypatch.setattr(assembler, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def box(monkeypatch: pytest.MonkeyPatch) -> Box:
+    """With room for two messages."""
+    monkeypatch.setattr(assembler, "PARTIAL", 0)
+    return Box()
+
+
+# Put together
+
+
+@given(st.lists(st.integers(1, SIZE - 1), max_size=6, unique=True))
+def test_a_message_in_any_pieces_arrives_whole(cuts):
+    box, (header, payload) = Box(), message(1)
+    assert box.accept(header) == 0
+    edges = [0, *sorted(cuts), SIZE]
+    for begin, end in pairwise(edges):
+        box.reception.chunk(header, begin, payload[begin:end])
+    box.complete(header)
+    [parcel] = box.mailbox.take([1]).values()
+    assert torch.equal(parcel.payload["x"], NUMBERS + 1)
+    assert box.held == 0
+    assert not box.counters
+
+
+def test_an_interrupted_transfer_goes_on_where_it_was(box):
+    header, payload = message(1)
+    box.accept(header)
+    box.reception.chunk(header, 0, payload[:100])
+    assert box.accept(header) == 100
+    box.reception.chunk(header, 100, payload[100:])
+    box.complete(header)
+    assert box.mailbox.take([1]).keys() == {1}
+
+
+def test_senders_do_not_disturb_each_other(box):
+    messages = [message(1), message(2)]
+    for header, _ in messages:
+        box.accept(header)
+    for begin in range(0, SIZE, 50):
+        for header, payload in messages:
+            box.reception.chunk(header, begin, payload[begin : begin + 50])
+    for header, _ in messages:
+        box.complete(header)
+    found = box.mailbox.take([1, 2])
+    assert [float(found[sender].payload["x"][0]) for sender in (1, 2)] == [0.0, 1.0]
+
+
+def test_the_word_that_a_sender_is_done_takes_no_room(box):
+    word = done(run="demo", round=0, sender=1, recipient=ME, sent=0)
+    assert box.accept(word) == 0
+    assert box.held == 0
+    box.complete(word)
+    assert box.mailbox.pending([1]) == []
+
+
+# Pieces that do not fit
+
+
+@pytest.mark.parametrize("offset", [0, 99, 101, SIZE, -1])
+def test_pieces_come_in_order(box, offset):
+    header, payload = message(1)
+    box.accept(header)
+    box.reception.chunk(header, 0, payload[:100])
+    assert box.refused(box.reception.chunk, header, offset, payload[:1]) == "truncated"
+    assert box.accept(header) == 100  # what was here still is
+
+
+def test_more_bytes_than_announced_are_refused(box):
+    header, payload = message(1)
+    box.accept(header)
+    box.reception.chunk(header, 0, payload[:-1])
+    assert box.refused(box.reception.chunk, header, SIZE - 1, b"ab") == "oversized"
+    assert box.accept(header) == SIZE - 1
+    box.reception.chunk(header, SIZE - 1, payload[-1:])
+    box.complete(header)
+    assert box.mailbox.take([1]).keys() == {1}
+
+
+def test_a_message_that_ends_too_early_is_dropped(box):
+    header, payload = message(1)
+    box.accept(header)
+    box.reception.chunk(header, 0, payload[:-1])
+    assert box.refused(box.complete, header) == "truncated"
+    assert box.held == 0
+    assert box.accept(header) == 0  # it can be sent again, from the beginning
+
+
+def test_a_message_that_was_changed_on_its_way_is_dropped(box):
+    header, payload = message(1)
+    box.accept(header)
+    box.reception.chunk(header, 0, payload[:-1] + bytes([payload[-1] ^ 1]))
+    assert box.refused(box.complete, header) == "checksum"
+    assert box.held == 0
+    assert box.mailbox.pending([1]) == [1]
+
+
+def test_a_payload_larger_than_any_message_is_refused_before_it_comes(box):
+    header, _ = message(1)
+    assert box.refused(box.accept, replace(header, size=SIZE + 1)) == "oversized"
+    assert (box.held, box.heard) == (0, [])
+
+
+def test_bytes_without_a_header_are_refused(box):
+    header, payload = message(1)
+    assert box.refused(box.reception.chunk, header, 0, payload) == "full"
+    assert box.refused(box.complete, header) == "full"
+
+
+# A transfer that is replaced
+
+
+def test_another_message_of_the_sender_replaces_the_one_that_was_coming(box):
+    (old, payload), (new, _) = message(1), message(1, place=1)
+    box.accept(old)
+    box.reception.chunk(old, 0, payload[:100])
+    assert box.accept(new) == 0
+    assert box.held == SIZE  # of one, not of two
+    assert box.refused(box.reception.chunk, old, 100, payload[100:]) == "full"
+    assert box.refused(box.complete, old) == "full"
+    assert box.accept(old) == 0  # from the beginning
+
+
+def test_a_message_that_is_replaced_makes_room_for_the_next(box, clock):
+    for sender in (1, 2):
+        box.accept(message(sender)[0])
+    assert box.accept(message(1, place=1)[0]) == 0
+    assert box.held == 2 * SIZE
+
+
+# Bounded memory
+
+
+def test_there_is_room_for_two_messages(box, clock):
+    for sender in (1, 2):
+        box.accept(message(sender)[0])
+    assert box.refused(box.accept, message(3)[0]) == "full"
+    assert box.held == 2 * SIZE
+    assert box.accept(message(1)[0]) == 0  # those that are coming are not disturbed
+
+
+def test_room_is_free_again_when_a_message_is_complete(box, clock):
+    for sender in (1, 2):
+        box.accept(message(sender)[0])
+    header, payload = message(1)
+    box.reception.chunk(header, 0, payload)
+    box.complete(header)
+    assert box.accept(message(3)[0]) == 0
+
+
+def test_a_transfer_that_stands_still_makes_room(box, clock):
+    for sender in (1, 2):
+        box.accept(message(sender)[0])
+    clock[0] += IDLE
+    moving, payload = message(2)
+    box.reception.chunk(moving, 0, payload[:10])
+    assert box.refused(box.accept, message(3)[0]) == "full"  # just not yet
+    clock[0] += 0.1
+    assert box.accept(message(3)[0]) == 0
+    assert box.accept(moving) == 10
+    idle, _ = message(1)
+    assert box.refused(box.reception.chunk, idle, 0, payload[:1]) == "full"
+
+
+def test_idle_transfers_stay_while_there_is_room(box, clock):
+    header, payload = message(1)
+    box.accept(header)
+    box.reception.chunk(header, 0, payload[:100])
+    clock[0] += 100 * IDLE
+    box.accept(message(2)[0])
+    assert box.accept(header) == 100
+
+
+steps = st.lists(
+    st.tuples(st.integers(1, 7), st.integers(0, 2), st.sampled_from(["accept", "chunk", "wait"])),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_whatever_senders_do_memory_is_bounded(steps):
+    """Seven senders with three messages each, and room for two."""
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembler, "PARTIAL", 0)
+        patch.setattr(assembler, "monotonic", lambda: now[0])
+        box = Box()
+        for sender, place, act in steps:
+            header, payload = message(sender, place=place)
+            with suppress(Rejected):
+                if act == "accept":
+                    box.accept(header)
+                elif act == "chunk":
+                    box.reception.chunk(header, 0, payload[:10])
+                else:
+                    now[0] += 2.0
+            assert box.counters.keys() <= {"full", "truncated"}
+            assert box.held <= 2 * SIZE
+            assert len(box.reception._incoming) <= 2
+
+
+# Who is heard
+
+
+def test_nothing_of_a_blocked_sender_is_taken(box):
+    box.reception.shunned[1] = "its messages broke rounds here"
+    header, _ = message(1)
+    with pytest.raises(Rejected, match="node 1 is not heard: its messages broke rounds here"):
+        box.accept(header)
+    assert box.counters == {"sender": 1}
+    assert (box.heard, box.held) == ([], 0)
+    assert box.accept(message(2)[0]) == 0
+
+
+def test_a_sender_is_heard_also_if_its_message_is_of_no_use(box):
+    box.mailbox.enter(5)
+    assert box.refused(box.accept, message(1, round=4)[0]) == "late"
+    assert box.refused(box.accept, message(2, round=9)[0]) == "early"
+    assert box.accept(message(3, round=6)[0]) == 0
+    assert box.heard == [(1, 4), (2, 9), (3, 6)]
+    assert box.held == SIZE
+
+
+def test_nobody_is_heard_in_the_name_of_another(box):
+    raw = header_bytes(message(1)[0])
+    assert box.refused(box.reception.accept, raw, 2) == "sender"
+    assert box.heard == []
+
+
+def test_a_message_may_be_late_when_it_is_complete(box):
+    header, payload = message(1)
+    box.accept(header)
+    box.reception.chunk(header, 0, payload)
+    box.mailbox.enter(1)
+    assert box.refused(box.complete, header) == "late"
+    assert (box.held, box.mailbox.bytes) == (0, 0)
