@@ -8,8 +8,9 @@ from torch import nn
 
 from peerage import specs
 from peerage.errors import InputError
-from peerage.models import MODELS, default_model, head_parameters
+from peerage.models import MODELS, default_model
 from peerage.models.start import he
+from peerage.vectors import Layout, head_layer
 
 # The shape a network was made for, its parameters there and in its output layer (ten classes).
 SIZES = {
@@ -42,6 +43,12 @@ LEAST_SIDE = {
 def network(name: str, shape: tuple[int, ...] | None = None, classes: int = 10) -> nn.Module:
     torch.manual_seed(0)
     return specs.parse(name, "model", MODELS).build(shape or SIZES[name][0], classes).eval()
+
+
+def head_parameters(module: nn.Module) -> list[str]:
+    head_layer(module)  # complains about a network without one
+    layout = Layout.of(module.named_parameters())
+    return [slot.name for slot in layout.slots if slot.layer == layout.head]
 
 
 def count(module: nn.Module, names: list[str] | None = None) -> int:

@@ -10,14 +10,17 @@ import pytest
 from support.command_line import complaint, peerage
 from support.studying import Silent, carry_out, smoke_files
 
+from peerage.algorithm import Algorithm
+from peerage.algorithms.dechw import DecHW
 from peerage.data.datasets import Cifar10, facts
 from peerage.data.partition import Iid
 from peerage.errors import Interrupted
 from peerage.experiment.catalogue import recipes
 from peerage.experiment.experiment import Engine, Experiment, merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
-from peerage.papers import runner
+from peerage.papers import calibrate, runner
 from peerage.papers.calibrate import Speeds, examples, parameters
+from peerage.papers.listing import entries, hours
 from peerage.papers.p0 import printed, settings, shown
 from peerage.papers.p0.settings import Setting
 from peerage.papers.study import Plan, Results, Training, essence
@@ -512,6 +515,19 @@ def test_an_estimate_counts_steps_evaluations_and_averages():
     cores = min(Speeds().cores, 4)
     pool = estimate(engine={"name": "pool"})
     assert pool - 0.5 == pytest.approx((estimate() - 0.5) / cores)
+
+
+def test_an_algorithm_that_does_not_state_its_cost_has_no_estimate(tmp_path, monkeypatch):
+    study = runner.STUDIES["p0-fig2"]
+    [job] = study.jobs(SMOKE)
+    monkeypatch.setattr(DecHW, "cost", Algorithm.cost)
+    monkeypatch.setattr(calibrate, "_mean_cost", calibrate._mean_cost.__wrapped__)
+    assert Speeds().seconds(job) is None
+    assert runner.saved_every(job, 1.0) is None
+    rows = entries([study], runner.Store(tmp_path), SMOKE, Speeds())
+    assert rows[0]["hours"] is rows[0]["hours_left"] is None
+    assert hours(None) == "unknown"
+    assert carry_out(tmp_path, [job]).done == 1
 
 
 def test_large_models_and_short_rounds_are_saved_less_often():

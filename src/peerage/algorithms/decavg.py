@@ -6,7 +6,7 @@ With a shared start it is P0's DecHomo, with independent starts its DecHetero.
 from dataclasses import dataclass
 from typing import Literal
 
-from peerage.algorithm import Algorithm, Node
+from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.errors import InputError, did_you_mean
 from peerage.work.training import LocalSGD
 
@@ -28,6 +28,9 @@ class DecAvg(Algorithm[None]):
             value = getattr(self, name)
             if value not in known:
                 raise InputError(f"unknown {name} {value!r}; {did_you_mean(value, known)}")
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        return Cost(vectors=1.0, shared_mean=True)
 
     async def round(self, node: Node[None]) -> None:
         if self.order == "train-first":

@@ -114,6 +114,7 @@ def plan(
 ) -> None:
     """One page about a network before it exists: gain, mixing, bytes, memory, and warnings."""
     from peerage import specs
+    from peerage.algorithm import Dimensions
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, facts
     from peerage.errors import InputError, did_you_mean
@@ -141,7 +142,7 @@ def plan(
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         layers=len(weights(module)),
         algorithm=algorithm,
-        payload=payload_factor(algorithm),
+        payload=payload_factor(algorithm, Dimensions.of(module, nodes, classes, shape)),
         rounds=rounds,
         optimizer_floats=floats[optimizer],
     )

@@ -4,15 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
 from peerage.experiment.experiment import Experiment, merged
-from peerage.papers.calibrate import known_facts
+from peerage.papers.calibrate import mean_cost, parameters
 from peerage.papers.p2 import printed
 from peerage.papers.p2.printed import IID, TYPE_I, TYPE_II
 from peerage.papers.study import Job, Plan, Scale, Training
-from peerage.vectors import Layout
-from peerage.work.curvature import scope_of
 
 MNIST, FASHION, CIFAR = printed.DATASETS
 FEMNIST = "femnist"
@@ -264,9 +260,6 @@ def grid(
 
 def scalars_up(experiment: Experiment) -> int:
     """Numbers that a client of HWA sends in a round: its model, and curvature of chosen layers."""
-    known = known_facts(experiment)
-    with torch.device("meta"):  # shapes without values
-        module = experiment.model[0].build(known.shape, known.classes)
-    layout = Layout.of(module.named_parameters())
-    part = scope_of(layout, experiment.algorithm.scope)
-    return layout.size + int(part.stop) - int(part.start)
+    cost = mean_cost(experiment)
+    assert cost is not None  # HWA states it
+    return round(cost.vectors * parameters(experiment))
