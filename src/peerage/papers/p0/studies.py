@@ -15,6 +15,7 @@ from peerage.papers.p0.settings import (
     Setting,
     experiment,
     grid,
+    method,
 )
 from peerage.papers.p0.shown import (
     absolute,
@@ -32,16 +33,18 @@ from peerage.papers.p0.shown import (
     show_trace,
     tabulated,
 )
-from peerage.papers.study import Job, Plan, Results, Shown, Study, Training
+from peerage.papers.study import Job, Plan, Results, Shown, Study, Training, with_options
 
 
 def trace_jobs(plan: Plan) -> list[Job]:
     """DecHW with an eye on one entry: the bias of the first class in the last layer."""
     jobs: list[Job] = []
-    for name, options in (("DecHW", ""), ("DecHW, raw accumulation", "normalise=none,")):
-        plain = experiment(plan, CIFAR, 0.2, "dechw", seed=0)
-        spec = f"dechw:{options}trace={parameters(plain) - 10}"
-        traced = experiment(plan, CIFAR, 0.2, spec, seed=0)
+    plain = experiment(plan, CIFAR, 0.2, "dechw", seed=0)
+    for name in ("DecHW", "DecHW, raw accumulation"):
+        algorithm, _ = method(name, SIZES[plan.scale])
+        traced = experiment(
+            plan, CIFAR, 0.2, with_options(algorithm, trace=parameters(plain) - 10), seed=0
+        )
         jobs.append(Training(Setting(CIFAR, 0.2, name), traced))
     return jobs
 

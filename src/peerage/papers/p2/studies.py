@@ -29,7 +29,6 @@ from peerage.papers.p2.settings import (
     linear,
     seeds,
     shown_epochs,
-    sized,
 )
 from peerage.papers.p2.shown import (
     ALL_KEYS,
@@ -42,7 +41,16 @@ from peerage.papers.p2.shown import (
     show_scopes,
     show_table,
 )
-from peerage.papers.study import Calculation, Job, Plan, Study, Training
+from peerage.papers.study import (
+    DIGITS,
+    SMALL_MODEL,
+    Calculation,
+    Job,
+    Plan,
+    Study,
+    Training,
+    with_options,
+)
 
 OF_CLIENT = 10  # epochs of Fig. 2, and a guess for Fig. 1
 TWO_LABELS = {"labels 0 and 1": "0+1", "labels 8 and 9": "8+9"}
@@ -75,8 +83,8 @@ def client(
     size = SIZES[plan.scale]
     smoke = plan.scale == "smoke"
     return kind(
-        "digits" if smoke else sized(MNIST, size.train[MNIST]),
-        "digits-mlp" if smoke else MODELS[MNIST],
+        DIGITS if smoke else with_options(MNIST, train=size.train[MNIST]),
+        SMALL_MODEL if smoke else MODELS[MNIST],
         partition,
         nodes=size.nodes,
         epochs=2 if smoke else OF_CLIENT,

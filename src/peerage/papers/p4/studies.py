@@ -99,7 +99,7 @@ def start_jobs(plan: Plan) -> list[Job]:
         evaluation={"growth": None, "spread": True},
     )
     model = Diffused(graph, size.nodes, size.degree, 200, size.rounds + 1, 1e-8, 1.0, "normal")
-    seeds = range(plan.seeds or size.realisations)
+    seeds = plan.seed_range(size.realisations)
     return [*jobs, Calculation(Setting("", CALCULATED, WITHOUT), model, seeds)]
 
 
@@ -178,11 +178,9 @@ def calculations(
         noise=1e-3,
         assortativity=assortativity,
     )
-    count = plan.seeds or size.realisations
-    starts = range(0, count, size.together)
+    seeds, together = plan.seed_range(size.realisations), size.together
     return [
-        Calculation(place, model, range(first, min(first + size.together, count)))
-        for first in starts
+        Calculation(place, model, seeds[first : first + together]) for first in seeds[::together]
     ]
 
 
@@ -252,7 +250,7 @@ def curvature_jobs(plan: Plan) -> list[Job]:
         for name in ("DecAvg", "DecHW"):
             for method, gain in ((WITH, "graph"), (WITHOUT, "none")):
                 changes = {"topology": topology, "init": {"gain": gain}}
-                for seed in range(plan.seeds or size.seeds):
+                for seed in plan.seed_range(size.seeds):
                     made = p0.experiment(plan, p0.MNIST, 0.2, name.lower(), seed, **changes)
                     jobs.append(Training(Setting(graph, name, method), made))
     return jobs
