@@ -14,7 +14,7 @@ from peerage.algorithm import Algorithm
 from peerage.algorithms.dechw import DecHW
 from peerage.data.datasets import Cifar10, facts
 from peerage.data.partition import Iid
-from peerage.errors import Interrupted
+from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
 from peerage.experiment.experiment import Engine, Experiment, merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
@@ -573,3 +573,60 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     assert Speeds(tmp_path / "speeds.json").averaged() == fresh.averaged()
     (tmp_path / "speeds.json").write_text("damaged")
     assert Speeds(tmp_path / "speeds.json").rates == {}
+
+
+# Studies from outside the package
+
+
+OUTSIDE = """
+from dataclasses import replace
+
+from peerage.papers.runner import STUDIES
+
+MINE = replace(STUDIES["p0-fig2"], id="mine", title="Not in the paper: mine")
+TAKEN = STUDIES["p0-fig3"]
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(runner, "STUDIES", dict(runner.STUDIES))
+    path = tmp_path / "outside.py"
+    path.write_text(OUTSIDE)
+    return path
+
+
+def test_a_study_from_a_file_is_run_listed_and_written(outside, tmp_path):
+    outcome = peerage(f"reproduce {outside}:MINE --scale smoke --json --out", tmp_path / "home")
+    written = json.loads(outcome.lines[-1])
+    assert written["done"] == 1
+    page = tmp_path / "home" / "results" / "mine-smoke.md"
+    assert str(page) in written["files"]
+    assert "Made by `peerage reproduce outside.py:MINE --scale smoke`" in page.read_text()
+    listed = peerage(f"reproduce {outside}:MINE --list --scale smoke --out", tmp_path / "home").out
+    assert "1 of 1" in listed
+    assert runner.find("mine") is runner.find(f"{outside}:MINE")
+
+
+def test_a_study_can_be_registered_from_python(outside):
+    study = replace(runner.STUDIES["p0-fig2"], id="ours")
+    runner.register(study)
+    runner.register(study)
+    assert runner.find("ours") is study
+    with pytest.raises(InputError, match="already a study 'ours'; give yours another id"):
+        runner.register(replace(study, title="another"))
+
+
+def test_files_without_the_study_are_refused(outside, tmp_path):
+    with pytest.raises(InputError, match="has no study 'MIND'; did you mean 'MINE'"):
+        runner.find(f"{outside}:MIND")
+    with pytest.raises(InputError, match="already a study 'p0-fig3'"):
+        runner.find(f"{outside}:TAKEN")
+    with pytest.raises(InputError, match="does not exist"):
+        runner.find(f"{tmp_path}/nothing.py:MINE")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(InputError, match="cannot be loaded: ZeroDivisionError"):
+        runner.find(f"{tmp_path}/broken.py:MINE")
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(InputError, match="it defines no Study"):
+        runner.find(f"{tmp_path}/empty.py:MINE")

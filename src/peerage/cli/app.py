@@ -432,7 +432,7 @@ def report(
 @app.command()
 def reproduce(
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures, e.g. p0-tab2; see --list.")
+        list[str] | None, typer.Argument(help="e.g. p0-tab2, or my_file.py:STUDY; see --list.")
     ] = None,
     scale: Annotated[
         str, typer.Option(help="smoke (seconds), small (minutes) or paper (as published).")

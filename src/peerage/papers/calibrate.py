@@ -180,7 +180,8 @@ def numbers_averaged(experiment: Experiment, cost: Cost) -> float:
     """Numbers that the averages of one round are made of."""
     if experiment.pooled:
         return 0.0
-    models = experiment.nodes + _links(experiment.topology, experiment.nodes)
+    links = _links(experiment.topology, experiment.nodes)
+    models = share_of_clients(experiment) * (experiment.nodes + links)
     whole = isinstance(experiment.topology, Complete) and experiment.faults == Faults()
     if whole and cost.shared_mean:
         models = 2 * experiment.nodes  # each worker computes the mean of all once

@@ -1,9 +1,11 @@
 """Does the jobs of studies: skips what is finished, continues what was interrupted, shows all."""
 
+import runpy
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -54,10 +56,39 @@ class Outcome:
     lacking: list[str] = field(default_factory=list)  # data sets
 
 
+def register(study: Study) -> None:
+    """Add a study from outside the package to those that `find` and the list know."""
+    if STUDIES.setdefault(study.id, study) is not study:
+        raise InputError(f"there is already a study {study.id!r}; give yours another id")
+
+
 def find(id: str) -> Study:
+    """The study with this id, or `file.py:NAME` for one that a Python file defines."""
+    file, _, name = id.rpartition(":")
+    if file.endswith(".py"):
+        return load_study(Path(file).absolute(), name)
     if id not in STUDIES:
         raise InputError(f"unknown table or figure {id!r}; {did_you_mean(id, STUDIES)}")
     return STUDIES[id]
+
+
+@cache
+def load_study(path: Path, name: str) -> Study:
+    """Register the study of this name from a Python file, which is run once."""
+    if not path.is_file():
+        raise InputError(f"study file {str(path)!r} does not exist; give the path of a file")
+    try:
+        defined = runpy.run_path(str(path))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"study file {str(path)!r} cannot be loaded: {reason}") from error
+    known = {key: value for key, value in defined.items() if isinstance(value, Study)}
+    if name not in known:
+        hint = did_you_mean(name, known) if known else "it defines no Study"
+        raise InputError(f"{str(path)!r} has no study {name!r}; {hint}")
+    study = replace(known[name], command=f"{path.name}:{name}")
+    register(study)
+    return study
 
 
 def jobs_of(study: Study, plan: Plan, only: Sequence[str] = ()) -> list[Job]:

@@ -328,3 +328,4 @@ class Study:
     claim: str  # what the paper reports, or why we ask
     jobs: Callable[[Plan], list[Job]]
     show: Callable[[Results], Shown]
+    command: str = ""  # what `peerage reproduce` calls it, if that is not the id
