@@ -213,6 +213,25 @@ def shown_epochs(epochs: int) -> str:
     return f"E = {epochs}"
 
 
+def runs(
+    plan: Plan,
+    dataset: str,
+    setting: str,
+    name: str,
+    algorithm: str | None = None,
+    *,
+    epochs: int = FIVE,
+    **changes: Any,
+) -> list[Job]:
+    """One job per seed of a method; its algorithm is that of METHODS by default."""
+    place = Setting(dataset, setting, shown_epochs(epochs), name)
+    algorithm = algorithm or METHODS[name]
+    return [
+        Training(place, experiment(plan, dataset, algorithm, seed=seed, epochs=epochs, **changes))
+        for seed in seeds(plan, dataset)
+    ]
+
+
 def grid(
     plan: Plan,
     datasets: Iterable[str],
@@ -226,23 +245,13 @@ def grid(
     study has.
     """
     return [
-        Training(
-            Setting(dataset, split, shown_epochs(number), name),
-            experiment(
-                plan,
-                dataset,
-                METHODS[name],
-                seed=seed,
-                epochs=number,
-                partition=PARTITIONS[split],
-            ),
-        )
+        job
         for dataset in datasets
         for number in epochs
         if number in SIZES[plan.scale].epochs[dataset]
         for split in sorted(splits, key=lambda split: split == IID)
         for name in methods
-        for seed in seeds(plan, dataset)
+        for job in runs(plan, dataset, split, name, epochs=number, partition=PARTITIONS[split])
     ]
 
 
