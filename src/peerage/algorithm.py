@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peerage import specs
 from peerage.errors import PeerageError
@@ -29,7 +29,7 @@ from peerage.requests import (
     TensorSpec,
     recorded,
 )
-from peerage.vectors import Layout
+from peerage.vectors import Layout, float_buffers, trained_parameters
 from peerage.work.curvature import Curvature, Gradient, Losses, Part
 from peerage.work.training import LocalSGD, Train, TrainStats
 
@@ -45,6 +45,25 @@ class Dimensions:
     nodes: int  # all of them, also a hub
     classes: int
     example: tuple[int, ...]  # the shape of one
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, nodes: int, classes: int, example: tuple[int, ...]
+    ) -> "Dimensions":
+        """Those of a network whose nodes all have this model, which may be on the device meta."""
+        buffers = sum(buffer.numel() for _, buffer in float_buffers(module))
+        return cls(Layout.of(trained_parameters(module)), buffers, nodes, classes, example)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round costs a node beside its local training."""
+
+    vectors: float  # numbers per parameter in a message to a neighbour, or to the hub
+    passes: float = 0.0  # over the node's data, each as long as an epoch of local training
+    forward: float = 0.0  # passes over the node's data without gradients
+    state: float = 0.0  # numbers per parameter that the node keeps for the next round
+    shared_mean: bool = False  # nodes that hear the same senders compute one `Inbox.mean`
 
 
 @dataclass
@@ -252,6 +271,10 @@ class Algorithm(Generic[S]):
         Between real machines, whatever is not declared here is refused.
         """
         return {"x": TensorSpec((dimensions.layout.size,)), "b": TensorSpec((dimensions.buffers,))}
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost | None:
+        """What a round costs a node with so many examples; None if that is unknown."""
+        return None
 
     def caveats(self) -> Iterable[str]:
         """What a user of these hyperparameters should know, one line each; shown as warnings."""

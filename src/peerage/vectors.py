@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from peerage.errors import InputError
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -73,10 +75,15 @@ class Layout:
         """The modules that own parameters, from the input to the output."""
         return tuple(dict.fromkeys(slot.layer for slot in self.slots))
 
+    @property
+    def head(self) -> str:
+        """The output layer: the last one that owns parameters; empty if none does."""
+        return next(reversed(self.layers), "")
+
     def span(self, *layers: str) -> slice:
         """The part of the vector that the named layers fill, which must be neighbours.
 
-        `vector[layout.span("fc2")]` is a layer; `layout.span(layout.layers[-1])` is the head and
+        `vector[layout.span("fc2")]` is a layer; `layout.span(layout.head)` is the head and
         `layout.span(*layout.layers[:-1])` the core.
         """
         chosen = [slot for slot in self.slots if slot.layer in layers]
@@ -127,6 +134,17 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def frozen_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Those that do not require gradients: constants of the architecture, equal on all nodes."""
     return [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+
+
+def head_layer(module: nn.Module) -> nn.Linear:
+    """The head of a network, whose inputs are the features of an example."""
+    layer = module.get_submodule(Layout.of(module.named_parameters()).head)
+    if not isinstance(layer, nn.Linear):
+        raise InputError(
+            f"model {type(module).__name__} has no linear layer as its last one, whose inputs "
+            "would be its features; choose a model that ends with one"
+        )
+    return layer
 
 
 def float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -23,11 +23,11 @@ from peerage.errors import InputError
 from peerage.randomness import torch_stream
 from peerage.requests import Message, Receive, Send
 from peerage.testing import CLASSES, NODES, blobs, dealt, simulate, toy
-from peerage.vectors import FlatModel, Layout
+from peerage.vectors import FlatModel, Layout, head_layer
 from peerage.work import synthesis
 from peerage.work.context import Examples
 from peerage.work.context import Local as Workbench
-from peerage.work.losses import distillation, last_linear, supervised_contrastive, with_features
+from peerage.work.losses import distillation, supervised_contrastive, with_features
 from peerage.work.synthesis import Logits, Synthesis, Synthesise, synthesise
 from peerage.work.training import LocalSGD, Train, Trained, TrainStats
 
@@ -186,7 +186,7 @@ def test_an_anchor_batch_is_as_large_as_the_own_batch_and_drawn_anew():
 def test_features_are_what_the_last_linear_layer_sees():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Identity())
     x = torch.randn(5, 3)
-    logits, features = with_features(module, last_linear(module), x)
+    logits, features = with_features(module, head_layer(module), x)
     assert torch.equal(features, module[1](module[0](x)))
     assert torch.equal(logits, module(x))
     assert not module[2]._forward_pre_hooks
@@ -194,7 +194,7 @@ def test_features_are_what_the_last_linear_layer_sees():
 
 def test_a_model_without_features_is_refused():
     with pytest.raises(InputError, match=r"Sequential has no linear layer.*ends with one"):
-        last_linear(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()))
+        head_layer(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()))
 
 
 # Who sends what to whom: three nodes on a path, synthesis and models scripted

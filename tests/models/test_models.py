@@ -9,8 +9,9 @@ from torch import nn
 
 from peerage import specs
 from peerage.errors import InputError
-from peerage.models import MODELS, default_model, head_parameters
+from peerage.models import MODELS, default_model
 from peerage.models.start import he
+from peerage.vectors import Layout, head_layer
 
 LEAST_SIDE = {
     "cifar-cnn": 8,
@@ -22,6 +23,12 @@ LEAST_SIDE = {
     "mnist-cnn": 16,
     "vgg16": 32,
 }
+
+
+def head_parameters(module: nn.Module) -> list[str]:
+    head_layer(module)  # complains about a network without one
+    layout = Layout.of(module.named_parameters())
+    return [slot.name for slot in layout.slots if slot.layer == layout.head]
 
 
 def count(module: nn.Module, names: list[str] | None = None) -> int:

@@ -19,8 +19,7 @@ from peerage.data.partition import Dirichlet
 from peerage.engine.prepare import prepare
 from peerage.papers import runner
 from peerage.papers.calibrate import Speeds
-from peerage.papers.charts import Bars, plots
-from peerage.papers.heat import HeatMap, heat_maps
+from peerage.papers.charts import Bars, HeatMap, heat_maps, plots
 from peerage.papers.p2 import clients, printed, shown, studies
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import SIZES, Setting, scalars_up

@@ -10,16 +10,19 @@ import pytest
 from support.command_line import complaint, peerage
 from support.studying import Silent, carry_out, smoke_files
 
+from peerage.algorithm import Algorithm
+from peerage.algorithms.dechw import DecHW
 from peerage.data.datasets import Cifar10, facts
 from peerage.data.partition import Iid
-from peerage.errors import Interrupted
+from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
 from peerage.experiment.experiment import Engine, Experiment
 from peerage.experiment.identity import run_key
 from peerage.experiment.toml import merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
-from peerage.papers import runner
+from peerage.papers import calibrate, runner
 from peerage.papers.calibrate import Speeds, examples, parameters
+from peerage.papers.listing import entries, hours
 from peerage.papers.p0 import printed, settings, shown
 from peerage.papers.p0.settings import Setting
 from peerage.papers.study import Plan, Results, Training
@@ -522,6 +525,19 @@ def test_an_estimate_counts_steps_evaluations_and_averages():
     assert pool - 0.5 == pytest.approx((estimate() - 0.5) / cores)
 
 
+def test_an_algorithm_that_does_not_state_its_cost_has_no_estimate(tmp_path, monkeypatch):
+    study = runner.STUDIES["p0-fig2"]
+    [job] = study.jobs(SMOKE)
+    monkeypatch.setattr(DecHW, "cost", Algorithm.cost)
+    monkeypatch.setattr(calibrate, "_mean_cost", calibrate._mean_cost.__wrapped__)
+    assert Speeds().seconds(job) is None
+    assert runner.saved_every(job, 1.0) is None
+    rows = entries([study], runner.Store(tmp_path), SMOKE, Speeds())
+    assert rows[0]["hours"] is rows[0]["hours_left"] is None
+    assert hours(None) == "unknown"
+    assert carry_out(tmp_path, [job]).done == 1
+
+
 def test_large_models_and_short_rounds_are_saved_less_often():
     place = Setting("cifar10", 0.2, "DecAvg")
     table = tomllib.loads(SHORT.to_toml())
@@ -565,3 +581,60 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     assert Speeds(tmp_path / "speeds.json").averaged() == fresh.averaged()
     (tmp_path / "speeds.json").write_text("damaged")
     assert Speeds(tmp_path / "speeds.json").rates == {}
+
+
+# Studies from outside the package
+
+
+OUTSIDE = """
+from dataclasses import replace
+
+from peerage.papers.runner import STUDIES
+
+MINE = replace(STUDIES["p0-fig2"], id="mine", title="Not in the paper: mine")
+TAKEN = STUDIES["p0-fig3"]
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(runner, "STUDIES", dict(runner.STUDIES))
+    path = tmp_path / "outside.py"
+    path.write_text(OUTSIDE)
+    return path
+
+
+def test_a_study_from_a_file_is_run_listed_and_written(outside, tmp_path):
+    outcome = peerage(f"reproduce {outside}:MINE --scale smoke --json --out", tmp_path / "home")
+    written = json.loads(outcome.lines[-1])
+    assert written["done"] == 1
+    page = tmp_path / "home" / "results" / "mine-smoke.md"
+    assert str(page) in written["files"]
+    assert "Made by `peerage reproduce outside.py:MINE --scale smoke`" in page.read_text()
+    listed = peerage(f"reproduce {outside}:MINE --list --scale smoke --out", tmp_path / "home").out
+    assert "1 of 1" in listed
+    assert runner.find("mine") is runner.find(f"{outside}:MINE")
+
+
+def test_a_study_can_be_registered_from_python(outside):
+    study = replace(runner.STUDIES["p0-fig2"], id="ours")
+    runner.register(study)
+    runner.register(study)
+    assert runner.find("ours") is study
+    with pytest.raises(InputError, match="already a study 'ours'; give yours another id"):
+        runner.register(replace(study, title="another"))
+
+
+def test_files_without_the_study_are_refused(outside, tmp_path):
+    with pytest.raises(InputError, match="has no study 'MIND'; did you mean 'MINE'"):
+        runner.find(f"{outside}:MIND")
+    with pytest.raises(InputError, match="already a study 'p0-fig3'"):
+        runner.find(f"{outside}:TAKEN")
+    with pytest.raises(InputError, match="does not exist"):
+        runner.find(f"{tmp_path}/nothing.py:MINE")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(InputError, match="cannot be loaded: ZeroDivisionError"):
+        runner.find(f"{tmp_path}/broken.py:MINE")
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(InputError, match="it defines no Study"):
+        runner.find(f"{tmp_path}/empty.py:MINE")

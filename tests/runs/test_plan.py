@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 
+from peerage.algorithm import Algorithm, Cost, Dimensions
+from peerage.algorithms import ALGORITHMS
+from peerage.algorithms.decavg import DecAvg
 from peerage.errors import InputError
+from peerage.experiment import Experiment
 from peerage.graphs.graph import Graph, StaticGraph
 from peerage.graphs.mixing import describe
 from peerage.graphs.topology import Complete, DynamicRegular, ErdosRenyi, Regular, Ring, Star
+from peerage.models.mlp import MLP
 from peerage.runs.plan import NetworkPlan, Range, page, payload_factor, plan
+from peerage.runs.run import Result, run
 
 ONE_WAY = StaticGraph.from_edges(4, [(0, 1), (1, 2), (2, 3), (0, 2), (0, 3), (1, 3)], directed=True)
 CIRCLE = StaticGraph.from_edges(3, [(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)
+DIMENSIONS = Dimensions.of(MLP().build((1, 8, 8), 10), 3, 10, (1, 8, 8))
 PIECES = StaticGraph.from_edges(6, [(0, 1), (1, 2), (0, 2), (3, 4)])
 
 
@@ -193,13 +200,77 @@ def test_impossible_values_are_refused(changes: dict[str, Any], message: str) ->
     ("algorithm", "expected"),
     [("local", 0), ("decavg", 1), ("dechw", 2), ("dechw:theta=1", 1), ("cfa", 1), ("desa", 0)],
 )
-def test_payloads_are_what_the_algorithms_send(
-    algorithm: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
-    assert payload_factor(algorithm) == expected
+def test_payloads_are_what_the_algorithms_send(algorithm: str, expected: float) -> None:
+    assert payload_factor(algorithm, DIMENSIONS) == expected
 
 
 def test_unknown_algorithms_have_no_payload() -> None:
     with pytest.raises(InputError, match="did you mean 'dechw'"):
-        payload_factor("dechv")
+        payload_factor("dechv", DIMENSIONS)
+
+
+def test_algorithms_with_a_hub_are_not_planned_on_graphs() -> None:
+    with pytest.raises(InputError, match="choose an algorithm without a hub"):
+        payload_factor("fedavg", DIMENSIONS)
+
+
+def tiny_run(algorithm: str, model: str) -> Result:
+    with_hub = ALGORITHMS[algorithm.partition(":")[0]].with_hub
+    return run(
+        Experiment(
+            algorithm=algorithm,
+            dataset="digits",
+            model=model,
+            nodes=3,
+            topology="star:centre=last" if with_hub else "complete",
+            partition="iid",
+            rounds=2,
+            local={"steps": 1},
+            evaluation={"every": 2, "samples": 1},
+            engine={"name": "serial"},
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [name for name in ALGORITHMS if name not in ("desa", "fednl")]
+    + ["desa:iterations=1", "dechw:theta=1", "dechw:scope=output", "hwa:scope=all"],
+)
+def test_stated_payloads_are_what_runs_send(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of models of two sizes tell what grows with the model; logits do not."""
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
+    sent, stated = [], []
+    for hidden in ("4", "8"):
+        result = tiny_run(algorithm, f"mlp:hidden={hidden}")
+        dimensions = Dimensions.of(MLP(hidden).build((1, 8, 8), 10), 3, 10, (1, 8, 8))
+        chosen = result.experiment.algorithm
+        cost = chosen.cost(1, dimensions, 100.0)
+        # A client of a hub hears a model, and with FedCurv as much as it sends.
+        heard = 1 if chosen.with_hub and algorithm != "fedcurv" else cost.vectors
+        stated.append(3 * (cost.vectors + heard) * dimensions.layout.size)
+        sent.append(result.rows[-1]["bytes"] / 4)
+    assert sent[1] - sent[0] == pytest.approx(stated[1] - stated[0])
+
+
+class Silent(DecAvg):
+    """An algorithm that says nothing about its cost."""
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost | None:
+        return Algorithm.cost(self, round, dimensions, examples)
+
+
+def test_what_an_algorithm_does_not_state_is_unknown_and_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Silent().cost(0, DIMENSIONS, 100.0) is None
+    found = planned(Star().build(11, 0), payload=None)
+    assert (found.sent, found.memory, found.sent_per_round, found.sent_total) == (None,) * 4
+    text = page(found)
+    assert "dechw: unknown what it sends" in text
+    for name in ("sent per peer", "sent in total", "memory per peer"):
+        assert f"\n{name:17}unknown" in text
+    table = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert table["payload"] is table["sent"] is table["memory"] is table["sent_total"] is None

@@ -6,7 +6,7 @@ Savazzi, Nicoli, Rampa, 2020. arXiv:1912.13163. P0 uses epsilon = 1.
 from dataclasses import dataclass
 
 from peerage.aggregation import weighted_mean
-from peerage.algorithm import Algorithm, Node
+from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.errors import InputError
 from peerage.work.training import LocalSGD
 
@@ -21,6 +21,9 @@ class CFA(Algorithm[None]):
     def __post_init__(self) -> None:
         if self.epsilon != -1 and not 0 < self.epsilon <= 1:
             raise InputError(f"epsilon must lie in (0, 1] or be -1, got {self.epsilon}")
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        return Cost(vectors=1.0)
 
     async def round(self, node: Node[None]) -> None:
         await node.train(self.local)

@@ -6,7 +6,7 @@ With a shared start it is P0's DecHomo, with independent starts its DecHetero.
 from dataclasses import dataclass
 from typing import Literal
 
-from peerage.algorithm import Algorithm, Node
+from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.work.training import LocalSGD
 
 
@@ -18,6 +18,9 @@ class DecAvg(Algorithm[None]):
     # By examples, equal, doubly stochastic (undirected graphs only), or those of a weighted graph.
     weights: Literal["data", "uniform", "metropolis", "graph"] = "data"
     order: Literal["train-first", "combine-first"] = "train-first"  # the latter in P4's code
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        return Cost(vectors=1.0, shared_mean=True)
 
     async def round(self, node: Node[None]) -> None:
         if self.order == "train-first":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import weighted_mean
-from peerage.algorithm import Algorithm, Node
+from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.errors import InputError
 from peerage.work.losses import CrossEntropy, VirtualTeacher
 from peerage.work.training import LocalSGD
@@ -36,6 +36,9 @@ class DecDiff(Algorithm[None]):
 
     def work(self) -> LocalSGD:
         return self.local
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        return Cost(vectors=1.0)
 
     async def round(self, node: Node[None]) -> None:
         await node.train(self.work())

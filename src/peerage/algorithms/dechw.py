@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
-from peerage.algorithm import Algorithm, Dimensions, Node
+from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.errors import InputError
 from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
-from peerage.work.curvature import check_kind, scope_of
+from peerage.work.curvature import PASSES, check_kind, scope_of
 from peerage.work.training import LocalSGD
 
 ONLINE = "online"
@@ -80,8 +80,16 @@ class DecHW(Algorithm[Memory]):
         part = scope_of(dimensions.layout, self.scope)
         return {**super().speaks(dimensions), "h": TensorSpec((part.stop - part.start,))}
 
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        part = scope_of(dimensions.layout, self.scope)
+        share = (part.stop - part.start) / dimensions.layout.size
+        if not self.curved(round):
+            return Cost(vectors=1.0, state=share)
+        passes = 0.0 if self.curvature == ONLINE else PASSES[self.curvature]
+        return Cost(vectors=1.0 + share, passes=passes, state=share)
+
     async def round(self, node: Node[Memory]) -> None:
-        if not self.curved(node):
+        if not self.curved(node.round):
             await node.train(self.local)
             inbox = await node.exchange(x=node.params, b=node.buffers)
         else:
@@ -93,9 +101,9 @@ class DecHW(Algorithm[Memory]):
                 node.state = Memory(node.state.h, known)
         self.combine(node, inbox.alike(node.architecture))
 
-    def curved(self, node: Node[Memory]) -> bool:
+    def curved(self, round: int) -> bool:
         """Whether this is a round with curvature."""
-        return self.theta is None or node.round < self.theta
+        return self.theta is None or round < self.theta
 
     async def learn(self, node: Node[Memory]) -> Tensor:
         """[d] the curvature after local training, of the layers in the scope."""
@@ -125,7 +133,7 @@ class DecHW(Algorithm[Memory]):
         tau = inbox.weights(self.weights)
         node.buffers = weighted_mean(inbox["b"], tau)
         part = scope_of(node.layout, self.scope)
-        if self.curved(node):
+        if self.curved(node.round):
             self.note_trace(node, inbox, tau, part)
             node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau, part=part)
         elif self.after_stop == "frozen":

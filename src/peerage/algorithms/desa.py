@@ -6,20 +6,21 @@ to all nodes, and logits come from neighbours only.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerage.algorithm import Algorithm, Dimensions, Node
+from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.errors import InputError
 from peerage.requests import Inbox, TensorSpec
+from peerage.vectors import head_layer
 from peerage.work.losses import (
     Lesson,
     Loss,
     distillation,
-    last_linear,
     supervised_contrastive,
     with_features,
 )
@@ -85,6 +86,16 @@ class DESA(Algorithm[ByClass]):
         images = {f"image{c}": TensorSpec((self.ipc, *dimensions.example)) for c in numbers}
         return images | {f"class{c}": TensorSpec((self.ipc, dimensions.classes)) for c in numbers}
 
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        anchors = self.ipc * dimensions.classes
+        made = self.iterations * (1 + 3 * anchors / max(examples, 1))  # forwards and backwards
+        return Cost(
+            vectors=0.0,
+            passes=float(self.local.epochs or 1),  # as many anchors as examples
+            forward=made if round == 0 else 0.0,
+            state=anchors * prod(dimensions.example) / dimensions.layout.size,
+        )
+
     def init(self, node: Node[ByClass]) -> ByClass:
         return {}
 
@@ -132,7 +143,7 @@ class AnchoredLoss(Lesson):
     def prepare(
         self, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        o, own, head = self.options, self.options.own_loss(), last_linear(module)
+        o, own, head = self.options, self.options.own_loss(), head_layer(module)
         anchors = channels_to_end(given["anchors"])  # batches of them lie in memory as own ones do
 
         def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peerage.algorithm import Node
+from peerage.algorithm import Cost, Dimensions, Node
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox
 from peerage.work.training import LocalSGD
@@ -19,6 +19,9 @@ class FedAvg(HubAlgorithm[None]):
     """Train the hub's model; the hub takes the mean, weighted by examples."""
 
     local: LocalSGD = LocalSGD()
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        return Cost(vectors=1.0)
 
     async def answer(self, node: Node[None], order: Mapping[str, Tensor]) -> Payload:
         await node.train(self.local)

@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Dimensions, Node
+from peerage.algorithm import Cost, Dimensions, Node
 from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox, TensorSpec
-from peerage.work.curvature import check_kind
+from peerage.work.curvature import PASSES, check_kind
 from peerage.work.losses import CurvaturePenalty
 from peerage.work.training import LocalSGD
 
@@ -54,6 +54,9 @@ class FedCurv(HubAlgorithm[Consolidated]):
     def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         sums = {"f": TensorSpec((None,)), "fx": TensorSpec((None,))}  # empty in the first round
         return {**super().speaks(dimensions), **sums, "who": TensorSpec((None,), torch.int64)}
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        return Cost(vectors=3.0, passes=PASSES[self.curvature], state=2.0)
 
     def init(self, node: Node[Consolidated]) -> Consolidated:
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from peerage.algorithm import Dimensions, Node
+from peerage.algorithm import Cost, Dimensions, Node
 from peerage.errors import InputError, check_choice
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox, TensorSpec
@@ -29,6 +29,7 @@ from peerage.work.newton import (
 )
 
 NEVER = -1  # the round of a message that has not come yet
+ROWS_PER_PASS = 20  # of Hessians in the time of a pass of training; measured in the study p2-fig7
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,15 @@ class FedNL(HubAlgorithm[Learned]):
             "values": TensorSpec((classes, self.rank)),
             "vectors": TensorSpec((classes, self.rank, size)),
         }
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        _, size = problems(dimensions.layout)
+        first = round == 0 and self.start == "exact"
+        return Cost(
+            vectors=1.0 + ((size + 1) / 2 if first else self.rank),
+            passes=size / ROWS_PER_PASS,
+            state=float(size),
+        )
 
     def init(self, node: Node[Learned]) -> Learned:
         classes, size = problems(node.layout)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from peerage.aggregation import curvature_weighted, unit, weighted_mean
-from peerage.algorithm import Dimensions, Node
+from peerage.algorithm import Cost, Dimensions, Node
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
-from peerage.work.curvature import check_kind, scope_of
+from peerage.work.curvature import PASSES, check_kind, scope_of
 from peerage.work.training import LocalSGD
 
 
@@ -41,6 +41,11 @@ class HWA(HubAlgorithm[None]):
     def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
         return {**super().speaks(dimensions), "h": TensorSpec((part.stop - part.start,))}
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        part = scope_of(dimensions.layout, self.scope)
+        share = (part.stop - part.start) / dimensions.layout.size
+        return Cost(vectors=1.0 + share, passes=PASSES[self.curvature])
 
     def caveats(self) -> Iterator[str]:
         if self.normalise == "literal":

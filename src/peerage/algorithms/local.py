@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from peerage.algorithm import Algorithm, Node
+from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.work.training import LocalSGD
 
 
@@ -13,6 +13,9 @@ class Local(Algorithm[None]):
 
     personal: ClassVar[bool] = True
     local: LocalSGD = LocalSGD()
+
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        return Cost(vectors=0.0)
 
     async def round(self, node: Node[None]) -> None:
         await node.train(self.local)

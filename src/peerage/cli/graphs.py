@@ -119,6 +119,7 @@ def plan(
 ) -> None:
     """Estimate mixing, gain, traffic and memory of a network."""
     from peerage import specs
+    from peerage.algorithm import Dimensions
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, facts
     from peerage.errors import check_choice
@@ -145,7 +146,7 @@ def plan(
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         layers=len(weights(module)),
         algorithm=algorithm,
-        payload=payload_factor(algorithm),
+        payload=payload_factor(algorithm, Dimensions.of(module, nodes, classes, shape)),
         rounds=rounds,
         optimizer_floats=floats[optimizer],
     )

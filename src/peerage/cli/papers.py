@@ -15,7 +15,9 @@ from peerage.errors import InputError
 def reproduce(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables and figures to repeat, e.g. p0-tab2; see --list."),
+        typer.Argument(
+            help="Tables and figures to repeat, e.g. p0-tab2 or my_file.py:STUDY; see --list."
+        ),
     ] = None,
     scale: Annotated[
         str,

@@ -4,9 +4,6 @@ Options are a frozen dataclass; `build(shape, classes)` makes the network. Input
 size and classes are those of the data; a network that the data cannot fit says so.
 """
 
-from torch import nn
-
-from peerage.errors import InputError
 from peerage.models.base import Model
 from peerage.models.cifar_cnn import CifarCNN
 from peerage.models.digits_cnn import DigitsCNN
@@ -18,7 +15,7 @@ from peerage.models.mlp import MLP, DigitsMLP, GainMLP, HwaMLP, Logistic
 from peerage.models.mnist_cnn import MnistCNN
 from peerage.models.vgg16 import VGG16
 
-__all__ = ["MODELS", "Model", "default_model", "head_parameters"]
+__all__ = ["MODELS", "Model", "default_model"]
 
 MODELS: dict[str, type[Model]] = {
     "cifar-cnn": CifarCNN,
@@ -52,14 +49,3 @@ def default_model(dataset: str, shape: tuple[int, ...] = ()) -> str:
         return _DEFAULTS[dataset]
     is_large_image = len(shape) == 3 and min(shape[1:]) >= 16
     return "cifar-cnn" if is_large_image else "mlp"
-
-
-def head_parameters(module: nn.Module) -> list[str]:
-    """The names of the parameters of the output layer: the last linear layer of the network."""
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if not linear:
-        raise InputError(
-            "this network has no linear layer, so it has no head; choose another model"
-        )
-    prefix = f"{linear[-1]}." if linear[-1] else ""
-    return [name for name, _ in module.named_parameters() if name.startswith(prefix)]

@@ -4,17 +4,14 @@ import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
 from peerage.aggregation import weighted_mean
-from peerage.algorithms.decavg import DecAvg
-from peerage.algorithms.dechw import ONLINE, DecHW
-from peerage.algorithms.desa import DESA
-from peerage.algorithms.fedcurv import FedCurv
-from peerage.algorithms.hwa import HWA
+from peerage.algorithm import Algorithm, Cost, Dimensions
 from peerage.data import cache_folder
 from peerage.data.datasets import DATASETS, FACTS, Facts, facts
 from peerage.data.partition import BalancedIid, ByGroup
@@ -35,7 +32,6 @@ from peerage.work.evaluation import score
 from peerage.work.training import LocalSGD, train
 
 SECONDS = 0.3  # of every measurement
-SAMPLE_PASS = 1.4  # a pass over single examples, measured in the study p0-curvature
 START = 0.5  # seconds until the workers of a run are at work
 TRIAL = 500  # examples of a trial; large models get fewer, or it would take a minute
 LARGE = 2_000_000  # parameters
@@ -62,30 +58,35 @@ class Speeds:
     def cores(self) -> int:
         return int(self.machine["cores"])
 
-    def seconds(self, job: Job) -> float:
-        """What the whole job takes, if it goes through all of its rounds."""
+    def seconds(self, job: Job) -> float | None:
+        """What the whole job takes, if it goes through all of its rounds; None if unknown."""
         if isinstance(job, Calculation):
             cores = min(self.cores, len(job.seeds))
             return len(job.seeds) * job.model.products / self.products() / cores
         assert isinstance(job, Training)
         return self._training(job.experiment)
 
-    def _training(self, experiment: Experiment) -> float:
+    def _training(self, experiment: Experiment) -> float | None:
         dataset = display_name(experiment.dataset, DATASETS)
         model = display_name(experiment.model[0], MODELS)
+        if dataset not in FACTS or model not in MODELS:
+            return None
+        cost = mean_cost(experiment)
+        if cost is None:
+            return None
         known = known_facts(experiment)
         rate = self.rate(dataset, model, experiment.work.batch_size, known)
         nodes = 1 if experiment.pooled else experiment.nodes
         cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
         rounds, held = experiment.rounds, examples(experiment)
-        passes = share_of_clients(experiment) * extra_passes(experiment)
-        trained = examples_per_round(experiment) + passes * held
+        seen = share_of_clients(experiment) * held  # by the nodes that take part in a round
+        trained = examples_per_round(experiment) + cost.passes * seen
         tested = experiment.evaluation.samples or known.test
         models = 1 if experiment.algorithm.with_hub else nodes
         judged = tested * models * len(experiment.evaluation.judged(rounds))
-        once = synthesis_passes(experiment, held)
-        averaged = rounds * numbers_averaged(experiment) / self.averaged()
-        busy = rounds * trained / rate.trained + (judged + once) / rate.judged + averaged
+        forward = judged + rounds * cost.forward * seen
+        averaged = rounds * numbers_averaged(experiment, cost) / self.averaged()
+        busy = rounds * trained / rate.trained + forward / rate.judged + averaged
         return START + busy / cores
 
     def rate(self, dataset: str, model: str, batch: int, known: Facts | None = None) -> Rate:
@@ -139,7 +140,7 @@ def examples(experiment: Experiment) -> int:
 
 def known_facts(experiment: Experiment) -> Facts:
     known = facts(experiment.dataset)
-    assert known is not None  # studies are about published data
+    assert known is not None  # `seconds` has asked
     return known
 
 
@@ -160,28 +161,33 @@ def share_of_clients(experiment: Experiment) -> float:
 
 def parameters(experiment: Experiment) -> int:
     """How many parameters the experiment's model has, known without loading its data."""
-    model: Any = experiment.model[0]
-    return _parameters(model, known_facts(experiment))
+    return dimensions(experiment).layout.size
+
+
+def dimensions(experiment: Experiment) -> Dimensions:
+    nodes = experiment.nodes + experiment.algorithm.with_hub
+    model: Any = experiment.model[0]  # of a study, so it is one of the package
+    return _dimensions(model, known_facts(experiment), nodes)
 
 
 @cache
-def _parameters(model: Any, known: Facts) -> int:
+def _dimensions(model: Any, known: Facts, nodes: int) -> Dimensions:
     with torch.device("meta"):  # shapes without values: a large model takes no time
         module = model.build(known.shape, known.classes)
-    return sum(parameter.numel() for parameter in module.parameters())
+    return Dimensions.of(module, nodes, known.classes, known.shape)
 
 
-def numbers_averaged(experiment: Experiment) -> float:
+def numbers_averaged(experiment: Experiment, cost: Cost) -> float:
     """Numbers that the averages of one round are made of."""
     if experiment.pooled:
         return 0.0
-    read = 2 if isinstance(experiment.algorithm, DecHW) else 1  # curvature beside parameters
-    topology: Any = experiment.topology
-    models = experiment.nodes + _links(topology, experiment.nodes)
-    whole = isinstance(topology, Complete) and experiment.faults == Faults()
-    if whole and isinstance(experiment.algorithm, DecAvg):
-        models = 2 * experiment.nodes  # all have the same mean, and each worker computes it once
-    return float(read * models * parameters(experiment))
+    topology: Any = experiment.topology  # of a study, so it is one of the package
+    links = _links(topology, experiment.nodes)
+    models = share_of_clients(experiment) * (experiment.nodes + links)
+    whole = isinstance(experiment.topology, Complete) and experiment.faults == Faults()
+    if whole and cost.shared_mean:
+        models = 2 * experiment.nodes  # each worker computes the mean of all once
+    return float(cost.vectors * models * parameters(experiment))
 
 
 @cache
@@ -190,24 +196,27 @@ def _links(topology: Any, nodes: int) -> int:
     return int(degrees(topology.build(nodes, 0)).sum())
 
 
-def synthesis_passes(experiment: Experiment, examples: int) -> float:
-    """Examples that DESA sends through random networks, which are about as large as the model."""
-    algorithm = experiment.algorithm
-    if not isinstance(algorithm, DESA):
-        return 0.0
-    made = experiment.nodes * algorithm.ipc * 10  # of ten classes, forwards and backwards
-    return float(algorithm.iterations * (examples + 3 * made))
+def mean_cost(experiment: Experiment) -> Cost | None:
+    """What a mean round costs a mean node; None if the algorithm does not state its cost."""
+    examples_per_node = examples(experiment) / experiment.nodes
+    return _mean_cost(
+        experiment.algorithm, experiment.rounds, dimensions(experiment), examples_per_node
+    )
 
 
-def extra_passes(experiment: Experiment) -> float:
-    """Passes over the data beside local training, in units of one of its epochs."""
-    algorithm, rounds = experiment.algorithm, experiment.rounds
-    if isinstance(algorithm, DESA):
-        return float(experiment.work.epochs or 1)  # as many anchors as own examples
-    if not isinstance(algorithm, DecHW | FedCurv | HWA) or algorithm.curvature == ONLINE:
-        return 0.0
-    share = min(1.0, (getattr(algorithm, "theta", None) or rounds) / rounds)
-    return share * (SAMPLE_PASS if algorithm.curvature == "sample" else 1.0)
+@cache
+def _mean_cost(
+    algorithm: Algorithm[Any], rounds: int, dimensions: Dimensions, examples: float
+) -> Cost | None:
+    costs = [algorithm.cost(round, dimensions, examples) for round in range(rounds)]
+    stated = [cost for cost in costs if cost is not None]
+    if len(stated) < rounds:
+        return None
+    means = {
+        name: fmean(getattr(cost, name) for cost in stated)
+        for name in ("vectors", "passes", "forward", "state")
+    }
+    return Cost(**means, shared_mean=all(cost.shared_mean for cost in stated))
 
 
 def measure(known: Facts, model: str, batch: int) -> Rate:

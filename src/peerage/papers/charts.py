@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -35,7 +35,7 @@ from peerage.report.figures import (
     span_much,
     visible,
 )
-from peerage.report.series import Series
+from peerage.report.series import Key, Series
 
 LABELS = {
     "accuracy": "test accuracy",
@@ -91,6 +91,30 @@ class Line:
     dashed: bool = False
 
 
+def line_of(
+    label: str,
+    series: Series,
+    key: Key,
+    *,
+    first: int = 0,
+    stretch: float = 1.0,
+    unit: float = 1.0,
+    dashed: bool = False,
+) -> Line:
+    """A series from round `first` on, with a band if there are several seeds.
+
+    `stretch` is the length of a round on the horizontal axis, and values are divided by `unit`.
+    """
+    points = [point for point in zip(*series.curve(key), strict=True) if point[0] >= first]
+    return Line(
+        label,
+        [stretch * round for round, _, _ in points],
+        [mean / unit for _, mean, _ in points],
+        [std / unit for _, _, std in points] if series.seeds > 1 else (),
+        dashed,
+    )
+
+
 @dataclass(frozen=True)
 class Plot:
     """Lines on their axes, and levels across: the label of a line, if any, and a value."""
@@ -121,6 +145,17 @@ class Bars:
     ylabel: str = ""
 
 
+@dataclass(frozen=True)
+class HeatMap:
+    """A picture of a matrix, perhaps a smaller one; the axes count rows and columns of the real."""
+
+    title: str
+    values: Sequence[Sequence[float]]
+    xlabel: str
+    ylabel: str
+    shape: tuple[int, ...] | None = None  # of the real one: (rows, columns)
+
+
 def curves(panels: Sequence[Panel], keys: Sequence[str] = ("accuracy", "loss")) -> Figure:
     """Means over seeds in bands of one standard deviation: a column per panel, a row per key.
 
@@ -142,12 +177,9 @@ def node_lines(panels: Sequence[NodePanel]) -> Figure:
     """One line per node and panel; of many nodes, ten that are spread evenly over their numbers."""
     noted = [panel.record.notes(panel.note) for panel in panels]
     chosen = _spread_out(sorted({node for notes in noted for node in notes}), NODES)
-    columns = len(panels) if len(panels) < 4 else 2
-    figure, grid = _grid(-(-len(panels) // max(columns, 1)), columns)
+    figure, grid = _panel_grid(len(panels), len(panels) if len(panels) < 4 else 2)
     with matplotlib.rc_context(STYLE):
-        for spare in grid.flat[len(panels) :]:
-            spare.set_visible(False)
-        for axes, panel, notes in zip(grid.flat, panels, noted, strict=False):
+        for axes, panel, notes in zip(grid, panels, noted, strict=True):
             shown = {node: notes[node] for node in chosen if node in notes}
             for node, (rounds, values) in shown.items():
                 place = chosen.index(node)
@@ -205,26 +237,60 @@ def plots(
     lined = [panel for panel in panels if isinstance(panel, Plot)]
     labels = list(dict.fromkeys(line.label for panel in lined for line in panel.lines))
     looks = {label: _label_look(label, number) for number, label in enumerate(labels)}
-    columns = min(columns, len(panels))
     alike = len({(panel.ylabel, "y" in panel.log) for panel in lined}) == 1
     alike = alike and len(lined) == len(panels)
-    figure, grid = _grid(-(-len(panels) // max(columns, 1)), columns, sharey=alike)
+    figure, grid = _panel_grid(len(panels), columns, sharey=alike)
     with matplotlib.rc_context(STYLE):
-        for spare in grid.flat[len(panels) :]:
-            spare.set_visible(False)
-        for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
+        for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
             if isinstance(panel, Bars):
                 _draw_bars(axes, panel, looks)
             else:
                 _draw_plot(axes, panel, looks)
-            if not alike or number % columns == 0:
+            if not alike or number % min(columns, len(panels)) == 0:
                 axes.set_ylabel(literal(panel.ylabel))
-        for axes, panel in zip(grid.flat, panels, strict=False):
+        for axes, panel in zip(grid, panels, strict=True):
             if isinstance(panel, Plot):
                 _plot_axes(axes, panel, lined if alike else [panel])
         names = _names(lined, looks)
         _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(lined, across)])
         _legend_of_parts(figure, [panel for panel in panels if isinstance(panel, Bars)])
+    return figure
+
+
+def heat_maps(
+    panels: Sequence[HeatMap],
+    label: str,
+    *,
+    columns: int = 2,
+    height: float = 2.2,
+    scale: Literal["around zero", "from zero"] = "from zero",
+) -> Figure:
+    """Panels in lines of so many columns, each `height` inches high; one colour bar for all."""
+    with matplotlib.rc_context(STYLE):
+        columns = min(columns, len(panels))
+        tall = 0.4 + height * -(-len(panels) // columns)
+        figure, grid = _panel_grid(len(panels), columns, width=0.9 + 3.8 * columns, height=tall)
+        most = max(float(np.abs(panel.values).max()) for panel in panels) or 1.0
+        around = scale == "around zero"
+        colours, least = ("RdBu_r", -most) if around else ("magma", 0.0)
+        for axes, panel in zip(grid, panels, strict=True):
+            axes.grid(visible=False)
+            rows, width = panel.shape or np.shape(panel.values)
+            picture = axes.imshow(
+                panel.values,
+                cmap=colours,
+                vmin=least,
+                vmax=most,
+                aspect="auto",
+                interpolation="nearest",
+                extent=(-0.5, width - 0.5, rows - 0.5, -0.5),
+            )
+            axes.set_title(literal(panel.title))
+            axes.set_xlabel(literal(panel.xlabel))
+            axes.set_ylabel(literal(panel.ylabel))
+        bar = figure.colorbar(picture, ax=figure.axes, shrink=0.9, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.set_label(literal(label))
     return figure
 
 
@@ -254,17 +320,32 @@ def curves_and_phases(panel: Panel, series: Sequence[Series]) -> Figure:
 
 
 def _grid(
-    rows: int, columns: int, *, height: float | None = None, **shared: Any
+    rows: int,
+    columns: int,
+    *,
+    width: float | None = None,
+    height: float | None = None,
+    **options: Any,
 ) -> tuple[Figure, Any]:
     """A figure with axes [rows, columns]; without any, one that says that it is empty."""
-    width = SIZE[0] if columns <= 1 else 0.9 + 3.5 * columns
+    if width is None:
+        width = SIZE[0] if columns <= 1 else 0.9 + 3.5 * columns
     tall = max(0.8 + 2.75 * rows, 2.0) if height is None else height
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, tall), layout="constrained")
         if not rows or not columns:
             figure.text(0.5, 0.5, "no run to show yet", ha="center")
             return figure, np.empty((rows, columns), dtype=object)
-        return figure, figure.subplots(rows, columns, squeeze=False, **shared)
+        return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _panel_grid(count: int, columns: int, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with axes for so many panels, in lines of at most so many columns."""
+    columns = min(columns, count)
+    figure, grid = _grid(-(-count // max(columns, 1)), columns, **options)
+    for spare in grid.flat[count:]:
+        spare.set_visible(False)
+    return figure, list(grid.flat[:count])
 
 
 def _methods(panels: Sequence[Panel]) -> dict[str, Look]:
@@ -302,8 +383,7 @@ def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, Look]) ->
         width = 1.8 if len(rounds) <= LONG else 1.2
         axes.plot(rounds, means, markevery=markers, linewidth=width, **look.line)
         if series.seeds > 1:
-            low, high = np.subtract(means, stds), np.add(means, stds)
-            axes.fill_between(rounds, low, high, color=look.colour, alpha=BAND, linewidth=0)
+            _draw_band(axes, rounds, means, stds, look.colour)
 
 
 def _draw_plot(axes: Axes, panel: Plot, looks: Mapping[str, dict[str, Any]]) -> None:
@@ -317,12 +397,29 @@ def _draw_plot(axes: Axes, panel: Plot, looks: Mapping[str, dict[str, Any]]) -> 
         markers = _turn(len(x), order.index(line.label), len(order))
         axes.plot(x, y, markevery=markers, zorder=2.5 if line.dashed else 2, **stroke)
         if deviation:
-            low, high = np.subtract(y, deviation), np.add(y, deviation)
-            if "y" in panel.log:
-                low = np.maximum(low, 0.2 * np.asarray(y))  # a logarithm has no zero to reach
-            axes.fill_between(x, low, high, color=stroke["color"], alpha=BAND, linewidth=0)
+            least = 0.2 if "y" in panel.log else None  # a logarithm has no zero to reach
+            _draw_band(axes, x, y, deviation, stroke["color"], least)
     axes.set_title(literal(panel.title))
     axes.set_xlabel(literal(panel.xlabel))
+
+
+def _draw_band(
+    axes: Axes,
+    x: Sequence[float],
+    means: Sequence[float],
+    stds: Sequence[float],
+    colour: Any,
+    least: float | None = None,
+) -> None:
+    """One standard deviation around the means; with `least`, not below this share of them."""
+    low, high = np.subtract(means, stds), np.add(means, stds)
+    if least is not None:
+        low = np.maximum(low, least * np.asarray(means))
+    axes.fill_between(x, low, high, color=colour, alpha=BAND, linewidth=0)
+
+
+def _band_entry(label: str) -> Patch:
+    return Patch(color="#888888", alpha=2 * BAND, label=label)
 
 
 def _draw_bars(axes: Axes, panel: Bars, looks: Mapping[str, dict[str, Any]]) -> None:
@@ -370,7 +467,11 @@ def _plot_axes(axes: Axes, panel: Plot, sharing: Sequence[Plot]) -> None:
         axes.set_xscale("log")
         _log_ticks(axes.xaxis, [x for line in panel.lines for x in line.x])
     elif panel.xlabel == ROUND:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(_round_ticks())
+
+
+def _round_ticks() -> MaxNLocator:
+    return MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
 
 
 def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
@@ -429,7 +530,7 @@ def _marks(panels: Sequence[Plot], across: str) -> list[Artist]:
     """What a band and a line across are."""
     marks: list[Artist] = []
     if any(line.spread for panel in panels for line in panel.lines):
-        marks.append(Patch(color="#888888", alpha=2 * BAND, label="± std"))
+        marks.append(_band_entry("± std"))
     if any(panel.levels for panel in panels):
         marks.append(Line2D([], [], label=literal(across), **LEVEL))
     return marks
@@ -459,7 +560,7 @@ def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None
 
 def _round_axis(axes: Axes, rounds: Sequence[Sequence[int]]) -> None:
     axes.set_xlabel(ROUND)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(_round_ticks())
     if not any(map(any, rounds)):
         axes.set_xticks([0])
 
@@ -472,7 +573,7 @@ def _entries(methods: dict[str, Look], panels: Sequence[Panel]) -> list[Artist]:
     seeds = sorted({s.seeds for panel in panels for s in panel.series if s.seeds > 1})
     if seeds:
         count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-        entries.append(Patch(color="#888888", alpha=2 * BAND, label=f"± std of {count} seeds"))
+        entries.append(_band_entry(f"± std of {count} seeds"))
     if any(panel.targets for panel in panels):
         entries.append(Line2D([], [], label="target", **TARGET))
     return entries
@@ -498,13 +599,8 @@ def _spread_out(items: list[int], count: int) -> list[int]:
 
 
 def _node_line(place: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": DASHES[place // len(COLOURS)],
-        "linewidth": 1.2,
-        "marker": MARKERS[place % len(MARKERS)],
-        "markersize": 4.5,
-    }
+    dash = DASHES[place // len(COLOURS)]
+    return {**_column(place), "linestyle": dash, "linewidth": 1.2, "markersize": 4.5}
 
 
 def _table_rows(table: PaperTable) -> tuple[list[float], list[tuple[float, str, bool]]]:

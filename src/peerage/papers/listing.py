@@ -8,13 +8,16 @@ from rich.text import Text
 
 from peerage.papers.calibrate import Speeds
 from peerage.papers.runner import Store, lacking
-from peerage.papers.study import Plan, Study
+from peerage.papers.study import Job, Plan, Study
 
 
 def entries(
     studies: Sequence[Study], store: Store, plan: Plan, speeds: Speeds
 ) -> list[dict[str, Any]]:
-    """One row per study; `hours_left` counts only the runs that are not there."""
+    """One row per study; `hours_left` counts only the runs that are not there.
+
+    Both hours are None if it is unknown what a run takes.
+    """
     rows = []
     wanted = {study.id: list({j.folder: j for j in study.jobs(plan)}.values()) for study in studies}
     # Once for all: whether a data set is here takes a look at every byte of it.
@@ -31,11 +34,17 @@ def entries(
                 "lacking": [name for name in data if name in away],
                 "runs": len(jobs),
                 "done": len(jobs) - len(left),
-                "hours": sum(speeds.seconds(job) for job in jobs) / 3600,
-                "hours_left": sum(speeds.seconds(job) for job in left) / 3600,
+                "hours": total_hours(speeds, jobs),
+                "hours_left": total_hours(speeds, left),
             }
         )
     return rows
+
+
+def total_hours(speeds: Speeds, jobs: Sequence[Job]) -> float | None:
+    seconds = [speeds.seconds(job) for job in jobs]
+    known = [second for second in seconds if second is not None]
+    return sum(known) / 3600 if len(known) == len(jobs) else None
 
 
 def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
@@ -58,12 +67,14 @@ def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
     return table
 
 
-def hours(value: float) -> str:
+def hours(value: float | None) -> str:
     """Two digits in the unit that people would use.
 
     >>> hours(0.001), hours(0.25), hours(12.3), hours(100), hours(8200)
     ('4 s', '15 min', '12 h', '4.2 days', '342 days')
     """
+    if value is None:
+        return "unknown"
     if value < 1 / 60:
         return f"{max(1, round(3600 * value))} s"
     if value < 1:

@@ -1,13 +1,15 @@
 """Does the jobs of studies: skips what is finished, continues what was interrupted, shows all."""
 
+import runpy
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
-from peerage.algorithms.fednl import FedNL
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.engine.prepare import load_dataset
 from peerage.errors import (
@@ -20,7 +22,7 @@ from peerage.errors import (
 )
 from peerage.files import disk_errors
 from peerage.papers.calculate import calculate, recorded
-from peerage.papers.calibrate import Speeds, parameters
+from peerage.papers.calibrate import Speeds, mean_cost, parameters
 from peerage.papers.p0.studies import STUDIES as P0
 from peerage.papers.p2.studies import STUDIES as P2
 from peerage.papers.p4.studies import STUDIES as P4
@@ -54,10 +56,39 @@ class Outcome:
     lacking: list[str] = field(default_factory=list)  # data sets
 
 
+def register(study: Study) -> None:
+    """Add a study from outside the package to those that `find` and the list know."""
+    if STUDIES.setdefault(study.id, study) is not study:
+        raise InputError(f"there is already a study {study.id!r}; give yours another id")
+
+
 def find(id: str) -> Study:
+    """The study with this id, or `file.py:NAME` for one that a Python file defines."""
+    file, _, name = id.rpartition(":")
+    if file.endswith(".py"):
+        return load_study(Path(file).absolute(), name)
     if id not in STUDIES:
         raise InputError(f"unknown table or figure {id!r}; {did_you_mean(id, STUDIES)}")
     return STUDIES[id]
+
+
+@cache
+def load_study(path: Path, name: str) -> Study:
+    """Register the study of this name from a Python file, which is run once."""
+    if not path.is_file():
+        raise InputError(f"study file {str(path)!r} does not exist; give the path of a file")
+    try:
+        defined = runpy.run_path(str(path))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"study file {str(path)!r} cannot be loaded: {reason}") from error
+    known = {key: value for key, value in defined.items() if isinstance(value, Study)}
+    if name not in known:
+        hint = did_you_mean(name, known) if known else "it defines no Study"
+        raise InputError(f"{str(path)!r} has no study {name!r}; {hint}")
+    study = replace(known[name], command=f"{path.name}:{name}")
+    register(study)
+    return study
 
 
 def jobs_of(study: Study, plan: Plan, only: Sequence[str] = ()) -> list[Job]:
@@ -142,7 +173,8 @@ class Store:
 def lacking(jobs: Iterable[Job]) -> list[str]:
     """Data sets of the jobs that have to be fetched first."""
     names = dict.fromkeys(job.dataset for job in jobs if job.dataset is not None)
-    return [name for name in names if PUBLISHED[name].files and status(name) != "ready"]
+    fetched = [name for name in names if name in PUBLISHED and PUBLISHED[name].files]
+    return [name for name in fetched if status(name) != "ready"]
 
 
 def carry_out(
@@ -161,10 +193,14 @@ def carry_out(
         left = [job for job in left if job.dataset not in outcome.lacking]
         left.sort(key=shelf)
         costs = [speeds.seconds(job) for job in left]
-        shown = progress(costs)
+        known = [cost for cost in costs if cost is not None]
+        usual = fmean(known) if known else 1.0  # for the bar, what is unknown is as long as others
+        weights = [usual if cost is None else cost for cost in costs]
+        shown = progress(weights)
         library = Library()
         for number, (job, cost) in enumerate(zip(left, costs, strict=True), start=1):
-            shown.start(job.title, number, len(left), cost, done=store.share_done(job))
+            done = store.share_done(job)
+            shown.start(job.title, number, len(left), weights[number - 1], done=done)
             try:
                 _do(store.folder(job), job, library, shown, cost)
                 outcome.done += 1
@@ -200,7 +236,7 @@ class Library:
         return self.loaded
 
 
-def _do(folder: Path, job: Job, library: Library, shown: Progress, cost: float) -> None:
+def _do(folder: Path, job: Job, library: Library, shown: Progress, cost: float | None) -> None:
     if isinstance(job, Calculation):
         calculate(folder, job, shown.advance)
     elif isinstance(job, Training):
@@ -224,17 +260,19 @@ def _run(folder: Path, job: Training, dataset: Dataset, shown: Progress, every: 
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
 
 
-def saved_every(job: Training, cost: float) -> int | None:
+def saved_every(job: Training, seconds: float | None) -> int | None:
     """Rounds between checkpoints: 1, so that an interruption costs one round at most.
 
     If the models are so large and the rounds so short that saving would take much of the time,
-    None: the run itself then finds out how often it can afford it.
+    None: the run itself then finds out how often it can afford it. So it does if the time or the
+    size is unknown.
     """
-    if isinstance(job.experiment.algorithm, FedNL):
-        return None  # its Hessians are a thousand times larger than its models
+    cost = None if seconds is None else mean_cost(job.experiment)
+    if seconds is None or cost is None:
+        return None
     nodes = 1 if job.experiment.pooled else job.experiment.nodes
-    size = 4 * nodes * parameters(job.experiment)  # bytes
-    return 1 if size / DISK <= SAVING * cost / job.experiment.rounds else None
+    size = 4 * nodes * parameters(job.experiment) * (1 + cost.state)  # bytes
+    return 1 if size / DISK <= SAVING * seconds / job.experiment.rounds else None
 
 
 def check_data(outcome: Outcome) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
@@ -17,11 +17,23 @@ from peerage.data.partition import PARTITIONS, Dirichlet
 from peerage.errors import InputError
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.experiment.identity import run_key
-from peerage.papers.papertable import PaperTable
+from peerage.experiment.toml import merged
+from peerage.papers.papertable import Cell, PaperTable, Row
 from peerage.report.series import Series
 
 Scale = Literal["smoke", "small", "paper"]  # seconds, minutes, the published setting
 Fidelity = Literal["paper", "code"]  # as the paper is written, or as its authors' scripts run
+
+TITLES = {
+    "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "femnist": "FEMNIST",
+}  # fmt: skip
+
+# At scale smoke: nothing to fetch, and runs that tables share.
+DIGITS, SMALL_MODEL, SMOKE_RATE = "digits", "digits-mlp", 0.05
+SMOKE_NOTE = (
+    "A trial of the machinery: tiny networks; where there is training, scikit-learn's digits and a "
+    "small model stand in for all data and models."
+)
 
 
 @dataclass(frozen=True)
@@ -37,10 +49,32 @@ class Plan:
         if self.seeds is not None and self.seeds < 1:
             raise InputError(f"seeds must be at least 1, got {self.seeds}")
 
+    def seed_range(self, default: int) -> range:
+        """The seeds that were asked for, or as many as the scale has by default."""
+        return range(self.seeds or default)
+
 
 def plan_of(scale: str, seeds: int | None, fidelity: str) -> Plan:
     """A plan from text that may be misspelt."""
     return Plan(cast(Scale, scale), seeds, cast(Fidelity, fidelity))
+
+
+def built(plan: Plan, settings: Mapping[str, Any], stand_in: str = SMALL_MODEL) -> Experiment:
+    """The experiment of these settings; at scale smoke with other data, and `stand_in` as model."""
+    if plan.scale == "smoke":
+        smoke = {"dataset": DIGITS, "model": stand_in, "engine": {"name": "serial"}}
+        settings = merged(settings, smoke)
+    return Experiment(**settings)
+
+
+def with_options(name: str, **options: Any) -> str:
+    """A name with more options, without those that are None.
+
+    >>> with_options("mnist", train=2000), with_options("hwa:scope=all", clients=10)
+    ('mnist:train=2000', 'hwa:scope=all,clients=10')
+    """
+    added = ",".join(f"{key}={value}" for key, value in options.items() if value is not None)
+    return name + ("," if ":" in name else ":") + added if added else name
 
 
 class Place(Hashable, Protocol):
@@ -190,6 +224,23 @@ class Results:
             and all(getattr(job.place, name) == value for name, value in wanted.items())
         }
 
+    def by_method(self, cells: Callable[[str], Iterable[Cell]]) -> tuple[Row, ...]:
+        """A row of a table for every method."""
+        return tuple(((method,), tuple(cells(method))) for method in self.values("method"))
+
+    def notes(
+        self, smaller: Sequence[str], *own: str, seeds: str = "", code: str = ""
+    ) -> tuple[str, ...]:
+        """The notes below a table: what the scale has changed, and how many seeds there are.
+
+        `smaller` is said at scale small, `own` always, `seeds` behind their number, and `code` if
+        the study follows the authors' code.
+        """
+        scale = {"smoke": (SMOKE_NOTE,), "small": smaller, "paper": ()}[self.plan.scale]
+        counted = (f"{counts}{seeds}" for counts in self.repetitions)
+        followed = (code,) if code and self.plan.fidelity == "code" else ()
+        return (*scale, *own, *counted, *followed)
+
     @property
     def repetitions(self) -> tuple[str, ...]:
         """A note on how many runs or realisations are behind a number; none without results."""
@@ -231,3 +282,4 @@ class Study:
     claim: str  # what the paper reports, or why we ask
     jobs: Callable[[Plan], list[Job]]
     show: Callable[[Results], Shown]
+    command: str = ""  # what `peerage reproduce` calls it, if that is not the id

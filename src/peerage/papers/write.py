@@ -39,7 +39,7 @@ def write(study: Study, results: Results, shown: Shown, folder: Path) -> list[Pa
 
 def markdown(study: Study, results: Results, shown: Shown, name: str) -> str:
     plan = results.plan
-    command = f"peerage reproduce {study.id} --scale {plan.scale}"
+    command = f"peerage reproduce {study.command or study.id} --scale {plan.scale}"
     if plan.seeds is not None:
         command += f" --seeds {plan.seeds}"
     if plan.fidelity == "code":

@@ -6,7 +6,7 @@ have shown is quoted as such, and what cannot be known beforehand is called unkn
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csgraph
 
+from peerage.algorithm import Dimensions
 from peerage.errors import InputError
-from peerage.experiment import Engine, Evaluation, Experiment
+from peerage.experiment import Experiment
 from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
 from peerage.graphs.mixing import critical_ratio, describe, gains
 from peerage.report.tables import percent, size
-from peerage.runs.run import Result, run
 
 __all__ = ["NetworkPlan", "Range", "page", "payload_factor", "plan"]
 
@@ -29,7 +29,6 @@ SETTLED = 1e-3  # of the initial differences between peers are left: from then o
 EXCESS = 2.0  # mean excess degree; at 1 a random graph falls apart (P4 section 5)
 HUB_LINKS = 10  # times the mean degree
 HUB_BYTES = 1e9  # in a round
-TINY = 3  # peers of the networks that tell what an algorithm sends
 WIDTH = 80  # columns of the page
 
 PLATEAU = (
@@ -71,9 +70,9 @@ class NetworkPlan:
     mixing_time_exact: bool  # otherwise an upper bound
     parameters: int
     layers: int
-    payload: float  # numbers per parameter in a message
-    sent: Range  # bytes of a peer in a round
-    memory: Range  # bytes of a peer
+    payload: float | None  # numbers per parameter in a message; None if unknown, as what follows
+    sent: Range | None  # bytes of a peer in a round
+    memory: Range | None  # bytes of a peer
 
     @property
     def gain_sqrt(self) -> float:
@@ -90,12 +89,12 @@ class NetworkPlan:
         return math.ceil(math.log(SETTLED) / math.log(1 - self.spectral_gap))
 
     @property
-    def sent_per_round(self) -> float:
-        return self.sent.mean * self.nodes
+    def sent_per_round(self) -> float | None:
+        return None if self.sent is None else self.sent.mean * self.nodes
 
     @property
-    def sent_total(self) -> float:
-        return self.sent_per_round * self.rounds
+    def sent_total(self) -> float | None:
+        return None if self.sent_per_round is None else self.sent_per_round * self.rounds
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -120,20 +119,21 @@ def plan(
     parameters: int,
     layers: int,
     algorithm: str,
-    payload: float,
+    payload: float | None,
     rounds: int,
     optimizer_floats: int = 1,
 ) -> NetworkPlan:
     """The plan of a network; `topology`, `model` and `algorithm` are names to show.
 
-    In a round a peer sends `payload` numbers per parameter to each listener. It holds its model,
-    gradients, `optimizer_floats` numbers per parameter (1 with momentum, 2 with Adam) and the
-    messages of all that it hears; its data and activations come on top.
+    In a round a peer sends `payload` numbers per parameter to each listener, or None if that is
+    unknown. It holds its model, gradients, `optimizer_floats` numbers per parameter (1 with
+    momentum, 2 with Adam) and the messages of all that it hears; its data and activations come on
+    top.
     """
     for name, value in (("parameters", parameters), ("layers", layers), ("rounds", rounds)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
-    if not 0 <= payload < math.inf:
+    if payload is not None and not 0 <= payload < math.inf:
         raise InputError(f"payload must be a number from 0 up, got {payload}")
     if optimizer_floats < 0:
         raise InputError(f"optimizer_floats must be at least 0, got {optimizer_floats}")
@@ -143,7 +143,8 @@ def plan(
     parts = np.bincount(component_labels(graph))
     strong = csgraph.connected_components(links, connection="strong")[0] == len(parts)
     report = describe(graph) if strong else None  # otherwise there is no stationary vector
-    message = FLOAT * parameters * payload
+    message = None if payload is None else FLOAT * parameters * payload
+    model_bytes = FLOAT * parameters * (2 + optimizer_floats)
     return NetworkPlan(
         topology=topology,
         model=model,
@@ -165,40 +166,19 @@ def plan(
         parameters=parameters,
         layers=layers,
         payload=payload,
-        sent=_range(message * listeners),
-        memory=_range(FLOAT * parameters * (2 + optimizer_floats) + message * heard),
+        sent=None if message is None else _range(message * listeners),
+        memory=None if message is None else _range(model_bytes + message * heard),
     )
 
 
-def payload_factor(algorithm: str) -> float:
-    """Numbers per parameter that cross a link in a round, found by running the algorithm.
+def payload_factor(algorithm: str, dimensions: Dimensions) -> float | None:
+    """Numbers per parameter that cross a link in a round; None if the algorithm does not state it.
 
-    Two tiny networks that differ in their model's size tell what grows with the model and what does
-    not, such as logits. The second round counts, as the first may hold what is sent once.
+    The second round counts, as the first may hold what is sent once.
     """
-    small, large = (_tiny_run(algorithm, f"mlp:hidden={hidden}") for hidden in (4, 8))
-    sent = large.rows[-1]["bytes"] - small.rows[-1]["bytes"]
-    grown = large.parameters[0].numel() - small.parameters[0].numel()
-    return float(sent) / (FLOAT * grown * TINY * (TINY - 1))
-
-
-def _tiny_run(algorithm: str, model: str) -> Result:
-    experiment = Experiment(
-        algorithm=algorithm,
-        dataset="digits",
-        model=model,
-        nodes=TINY,
-        topology="complete",
-        partition="iid",
-        rounds=2,
-        local={"steps": 1},
-        evaluation=Evaluation(every=2, samples=1),
-        engine=Engine(name="serial"),
-    )
-    chosen: Any = experiment.algorithm
-    if hasattr(chosen, "iterations"):  # of preparations that take minutes and send nothing
-        experiment = experiment.model_copy(update={"algorithm": replace(chosen, iterations=1)})
-    return run(experiment)
+    experiment = Experiment(algorithm=algorithm, topology="complete")  # refuses one with a hub
+    cost = experiment.algorithm.cost(1, dimensions, examples=0.0)
+    return None if cost is None else float(cost.vectors)
 
 
 def page(plan: NetworkPlan) -> str:
@@ -253,6 +233,11 @@ def _start_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
 
 def _cost_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
     model = f"{plan.model}: {plan.parameters:,} parameters, {size(FLOAT * plan.parameters)}"
+    if plan.sent is None or plan.memory is None:
+        unknown = f"{plan.algorithm}: unknown what it sends; its method `cost` can state that"
+        named = ("sent per peer", "sent in total", "memory per peer")
+        return [("model", model), ("algorithm", unknown), *((name, "unknown") for name in named)]
+    per_round = plan.sent.mean * plan.nodes
     plural = "" if plan.payload == 1 else "s"
     sends = f"sends {plan.payload:.3g} number{plural} per parameter and link"
     if plan.payload == 0:
@@ -263,8 +248,8 @@ def _cost_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
         ("sent per peer", f"{_spread(plan.sent, size)} in a round"),
         (
             "sent in total",
-            f"{size(plan.sent_per_round)} in a round, "
-            f"{size(plan.sent_total)} in {plan.rounds:,} rounds",
+            f"{size(per_round)} in a round, "
+            f"{size(per_round * plan.rounds)} in {plan.rounds:,} rounds",
         ),
         (
             "memory per peer",
@@ -307,7 +292,7 @@ def _hub_warnings(plan: NetworkPlan) -> Iterator[str]:
             f"{plan.degree.most / plan.degree.mean:.0f} times the mean: it decides how fast a "
             "round is, and the network depends on it; choose a more even graph"
         )
-    if plan.sent.most > HUB_BYTES:
+    if plan.sent is not None and plan.sent.most > HUB_BYTES:
         yield (
             f"the busiest peer sends {size(plan.sent.most)} in a round; "
             "choose fewer links, a smaller model or compression"

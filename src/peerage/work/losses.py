@@ -97,17 +97,6 @@ def supervised_contrastive(
     return each.sum() / (count > 0).sum().clamp(min=1)
 
 
-def last_linear(module: nn.Module) -> nn.Linear:
-    """The layer whose inputs are the features of an example."""
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise InputError(
-            f"model {type(module).__name__} has no linear layer, whose inputs would be its "
-            "features; choose a model that ends with one"
-        )
-    return layers[-1]
-
-
 def with_features(module: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [B, C], and what the head was given [B, k]."""
     caught: list[Tensor] = []

@@ -13,9 +13,9 @@ from torch import Tensor
 from peerage.errors import InputError
 from peerage.randomness import torch_stream
 from peerage.requests import Compute
-from peerage.vectors import FlatModel, Layout
+from peerage.vectors import FlatModel, Layout, head_layer
 from peerage.work.context import Batches, Local
-from peerage.work.losses import last_linear, with_features
+from peerage.work.losses import with_features
 
 ROWS = 1000  # examples in one product: enough for the processor's full speed, and little memory
 SMALL = 128  # below it, and for many pairs, the full decomposition of a matrix is quick enough
@@ -82,7 +82,7 @@ def summed(model: FlatModel, batches: Batches, weight: float) -> tuple[Tensor, T
     """Both derivatives of the losses, added up over the examples with this weight."""
     classes, size = problems(model.layout)
     g, h = torch.zeros(classes, size), torch.zeros(classes, size, size)
-    head = last_linear(model.module)
+    head = head_layer(model.module)
     if head.weight is not model.tensors[0]:
         raise InputError(
             "fednl needs logistic regression, and the last linear layer of this model is frozen; "

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import merged
 from peerage.papers.p0 import printed
-from peerage.papers.study import Job, Plan, Scale, Training
+from peerage.papers.study import SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
 MNIST, FASHION, CIFAR = printed.DATASETS
-TITLES = {MNIST: "MNIST", FASHION: "Fashion-MNIST", CIFAR: "CIFAR-10"}
 FIVE = ("DecHetero", "CFA", "DecDiff", "DecDiff(VT)", "DecHW")
 KINDS = ("batch", "sample", "full", "online")  # of curvature
 HALF = 0.469  # half of DecHW's accuracy on MNIST with Dir 0.2, which the paper counts rounds to
@@ -92,7 +91,6 @@ SIZES: dict[Scale, Size] = {
         half=(250, HALF),
         anchors="ipc=50,iterations=1000",
     ),
-    # `digits` stands in for every data set: nothing to fetch, and runs that tables share.
     "smoke": Size(
         seeds=1,
         alphas=(0.2,),
@@ -118,23 +116,19 @@ def experiment(
     """The setting of section V-A at a scale; `changes` are laid over it."""
     size = SIZES[plan.scale]
     work = {"epochs": size.epochs[dataset], "batch_size": size.batch[dataset]}
-    local: dict[str, Any] = {**work, **RATES[dataset]}
+    rates = {"lr": SMOKE_RATE} if plan.scale == "smoke" else RATES[dataset]
+    local: dict[str, Any] = {**work, **rates}
     evaluation: dict[str, Any] = {"every": size.every[dataset], "samples": size.samples}
     settings: dict[str, Any] = {
         "algorithm": algorithm,
+        "dataset": with_options(dataset, train=size.train.get(dataset)),
+        "model": model_of(dataset, plan),
         "nodes": size.nodes,
         "topology": size.topology,
         "partition": f"dirichlet:alpha={alpha},cap_at_mean=true,min_size=10",
         "rounds": size.rounds[dataset],
         "seed": seed,
     }
-    if plan.scale == "smoke":
-        settings |= {"dataset": "digits", "model": "digits-mlp", "engine": {"name": "serial"}}
-        local = {**work, "lr": 0.05}
-    else:
-        count = size.train[dataset]
-        settings["dataset"] = dataset if count is None else f"{dataset}:train={count}"
-        settings["model"] = model_of(dataset, plan)
     if algorithm.startswith("desa"):
         local |= DESA_RATES
     if plan.fidelity == "code":
@@ -142,7 +136,7 @@ def experiment(
         local["early_stop"] = "rollback"
         evaluation["validation"] = 0.2
     settings |= {"local": local, "evaluation": evaluation}
-    return Experiment(**merged(settings, changes))
+    return built(plan, merged(settings, changes))
 
 
 def model_of(dataset: str, plan: Plan) -> str:
@@ -200,7 +194,7 @@ def grid(
         for alpha in alphas or size.alphas:
             for name in methods:
                 algorithm, own = method(name, size)
-                for seed in range(seeds or plan.seeds or size.seeds):
+                for seed in range(seeds) if seeds else plan.seed_range(size.seeds):
                     made = experiment(plan, dataset, alpha, algorithm, seed, **own | changes)
                     jobs.append(Training(Setting(dataset, alpha, name), made))
     return jobs

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from peerage.papers import charts as studies
+from peerage.papers import charts
 from peerage.papers.p0 import printed
-from peerage.papers.p0.settings import CIFAR, MNIST, SIZES, TITLES, Setting
+from peerage.papers.p0.settings import CIFAR, MNIST, SIZES, Setting
 from peerage.papers.papertable import Cell, PaperTable
-from peerage.papers.study import Results, Shown
-from peerage.report.series import Series
+from peerage.papers.study import TITLES, Results, Shown
+from peerage.report.series import Estimate, Series
 
 NORM = "norm of the curvature"
 NOT_PRINTED = ""  # where the paper has no numbers
@@ -23,9 +23,10 @@ def final_accuracy(results: Results, title: str = "") -> PaperTable:
         title=title or "Accuracy over the last 10 rounds, beside Table I",
         row_titles=("method",),
         columns=tuple((TITLES[d], f"Dir {a:g}") for d, a in columns),
-        rows=tuple(
-            ((m,), tuple(_accuracy(results, Setting(d, a, m), paper) for d, a in columns))
-            for m in results.values("method")
+        rows=results.by_method(
+            lambda m: [
+                _accuracy(results, Setting(d, a, m), paper, Series.last_10) for d, a in columns
+            ]
         ),
         unit="percent",
         best="max",
@@ -35,21 +36,16 @@ def final_accuracy(results: Results, title: str = "") -> PaperTable:
 
 def last_accuracy(results: Results) -> PaperTable:
     """Table III: DESA beside plain averaging and DecHW."""
-    paper = printed.accuracies(printed.WITH_DESA, (CIFAR,))
-
-    def cell(place: Setting) -> Cell:
-        ours = results.series[place].final() if place in results.series else (None, None)
-        return Cell(*ours, *paper.get(place, (None, None)))
-
-    rows = [
-        ((m,), tuple(cell(Setting(CIFAR, a, m)) for a in results.values("alpha")))
-        for m in results.values("method")
-    ]
+    paper, alphas = printed.accuracies(printed.WITH_DESA, (CIFAR,)), results.values("alpha")
     return PaperTable(
         title="Table III: accuracy in the last round, CIFAR-10",
         row_titles=("method",),
-        columns=tuple((f"Dir {alpha:g}",) for alpha in results.values("alpha")),
-        rows=tuple(rows),
+        columns=tuple((f"Dir {alpha:g}",) for alpha in alphas),
+        rows=results.by_method(
+            lambda m: [
+                _accuracy(results, Setting(CIFAR, a, m), paper, Series.final) for a in alphas
+            ]
+        ),
         unit="percent",
         best="max",
         notes=_notes(results),
@@ -110,16 +106,16 @@ def half_table(results: Results) -> PaperTable:
     """Rounds to half of the best accuracy on MNIST, at the paper's scale if that is asked for."""
     target = SIZES[results.plan.scale].half[1]
     paper = printed.rounds(printed.OF_BEST)
-    rows = []
-    for name in results.values("method"):
+
+    def cells(name: str) -> Iterable[Cell]:
         place = Setting(MNIST, 0.2, name)
-        theirs = paper[place][0]
-        rows.append(((name,), (_rounds(results.series.get(place), target, theirs),)))
+        yield _rounds(results.series.get(place), target, paper[place][0])
+
     return PaperTable(
         title="Rounds to half of the best accuracy, MNIST, Dir 0.2",
         row_titles=("method",),
         columns=((f"to {100 * target:g} %",),),
-        rows=tuple(rows),
+        rows=results.by_method(cells),
         unit="rounds",
         best="min",
         notes=_notes(results),
@@ -128,19 +124,17 @@ def half_table(results: Results) -> PaperTable:
 
 def scalars_table(results: Results) -> PaperTable:
     """What a node sends over one link: T m, 2 T m and T m + theta m in the paper."""
-    theta = SIZES[results.plan.scale].theta
-    rows = []
-    for name in results.values("method"):
-        cells = []
-        for dataset in results.values("dataset"):
-            series = results.series.get(Setting(dataset, results.values("alpha")[-1], name))
-            cells.append(_scalars(series, name, theta))
-        rows.append(((name,), tuple(cells)))
+    theta, alpha = SIZES[results.plan.scale].theta, results.values("alpha")[-1]
+    datasets = results.values("dataset")
     return PaperTable(
         title="Numbers that a node sends to one neighbour in the whole run",
         row_titles=("method",),
-        columns=tuple((TITLES[dataset],) for dataset in results.values("dataset")),
-        rows=tuple(rows),
+        columns=tuple((TITLES[dataset],) for dataset in datasets),
+        rows=results.by_method(
+            lambda m: [
+                _scalars(results.series.get(Setting(d, alpha, m)), m, theta) for d in datasets
+            ]
+        ),
         unit="count",
         best=None,
         notes=(
@@ -152,32 +146,29 @@ def scalars_table(results: Results) -> PaperTable:
 
 def seconds_table(results: Results) -> PaperTable:
     """Milliseconds of a round, which no paper reports."""
-    rows = []
-    for name in results.values("method"):
+
+    def cells(name: str) -> Iterable[Cell]:
         series = results.series.get(Setting(MNIST, 0.2, name))
-        mean, std = series.seconds_per_round() if series else (None, None)
-        rows.append(((name,), (Cell(_milliseconds(mean), _milliseconds(std)),)))
+        yield Cell(*series.seconds_per_round().times(1000)) if series else Cell(None)
+
     return PaperTable(
         title="Milliseconds per round",
         row_titles=("method",),
         columns=(("wall time",),),
-        rows=tuple(rows),
+        rows=results.by_method(cells),
         unit="count",
         best="min",
         notes=("Measured by the runs themselves, on a machine that may have had other work.",),
     )
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds
-
-
 def _accuracy(
     results: Results,
     place: Setting,
     paper: Mapping[tuple[str, float, str], tuple[float, float]],
+    value: Callable[[Series], Estimate],
 ) -> Cell:
-    ours = results.series[place].last_10() if place in results.series else (None, None)
+    ours = value(results.series[place]) if place in results.series else (None, None)
     return Cell(*ours, *paper.get(place, (None, None)))
 
 
@@ -200,37 +191,31 @@ def _scalars(series: Series | None, name: str, theta: int) -> Cell:
 
 
 def _notes(results: Results) -> tuple[str, ...]:
-    plan, size = results.plan, SIZES[results.plan.scale]
-    notes = []
-    if plan.scale == "smoke":
-        notes.append("A trial of the machinery: scikit-learn's digits stand in for every data set.")
-    elif plan.scale == "small":
-        sizes = "; ".join(
-            f"{TITLES[d]}: {size.train[d]} training examples, "
-            f"{size.epochs[d]} epoch{'s' * (size.epochs[d] != 1)} a round, {size.rounds[d]} rounds"
-            for d in results.values("dataset")
-        )
-        notes.append(
-            f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "
-            "epochs and 1000 rounds, so only the order of the methods can be compared."
-        )
+    size = SIZES["small"]
+    sizes = "; ".join(
+        f"{TITLES[d]}: {size.train[d]} training examples, "
+        f"{size.epochs[d]} epoch{'s' * (size.epochs[d] != 1)} a round, {size.rounds[d]} rounds"
+        for d in results.values("dataset")
+    )
+    smaller = (
+        f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "
+        "epochs and 1000 rounds, so only the order of the methods can be compared."
+    )
     several = any(series.seeds > 1 for series in results.series.values())
-    over = " ± is the standard deviation over them." if several else ""
-    notes += [f"{counts}{over}" for counts in results.repetitions]
-    if plan.fidelity == "code":
-        notes.append(
-            "As the authors' scripts run: Barabasi-Albert graph, uniform weights, 20 % held out, "
-            "training taken back when the validation loss rises."
-        )
-    return tuple(notes)
+    return results.notes(
+        [smaller],
+        seeds=" ± is the standard deviation over them." if several else "",
+        code="As the authors' scripts run: Barabasi-Albert graph, uniform weights, 20 % held out, "
+        "training taken back when the validation loss rises.",
+    )
 
 
 # Figures
 
 
-def panels(results: Results) -> list[studies.Panel]:
+def panels(results: Results) -> list[charts.Panel]:
     return [
-        studies.Panel(
+        charts.Panel(
             f"{TITLES[dataset]}, Dir {alpha:g}", tuple(results.of(dataset=dataset, alpha=alpha))
         )
         for dataset in results.values("dataset")
@@ -241,47 +226,47 @@ def panels(results: Results) -> list[studies.Panel]:
 
 def curves(results: Results) -> Shown:
     """Learning curves, with the final accuracies as their table."""
-    return Shown((final_accuracy(results),), studies.curves(panels(results)))
+    return Shown((final_accuracy(results),), charts.curves(panels(results)))
 
 
 def tabulated(table: Callable[[Results], PaperTable], results: Results) -> Shown:
     """A table, with a picture of its numbers beside the paper's."""
     made = table(results)
-    return Shown((made,), studies.against_paper(made))
+    return Shown((made,), charts.against_paper(made))
 
 
 def show_half(results: Results) -> Shown:
     target = SIZES[results.plan.scale].half[1]
     marked = [replace(panel, targets=(target,)) for panel in panels(results)]
-    figure = studies.curves(marked, keys=("accuracy",))
+    figure = charts.curves(marked, keys=("accuracy",))
     return Shown((half_table(results),), figure)
 
 
 def show_stopped(results: Results) -> Shown:
     """Fig. 4, with what DecHW* saves."""
     tables = (final_accuracy(results), scalars_table(results))
-    return Shown(tables, studies.curves(panels(results)))
+    return Shown(tables, charts.curves(panels(results)))
 
 
 def show_norms(results: Results) -> Shown:
     """Fig. 2: the norm of the curvature of ten nodes."""
     dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
-        studies.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
+        charts.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
         for series in results.of(dataset=dataset, alpha=alpha)
     ]
-    return Shown((final_accuracy(results),), studies.node_lines(found))
+    return Shown((final_accuracy(results),), charts.node_lines(found))
 
 
 def show_trace(results: Results) -> Shown:
     """Fig. 7: one accumulated entry and its weight, with increments of unit norm and raw ones."""
     dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
-        studies.NodePanel(series.label, series.records[0], note, title, log)
+        charts.NodePanel(series.label, series.records[0], note, title, log)
         for note, title, log in (("entry", "accumulated entry", None), ("weight", "weight", False))
         for series in results.of(dataset=dataset, alpha=alpha)
     ]
-    return Shown((final_accuracy(results),), studies.node_lines(found))
+    return Shown((final_accuracy(results),), charts.node_lines(found))
 
 
 def show_curvature(results: Results) -> Shown:
@@ -295,4 +280,4 @@ def show_curvature(results: Results) -> Shown:
         seconds_table(results),
     )
     panel = panels(results)[0]
-    return Shown(tables, studies.curves_and_phases(panel, panel.series))
+    return Shown(tables, charts.curves_and_phases(panel, panel.series))

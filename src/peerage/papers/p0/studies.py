@@ -15,8 +15,10 @@ from peerage.papers.p0.settings import (
     Setting,
     experiment,
     grid,
+    method,
 )
 from peerage.papers.p0.shown import (
+    Targets,
     absolute,
     curves,
     final_accuracy,
@@ -32,16 +34,21 @@ from peerage.papers.p0.shown import (
     show_trace,
     tabulated,
 )
-from peerage.papers.study import Job, Plan, Results, Shown, Study, Training
+from peerage.papers.study import Job, Plan, Results, Shown, Study, Training, with_options
+
+FIRST = "DecHW is first nearly everywhere"  # Tables II, V and VI
+ON_TOP = "DecHW is on top from the start"  # Fig. 3, 8 and 9
 
 
 def trace_jobs(plan: Plan) -> list[Job]:
     """DecHW with an eye on one entry: the bias of the first class in the last layer."""
     jobs: list[Job] = []
-    for name, options in (("DecHW", ""), ("DecHW, raw accumulation", "normalise=none,")):
-        plain = experiment(plan, CIFAR, 0.2, "dechw", seed=0)
-        spec = f"dechw:{options}trace={parameters(plain) - 10}"
-        traced = experiment(plan, CIFAR, 0.2, spec, seed=0)
+    plain = experiment(plan, CIFAR, 0.2, "dechw", seed=0)
+    for name in ("DecHW", "DecHW, raw accumulation"):
+        algorithm, _ = method(name, SIZES[plan.scale])
+        traced = experiment(
+            plan, CIFAR, 0.2, with_options(algorithm, trace=parameters(plain) - 10), seed=0
+        )
         jobs.append(Training(Setting(CIFAR, 0.2, name), traced))
     return jobs
 
@@ -76,6 +83,11 @@ def _study(
     )
 
 
+def _targets(title: str, numbers: str, targets: Targets) -> Callable[[Results], Shown]:
+    """How Tables II, V and VI are shown."""
+    return partial(tabulated, partial(rounds_table, title, numbers, targets))
+
+
 def variant_jobs(methods: Sequence[str], plan: Plan) -> list[Job]:
     """Fig. 4 and 6 are about CIFAR-10; where runs are short, MNIST is shown as well."""
     datasets = (CIFAR,) if plan.scale == "paper" else (MNIST, CIFAR)
@@ -103,7 +115,7 @@ STUDIES = [
     _study(
         "p0-fig3",
         "Fig. 3: accuracy and loss, CIFAR-10",
-        "DecHW is on top from the start",
+        ON_TOP,
         curves,
         FIVE,
         (CIFAR,),
@@ -132,7 +144,7 @@ STUDIES = [
     _study(
         "p0-fig8",
         "Fig. 8: accuracy and loss, MNIST",
-        "DecHW is on top from the start",
+        ON_TOP,
         curves,
         FIVE,
         (MNIST,),
@@ -140,7 +152,7 @@ STUDIES = [
     _study(
         "p0-fig9",
         "Fig. 9: accuracy and loss, Fashion-MNIST",
-        "DecHW is on top from the start",
+        ON_TOP,
         curves,
         FIVE,
         (FASHION,),
@@ -154,15 +166,11 @@ STUDIES = [
     _study(
         "p0-tab2",
         "Table II: rounds to shares of the best accuracy",
-        "DecHW is first nearly everywhere",
-        partial(
-            tabulated,
-            partial(
-                rounds_table,
-                "Table II: rounds to shares of the best accuracy of any method",
-                printed.OF_BEST,
-                of_best,
-            ),
+        FIRST,
+        _targets(
+            "Table II: rounds to shares of the best accuracy of any method",
+            printed.OF_BEST,
+            of_best,
         ),
     ),
     _study(
@@ -176,29 +184,15 @@ STUDIES = [
     _study(
         "p0-tab5",
         "Table V: rounds to absolute accuracies",
-        "DecHW is first nearly everywhere",
-        partial(
-            tabulated,
-            partial(
-                rounds_table,
-                "Table V: rounds to absolute accuracies",
-                printed.TO_ABSOLUTE,
-                absolute,
-            ),
-        ),
+        FIRST,
+        _targets("Table V: rounds to absolute accuracies", printed.TO_ABSOLUTE, absolute),
     ),
     _study(
         "p0-tab6",
         "Table VI: rounds to shares of the own best accuracy",
-        "DecHW is first nearly everywhere",
-        partial(
-            tabulated,
-            partial(
-                rounds_table,
-                "Table VI: rounds to shares of the method's own best accuracy",
-                printed.OF_OWN,
-                of_own,
-            ),
+        FIRST,
+        _targets(
+            "Table VI: rounds to shares of the method's own best accuracy", printed.OF_OWN, of_own
         ),
     ),
     _study(

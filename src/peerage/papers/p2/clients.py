@@ -115,7 +115,7 @@ class LastLayer(Client):
 
     def kept(self, local: Local, params: Tensor, buffers: Tensor) -> dict[str, Any]:
         layout = local.models[local.architecture].layout
-        weights = layer(layout, params, layout.layers[-1])
+        weights = layer(layout, params, layout.head)
         return {"weights": rounded(weights[:, :COLUMNS])}
 
 

@@ -4,21 +4,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import merged
-from peerage.papers.calibrate import known_facts
+from peerage.papers.calibrate import mean_cost, parameters
 from peerage.papers.p2 import printed
 from peerage.papers.p2.printed import IID, TYPE_I, TYPE_II
-from peerage.papers.study import Job, Plan, Scale, Training
-from peerage.vectors import Layout
-from peerage.work.curvature import scope_of
+from peerage.papers.study import (
+    DIGITS,
+    SMOKE_RATE,
+    Job,
+    Plan,
+    Scale,
+    Training,
+    built,
+    with_options,
+)
 
 MNIST, FASHION, CIFAR = printed.DATASETS
 FEMNIST = "femnist"
 GREY = "cifar10:grey=true,side=28"  # CIFAR-10 as the other two, for logistic regression
-TITLES = {MNIST: "MNIST", FASHION: "Fashion-MNIST", CIFAR: "CIFAR-10", FEMNIST: "FEMNIST"}
 MODELS = {MNIST: "hwa-mlp", FASHION: "hwa-mlp", CIFAR: "cifar-cnn"}
 LINEAR = "logistic"  # of Fig. 7
 PARTITIONS = {IID: "iid", TYPE_I: "dirichlet:alpha=0.1", TYPE_II: "shards"}
@@ -124,7 +128,6 @@ SIZES: dict[Scale, Size] = {
         ),
         learning={"lr": 0.01},
     ),
-    # `digits` stands in for every data set, and one small network for every model.
     "smoke": Size(
         seeds=dict.fromkeys((*MODELS, FEMNIST), 1),
         train={},
@@ -134,8 +137,8 @@ SIZES: dict[Scale, Size] = {
         linear=2,
         alphas=(10.0, 0.1),
         sigmas=(0.0, 0.1),
-        devices=Devices("digits", 6, 2, 5, 1, dict(zip(printed.MARKS, range(1, 6), strict=True))),
-        learning={"lr": 0.05},
+        devices=Devices(DIGITS, 6, 2, 5, 1, dict(zip(printed.MARKS, range(1, 6), strict=True))),
+        learning={"lr": SMOKE_RATE},
         nodes=6,
     ),
 }
@@ -151,7 +154,7 @@ def experiment(
         local["lr"] = PROXIMAL_RATE
     settings: dict[str, Any] = {
         "algorithm": algorithm,
-        "dataset": sized(dataset, size.train.get(dataset)),
+        "dataset": with_options(dataset, train=size.train.get(dataset)),
         "model": MODELS[dataset],
         "nodes": size.nodes,
         "rounds": size.rounds[dataset],
@@ -159,7 +162,7 @@ def experiment(
         "evaluation": {"samples": size.samples.get(dataset)},
         "seed": seed,
     }
-    return build(plan, merged(settings, changes))
+    return built(plan, merged(settings, changes))
 
 
 def linear(plan: Plan, dataset: str, algorithm: str, *, seed: int) -> Experiment:
@@ -171,7 +174,7 @@ def linear(plan: Plan, dataset: str, algorithm: str, *, seed: int) -> Experiment
     flat = GREY if dataset == CIFAR else dataset
     settings: dict[str, Any] = {
         "algorithm": algorithm,
-        "dataset": sized(flat, size.train.get(dataset)),
+        "dataset": with_options(flat, train=size.train.get(dataset)),
         "model": LINEAR,
         "nodes": size.nodes,
         "partition": PARTITIONS[TYPE_I],
@@ -180,15 +183,14 @@ def linear(plan: Plan, dataset: str, algorithm: str, *, seed: int) -> Experiment
     }
     if not algorithm.startswith("fednl"):
         settings["local"] = STEP
-    return build(plan, settings)
+    return built(plan, settings, stand_in=LINEAR)
 
 
 def devices(plan: Plan, algorithm: str, *, seed: int) -> Experiment:
     """Table 4: a node is a writer, and a few of them are drawn for a round."""
     size = SIZES[plan.scale].devices
-    joint = "," if ":" in algorithm else ":"
     settings: dict[str, Any] = {
-        "algorithm": f"{algorithm}{joint}clients={size.clients}",
+        "algorithm": with_options(algorithm, clients=size.clients),
         "dataset": size.dataset,
         "model": "leaf-cnn",
         "nodes": size.nodes,
@@ -199,35 +201,36 @@ def devices(plan: Plan, algorithm: str, *, seed: int) -> Experiment:
         "seed": seed,
     }
     if plan.scale == "smoke":
-        settings |= {"partition": PARTITIONS[TYPE_I], "local": {**LEAF, "epochs": 1, "lr": 0.05}}
-    return build(plan, settings)
-
-
-def build(plan: Plan, settings: Mapping[str, Any]) -> Experiment:
-    """At smoke scale with the data that needs no download, and a model that fits it."""
-    if plan.scale != "smoke":
-        return Experiment(**settings)
-    model = LINEAR if settings["model"] == LINEAR else "digits-mlp"
-    stand_in = {"dataset": "digits", "model": model, "engine": {"name": "serial"}}
-    return Experiment(**merged(settings, stand_in))
-
-
-def sized(dataset: str, train: int | None) -> str:
-    """The data set with fewer training examples.
-
-    >>> sized("mnist", 2000), sized("cifar10:normalise=signed", 2000), sized("mnist", None)
-    ('mnist:train=2000', 'cifar10:normalise=signed,train=2000', 'mnist')
-    """
-    joint = "," if ":" in dataset else ":"
-    return dataset if train is None else f"{dataset}{joint}train={train}"
+        settings["partition"] = PARTITIONS[TYPE_I]
+        settings["local"] = {**LEAF, "epochs": 1, "lr": SMOKE_RATE}
+    return built(plan, settings)
 
 
 def seeds(plan: Plan, dataset: str) -> range:
-    return range(plan.seeds or SIZES[plan.scale].seeds[dataset])
+    return plan.seed_range(SIZES[plan.scale].seeds[dataset])
 
 
 def shown_epochs(epochs: int) -> str:
     return f"E = {epochs}"
+
+
+def runs(
+    plan: Plan,
+    dataset: str,
+    setting: str,
+    name: str,
+    algorithm: str | None = None,
+    *,
+    epochs: int = FIVE,
+    **changes: Any,
+) -> list[Job]:
+    """One job per seed of a method; its algorithm is that of METHODS by default."""
+    place = Setting(dataset, setting, shown_epochs(epochs), name)
+    algorithm = algorithm or METHODS[name]
+    return [
+        Training(place, experiment(plan, dataset, algorithm, seed=seed, epochs=epochs, **changes))
+        for seed in seeds(plan, dataset)
+    ]
 
 
 def grid(
@@ -243,33 +246,18 @@ def grid(
     study has.
     """
     return [
-        Training(
-            Setting(dataset, split, shown_epochs(number), name),
-            experiment(
-                plan,
-                dataset,
-                METHODS[name],
-                seed=seed,
-                epochs=number,
-                partition=PARTITIONS[split],
-            ),
-        )
+        job
         for dataset in datasets
         for number in epochs
         if number in SIZES[plan.scale].epochs[dataset]
         for split in sorted(splits, key=lambda split: split == IID)
         for name in methods
-        for seed in seeds(plan, dataset)
+        for job in runs(plan, dataset, split, name, epochs=number, partition=PARTITIONS[split])
     ]
 
 
 def scalars_up(experiment: Experiment) -> int:
     """Numbers that a client of HWA sends in a round: its model, and curvature of chosen layers."""
-    known = known_facts(experiment)
-    model: Any = experiment.model[0]
-    algorithm: Any = experiment.algorithm
-    with torch.device("meta"):  # shapes without values
-        module = model.build(known.shape, known.classes)
-    layout = Layout.of(module.named_parameters())
-    part = scope_of(layout, algorithm.scope)
-    return layout.size + int(part.stop) - int(part.start)
+    cost = mean_cost(experiment)
+    assert cost is not None  # HWA states it
+    return round(cost.vectors * parameters(experiment))

@@ -1,12 +1,11 @@
 """How the results of P2 are shown: accuracies with tests of significance, curves, heat maps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from peerage.papers import charts as studies
-from peerage.papers.charts import LABELS, Bars, Line, Plot
-from peerage.papers.heat import HeatMap, heat_maps
+from peerage.papers import charts
+from peerage.papers.charts import LABELS, Bars, HeatMap, Line, Plot, heat_maps
 from peerage.papers.p2 import printed
 from peerage.papers.p2.settings import (
     BYTES,
@@ -15,12 +14,11 @@ from peerage.papers.p2.settings import (
     MNIST,
     ONE_STEP,
     SIZES,
-    TITLES,
     Setting,
     scalars_up,
 )
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable, Row
-from peerage.papers.study import Results, Shown, Training
+from peerage.papers.study import SMOKE_NOTE, TITLES, Results, Shown, Training
 from peerage.report.series import Key, Series
 from peerage.report.statistics import anova, deviation, mean
 
@@ -125,15 +123,8 @@ def without_tests(table: PaperTable) -> PaperTable:
 
 def notes_of(results: Results) -> tuple[str, ...]:
     """What the scale has made of the paper's setting, and how many seeds there are."""
-    notes = []
-    if results.plan.scale == "smoke":
-        notes.append("A trial of the machinery: scikit-learn's digits stand in for every data set.")
-    elif results.plan.scale == "small":
-        notes += smaller(results)
-    if ONE_STEP in results.values("epochs"):
-        notes.append(LINEAR_NOTE)
-    notes += [f"{counts} The paper has {printed.SEEDS}." for counts in results.repetitions]
-    return tuple(notes)
+    own = (LINEAR_NOTE,) if ONE_STEP in results.values("epochs") else ()
+    return results.notes(smaller(results), *own, seeds=f" The paper has {printed.SEEDS}.")
 
 
 def smaller(results: Results) -> list[str]:
@@ -165,7 +156,7 @@ def show_table(number: int, results: Results) -> Shown:
     columns = [Column(split, dataset, split) for split in printed.SPLITS]
     title = f"Table {number}: accuracy on {TITLES[dataset]}, mean ± deviation over seeds"
     table = accuracy_table(results, title, columns)
-    return Shown((table,), studies.against_paper(without_tests(table)))
+    return Shown((table,), charts.against_paper(without_tests(table)))
 
 
 # Curves
@@ -178,11 +169,8 @@ def lines_of(results: Results, key: str, **wanted: Any) -> tuple[Line, ...]:
 
 def line_of(label: str, series: Series, key: str) -> Line:
     """From round 1: the start is the same for all, and so low that the rest would look flat."""
-    curve = series.curve(key)
-    first = curve.rounds.count(0)  # is 1 where there is a value of the start
-    rounds, means, stds = (values[first:] for values in curve)
     variant = label.endswith(")")  # of a method that is there as well
-    return Line(label, rounds, means, stds if series.seeds > 1 else (), dashed=variant)
+    return charts.line_of(label, series, key, first=1, dashed=variant)
 
 
 def plot_of(results: Results, title: str, key: str, **wanted: Any) -> Plot:
@@ -196,20 +184,18 @@ def show_curves(number: int, keys: tuple[str, ...], results: Results) -> Shown:
     columns = [Column(TITLES[name], name, setting) for name in results.values("dataset")]
     table = accuracy_table(results, f"Fig. {number}: accuracy in the last round", columns)
     panels = [plot_of(results, TITLES[name], key, dataset=name) for name in present for key in keys]
-    return Shown((table,), studies.plots(panels, columns=len(keys)), curves=keys)
+    return Shown((table,), charts.plots(panels, columns=len(keys)), curves=keys)
 
 
 def show_devices(results: Results) -> Shown:
     """Table 4 and Fig. 9."""
     marks, paper = SIZES[results.plan.scale].devices.marks, printed.femnist()
-    rows = []
-    for method in results.values("method"):
+
+    def cells(method: str) -> Iterable[Cell]:
         series = only_of(results, method)
-        cells = [
-            cell_of(series.at(ours) if series else [], (paper[method, mark], None))
-            for mark, ours in marks.items()
-        ]
-        rows.append(((method,), tuple(cells)))
+        for mark, ours in marks.items():
+            yield cell_of(series.at(ours) if series else [], (paper[method, mark], None))
+
     same = all(mark == ours for mark, ours in marks.items())
     table = PaperTable(
         title="Table 4: accuracy on FEMNIST after so many rounds",
@@ -217,12 +203,12 @@ def show_devices(results: Results) -> Shown:
         columns=tuple(
             (f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()
         ),
-        rows=tuple(rows),
+        rows=results.by_method(cells),
         unit="percent",
         notes=notes_of(results),
     )
     panels = [plot_of(results, TITLES[FEMNIST], key) for key in ALL_KEYS]
-    return Shown((table,), studies.plots(panels), curves=ALL_KEYS)
+    return Shown((table,), charts.plots(panels), curves=ALL_KEYS)
 
 
 def show_alphas(results: Results) -> Shown:
@@ -236,7 +222,7 @@ def show_alphas(results: Results) -> Shown:
         if found:
             panels.append(labels_of(setting, found[0]))
             panels.append(plot_of(results, setting, "accuracy", setting=setting))
-    return Shown((table, lead_table(results)), studies.plots(panels, columns=2))
+    return Shown((table, lead_table(results)), charts.plots(panels, columns=2))
 
 
 def lead_table(results: Results) -> PaperTable:
@@ -270,7 +256,7 @@ def labels_of(title: str, series: Series) -> Bars:
 
 def show_scopes(results: Results) -> Shown:
     """Fig. 10: which layers are weighted by curvature, and what that costs."""
-    rows, sent, heights = [], [], []
+    sent, heights = [], []
     expected = {
         job.place.method: scalars_up(job.experiment)
         for job in results.jobs
@@ -278,7 +264,6 @@ def show_scopes(results: Results) -> Shown:
     }
     for method in results.values("method"):
         series = only_of(results, method)
-        rows.append(((method,), (cell_of(ends(series)),)))
         up = bytes_up(series)
         scalars = Cell(None if up is None else up / BYTES, paper=expected[method])
         sent.append(((method,), (scalars, Cell(up, paper=BYTES * expected[method]))))
@@ -288,7 +273,7 @@ def show_scopes(results: Results) -> Shown:
             title="Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
             row_titles=("layers with curvature",),
             columns=(("HWA",),),
-            rows=tuple(rows),
+            rows=results.by_method(lambda method: [cell_of(ends(only_of(results, method)))]),
             unit="percent",
             notes=notes_of(results),
         ),
@@ -313,7 +298,7 @@ def show_scopes(results: Results) -> Shown:
             ylabel="megabytes",
         ),
     ]
-    return Shown(tables, studies.plots(panels, columns=2))
+    return Shown(tables, charts.plots(panels, columns=2))
 
 
 def bytes_up(series: Series | None) -> float | None:
@@ -349,7 +334,7 @@ def show_noise(results: Results) -> Shown:
         "standard deviation of the noise",
         LABELS["accuracy"],
     )
-    return Shown((table,), studies.plots([panel]))
+    return Shown((table,), charts.plots([panel]))
 
 
 # Heat maps
@@ -389,7 +374,7 @@ def client_notes(results: Results) -> tuple[str, ...]:
     epochs, lr = record.experiment["epochs"], record.experiment["lr"]
     seen = f"{epochs} epochs with a rate of {lr:g}."
     if results.plan.scale == "smoke":
-        return (f"A trial of the machinery on scikit-learn's digits, {seen}",)
+        return (SMOKE_NOTE, seen)
     whole = SIZES[results.plan.scale].train[MNIST]
     data = "all" if whole is None else f"{whole}"
     return (f"Ten clients share {data} training examples; {seen}",)

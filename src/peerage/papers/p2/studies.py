@@ -24,12 +24,11 @@ from peerage.papers.p2.settings import (
     TEN,
     Setting,
     devices,
-    experiment,
     grid,
     linear,
+    runs,
     seeds,
     shown_epochs,
-    sized,
 )
 from peerage.papers.p2.shown import (
     ALL_KEYS,
@@ -42,7 +41,16 @@ from peerage.papers.p2.shown import (
     show_scopes,
     show_table,
 )
-from peerage.papers.study import Calculation, Job, Plan, Study, Training
+from peerage.papers.study import (
+    DIGITS,
+    SMALL_MODEL,
+    Calculation,
+    Job,
+    Plan,
+    Study,
+    Training,
+    with_options,
+)
 
 OF_CLIENT = 10  # epochs of Fig. 2, and a guess for Fig. 1
 TWO_LABELS = {"labels 0 and 1": "0+1", "labels 8 and 9": "8+9"}
@@ -75,8 +83,8 @@ def client(
     size = SIZES[plan.scale]
     smoke = plan.scale == "smoke"
     return kind(
-        "digits" if smoke else sized(MNIST, size.train[MNIST]),
-        "digits-mlp" if smoke else MODELS[MNIST],
+        DIGITS if smoke else with_options(MNIST, train=size.train[MNIST]),
+        SMALL_MODEL if smoke else MODELS[MNIST],
         partition,
         nodes=size.nodes,
         epochs=2 if smoke else OF_CLIENT,
@@ -102,31 +110,21 @@ def linear_jobs(plan: Plan) -> list[Job]:
 def alpha_jobs(plan: Plan) -> list[Job]:
     """Fig. 8: from nearly the same data everywhere to two or three classes on each client."""
     return [
-        Training(
-            Setting(MNIST, f"Dir {alpha:g}", shown_epochs(FIVE), name),
-            experiment(
-                plan,
-                MNIST,
-                METHODS[name],
-                seed=seed,
-                partition=f"dirichlet:alpha={alpha}",
-            ),
-        )
+        job
         for alpha in SIZES[plan.scale].alphas
         for name in FOUR
-        for seed in seeds(plan, MNIST)
+        for job in runs(plan, MNIST, f"Dir {alpha:g}", name, partition=f"dirichlet:alpha={alpha}")
     ]
 
 
 def scope_jobs(plan: Plan) -> list[Job]:
     """Fig. 10: curvature of the output layer, of two layers, of all."""
     return [
-        Training(
-            Setting(MNIST, TYPE_I, shown_epochs(FIVE), name),
-            experiment(plan, MNIST, f"hwa:scope={scope}", seed=seed, partition=PARTITIONS[TYPE_I]),
-        )
+        job
         for name, scope in SCOPES.items()
-        for seed in seeds(plan, MNIST)
+        for job in runs(
+            plan, MNIST, TYPE_I, name, f"hwa:scope={scope}", partition=PARTITIONS[TYPE_I]
+        )
     ]
 
 
@@ -137,14 +135,10 @@ def noise_jobs(plan: Plan) -> list[Job]:
     """
     jobs: list[Job] = []
     for sigma in SIZES[plan.scale].sigmas:
+        changes: dict[str, Any] = {"noise": {"sigma": sigma}} if sigma else {}
+        changes["partition"] = "dirichlet:alpha=0.01"
         for name in FOUR:
-            for seed in seeds(plan, CIFAR):
-                changes: dict[str, Any] = {"partition": "dirichlet:alpha=0.01"}
-                if sigma:
-                    changes["noise"] = {"sigma": sigma}
-                made = experiment(plan, CIFAR, METHODS[name], seed=seed, **changes)
-                place = Setting(CIFAR, f"sigma = {sigma:g}", shown_epochs(FIVE), name)
-                jobs.append(Training(place, made))
+            jobs += runs(plan, CIFAR, f"sigma = {sigma:g}", name, **changes)
     return jobs
 
 

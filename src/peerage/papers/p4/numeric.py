@@ -1,6 +1,6 @@
 """The numerical model of P4's section 4.2 on random graphs (Fig. 5 and 8), and how it is shown."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar, Literal
 
@@ -13,8 +13,8 @@ from peerage.graphs.graph import Graph
 from peerage.graphs.mixing import gains
 from peerage.graphs.rewiring import assortativity, with_assortativity
 from peerage.graphs.topology import TOPOLOGIES
-from peerage.papers import charts as studies
-from peerage.papers.charts import Line, Plot
+from peerage.papers import charts
+from peerage.papers.charts import Line, Plot, line_of
 from peerage.papers.p4 import printed
 from peerage.papers.p4.settings import Setting
 from peerage.papers.p4.shown import FIT, exponent, nodes, notes_of
@@ -142,7 +142,7 @@ def show_compression(results: Results) -> Shown:
         Plot(title, _lines(kinds, tails), "nodes", "sigma_ap / start", log="xy")
         for title, tails in (("(a)", False), ("(b) heavy tails", True))
     ]
-    return Shown((fits, values), studies.plots(panels, columns=2, kinds=KINDS))
+    return Shown((fits, values), charts.plots(panels, columns=2, kinds=KINDS))
 
 
 def _fitted(name: str, series: list[Series], what: str) -> Cell:
@@ -204,7 +204,7 @@ def show_assortativity(results: Results) -> Shown:
         for what, values in ends.items()
     )
     panel = Plot("", lines, "degree assortativity", "sqrt(n) sigma_ap / start", floor=0.0)
-    return Shown((table,), studies.plots([panel], kinds=KINDS))
+    return Shown((table,), charts.plots([panel], kinds=KINDS))
 
 
 def show_start(results: Results) -> Shown:
@@ -235,15 +235,15 @@ def show_start(results: Results) -> Shown:
         unit="number",
     )
     tables = (ends, change) if moves else (ends,)
-    return Shown(tables, studies.plots(panels, columns=2, across="1 / sqrt(n)"))
+    return Shown(tables, charts.plots(panels, columns=2, across="1 / sqrt(n)"))
 
 
 def _moved(series: Series) -> list[Plot]:
     norms = {"training": "train", "averaging": "combine"}
-    lines = [_line(name, series, ("moved", key)) for name, key in norms.items()]
+    lines = [line_of(name, series, ("moved", key)) for name, key in norms.items()]
     # Averaging is nearly all of it: a solid line would hide the other.
-    lines.append(replace(_line("both", series, ("moved", "total")), dashed=True))
-    cosine = (_line("cosine", series, ("moved", "cosine")),)
+    lines.append(line_of("both", series, ("moved", "total"), dashed=True))
+    cosine = (line_of("cosine", series, ("moved", "cosine")),)
     return [
         Plot("(a) change in a round", tuple(lines), ylabel="mean norm", log="y"),
         Plot("(a) training against averaging", cosine, ylabel="mean cosine"),
@@ -253,15 +253,9 @@ def _moved(series: Series) -> list[Plot]:
 def _spread(title: str, series: Series, an: Key, ap: Key) -> Plot:
     """Deviations over nodes and over parameters, in units of the latter in the beginning."""
     unit = series.curve(ap).means[0]
-    lines = (_line("sigma_an", series, an, unit), _line("sigma_ap", series, ap, unit))
+    lines = (line_of("sigma_an", series, an, unit=unit), line_of("sigma_ap", series, ap, unit=unit))
     across = (("sigma_ap", 1 / sqrt(nodes(series))),)
     return Plot(title, lines, ylabel="deviation / start", log="y", levels=across)
-
-
-def _line(label: str, series: Series, key: Key, unit: float = 1.0) -> Line:
-    rounds, means, stds = series.curve(key)
-    band = [std / unit for std in stds] if series.seeds > 1 else []
-    return Line(label, rounds, [mean / unit for mean in means], band)
 
 
 def _ending(name: str, series: Series, key: Key) -> Row:

@@ -1,13 +1,13 @@
 """The experiments of P4: Table A1 and section 5 at three scales, and how a study asks for them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import merged
 from peerage.papers.p4.printed import ACTIVITIES, ERRORS
-from peerage.papers.study import Job, Plan, Scale, Training
+from peerage.papers.study import SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
 WITH, WITHOUT, CENTRAL = "with gain", "without gain", "centralised"
 DECAVG = "decavg:order=combine-first"  # the authors' code averages, trains, then tests
@@ -42,9 +42,9 @@ class Configuration:
     def data(self, nodes: int, items: int) -> dict[str, str]:
         """So many items for every node, on average or each."""
         # What a Zipf law deals out is the whole set, so the set is as large as wanted.
-        all_of_it = f":train={nodes * items}" if self.dataset == "so2sat" else ""
+        wanted = nodes * items if self.dataset == "so2sat" else None
         return {
-            "dataset": self.dataset + all_of_it,
+            "dataset": with_options(self.dataset, train=wanted),
             "partition": self.partition.format(items=items),
         }
 
@@ -142,7 +142,6 @@ class Size:
     environment: Environment
     varied: Mapping[str, tuple[int, ...]]  # what of it, and the values
     sharing: Sharing
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of every experiment
 
 
 SIZES: dict[Scale, Size] = {
@@ -197,7 +196,6 @@ SIZES: dict[Scale, Size] = {
         },
         sharing=Sharing(2560, (10, 16, 32), 8, 2000),
     ),
-    # `digits` stands in for every data set, and a small network for every model.
     "smoke": Size(
         seeds=1,
         samples=None,
@@ -215,7 +213,6 @@ SIZES: dict[Scale, Size] = {
         environment=Environment(nodes=6, degree=3, items=40, batches=40, epochs=2),
         varied={"neighbours": (2, 3), "examples": (20, 40), "nodes": (4, 6), "epochs": (1, 2)},
         sharing=Sharing(240, (4, 6), 3, 40),
-        changes={"model": "digits-mlp", "engine": {"name": "serial"}},
     ),
 }
 
@@ -240,9 +237,8 @@ def experiment(
         **configuration.data(nodes, items),
     }
     if plan.scale == "smoke":
-        settings["dataset"] = "digits"
-        local["lr"] = 0.05 if configuration.work is SGD else 0.005
-    return Experiment(**merged(merged(settings, size.changes), changes))
+        local["lr"] = SMOKE_RATE if configuration.work is SGD else 0.005
+    return built(plan, merged(settings, changes))
 
 
 def runs(
@@ -251,7 +247,7 @@ def runs(
     """One job per seed."""
     return [
         Training(place, experiment(plan, letter, nodes, items, gain=gain, seed=seed, **changes))
-        for seed in range(plan.seeds or SIZES[plan.scale].seeds)
+        for seed in plan.seed_range(SIZES[plan.scale].seeds)
     ]
 
 

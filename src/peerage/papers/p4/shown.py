@@ -6,7 +6,7 @@ from math import exp, log
 from statistics import fmean
 
 from peerage.graphs.diffusion import fit_exponent
-from peerage.papers import charts as studies
+from peerage.papers import charts
 from peerage.papers.charts import Line, Plot
 from peerage.papers.p4 import printed
 from peerage.papers.p4.settings import CENTRAL, SIZES, WITH, WITHOUT, Setting
@@ -50,7 +50,7 @@ def show_plateaus(letter: str, results: Results) -> Shown:
         Plot("without gain, rescaled", rescaled, f"round / n^{mu:.2f} ({whose})", log="xy"),
     ]
     tables = (time_table(results, aim, notes=notes), fitted)
-    return Shown(tables, studies.plots(panels, columns=2, kinds=KINDS))
+    return Shown(tables, charts.plots(panels, columns=2, kinds=KINDS))
 
 
 def show_losses(title: str, part: str, results: Results, *, wall_clock: bool = False) -> Shown:
@@ -67,7 +67,7 @@ def show_losses(title: str, part: str, results: Results, *, wall_clock: bool = F
     looks = {(line.label, line.dashed) for panel in panels for line in panel.lines}
     compared = any((label, True) in looks for label, dashed in looks if not dashed)
     kinds = KINDS if compared else {}  # otherwise a dashed line is named by its label
-    return Shown(tables, studies.plots(panels, columns=2, kinds=kinds, across=BEST))
+    return Shown(tables, charts.plots(panels, columns=2, kinds=kinds, across=BEST))
 
 
 def show_sharing(results: Results) -> Shown:
@@ -90,7 +90,7 @@ def show_sharing(results: Results) -> Shown:
         fitted,
     )
     drawn = replace(panel, lines=(*panel.lines, *alone))
-    return Shown(tables, studies.plots([drawn], across=BEST))
+    return Shown(tables, charts.plots([drawn], across=BEST))
 
 
 def show_with_curvature(results: Results) -> Shown:
@@ -115,8 +115,8 @@ def show_with_curvature(results: Results) -> Shown:
     for graph in graphs:
         found = results.places(panel=graph).items()
         lines = tuple(line_of(place, series, "accuracy") for place, series in found)
-        panels.append(Plot(graph, lines, ylabel=studies.LABELS["accuracy"], floor=0.0))
-    return Shown((table,), studies.plots(panels, kinds=KINDS))
+        panels.append(Plot(graph, lines, ylabel=charts.LABELS["accuracy"], floor=0.0))
+    return Shown((table,), charts.plots(panels, kinds=KINDS))
 
 
 # Numbers
@@ -245,25 +245,16 @@ def notes_of(results: Results, part: str, letter: str = "") -> tuple[str, ...]:
     here, there = (getattr(SIZES[name], part) for name in (scale, "paper"))
     if letter:
         here, there = here[letter], there[letter]
-    notes = []
-    if scale == "smoke":
-        notes.append(
-            "A trial of the machinery: tiny networks; where there is training, scikit-learn's "
-            "digits and a small model stand in for all data and models."
-        )
-    elif here != there:
-        changed = [
-            f"{name} {_listed(ours)} (scale paper: {_listed(theirs)})"
-            for name, ours, theirs in zip(here._fields, here, there, strict=True)
-            if ours != theirs and name != "together"
-        ]
-        notes.append(f"Scale {scale}: {'; '.join(changed)}.")
-    if results.plan.fidelity == "code":
-        notes.append(
-            "As the authors' code: biases that are not zero, connections that are active in one "
-            "direction."
-        )
-    return (*notes, *results.repetitions)
+    changed = [
+        f"{name} {_listed(ours)} (scale paper: {_listed(theirs)})"
+        for name, ours, theirs in zip(here._fields, here, there, strict=True)
+        if ours != theirs and name != "together"
+    ]
+    return results.notes(
+        [f"Scale {scale}: {'; '.join(changed)}."] if changed else [],
+        code="As the authors' code: biases that are not zero, connections that are active in one "
+        "direction.",
+    )
 
 
 def _listed(value: object) -> str:
@@ -274,10 +265,8 @@ def _listed(value: object) -> str:
 
 
 def line_of(place: Setting, series: Series, key: str = "loss", *, wall_clock: bool = False) -> Line:
-    rounds, means, stds = series.curve(key)
     unit = series.batches() if wall_clock else 1.0
-    band = stds if series.seeds > 1 else ()
-    return Line(place.setting, [unit * r for r in rounds], means, band, place.method == WITHOUT)
+    return charts.line_of(place.setting, series, key, stretch=unit, dashed=place.method == WITHOUT)
 
 
 def loss_plot(results: Results, title: str, *, panel: str = "", wall_clock: bool = False) -> Plot:

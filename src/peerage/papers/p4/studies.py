@@ -99,7 +99,7 @@ def start_jobs(plan: Plan) -> list[Job]:
         evaluation={"growth": None, "spread": True},
     )
     model = Diffused(graph, size.nodes, size.degree, 200, size.rounds + 1, 1e-8, 1.0, "normal")
-    seeds = range(plan.seeds or size.realisations)
+    seeds = plan.seed_range(size.realisations)
     return [*jobs, Calculation(Setting("", CALCULATED, WITHOUT), model, seeds)]
 
 
@@ -178,11 +178,9 @@ def calculations(
         noise=1e-3,
         assortativity=assortativity,
     )
-    count = plan.seeds or size.realisations
-    starts = range(0, count, size.together)
+    seeds, together = plan.seed_range(size.realisations), size.together
     return [
-        Calculation(place, model, range(first, min(first + size.together, count)))
-        for first in starts
+        Calculation(place, model, seeds[first : first + together]) for first in seeds[::together]
     ]
 
 
@@ -252,41 +250,40 @@ def curvature_jobs(plan: Plan) -> list[Job]:
         for name in ("DecAvg", "DecHW"):
             for method, gain in ((WITH, "graph"), (WITHOUT, "none")):
                 changes = {"topology": topology, "init": {"gain": gain}}
-                for seed in range(plan.seeds or size.seeds):
+                for seed in plan.seed_range(size.seeds):
                     made = p0.experiment(plan, p0.MNIST, 0.2, name.lower(), seed, **changes)
                     jobs.append(Training(Setting(graph, name, method), made))
     return jobs
 
 
+def _plateaus(letter: str, figure: str, panels: str, what: str, growth: str) -> Study:
+    return Study(
+        f"p4-fig{figure}",
+        f"Fig. {panels}: with and without the gain, {what}",
+        f"without the gain, a plateau of the loss grows {growth}; with it there is none",
+        partial(plateau_jobs, letter),
+        partial(show_plateaus, letter),
+    )
+
+
+def _environment(
+    panel: str, varied: str, what: str, claim: str, *, wall_clock: bool = False
+) -> Study:
+    figure = f"Fig. 9({panel})"
+    return Study(
+        f"p4-fig9{panel}",
+        f"{figure}: how many {what}, MNIST",
+        claim,
+        partial(environment_jobs, varied),
+        partial(show_losses, figure, "environment", wall_clock=wall_clock),
+    )
+
+
 STUDIES = [
-    Study(
-        "p4-fig3a",
-        "Fig. 3(a, b): with and without the gain, MNIST on complete graphs",
-        "without the gain, a plateau of the loss grows in proportion to n; with it there is none",
-        partial(plateau_jobs, "A"),
-        partial(show_plateaus, "A"),
-    ),
-    Study(
-        "p4-fig3c",
-        "Fig. 3(c, d): with and without the gain, So2Sat on Barabasi-Albert graphs",
-        "without the gain, a plateau of the loss grows as n^0.64; with it there is none",
-        partial(plateau_jobs, "B"),
-        partial(show_plateaus, "B"),
-    ),
-    Study(
-        "p4-fig3e",
-        "Fig. 3(e, f): with and without the gain, VGG16 on CIFAR-10 and 4-regular graphs",
-        "without the gain, a plateau of the loss grows in proportion to n; with it there is none",
-        partial(plateau_jobs, "C"),
-        partial(show_plateaus, "C"),
-    ),
-    Study(
-        "p4-fig3g",
-        "Fig. 3(g, h): with and without the gain, MNIST with AdamW",
-        "without the gain, a plateau of the loss grows as n^0.4; with it there is none",
-        partial(plateau_jobs, "D"),
-        partial(show_plateaus, "D"),
-    ),
+    _plateaus("A", "3a", "3(a, b)", "MNIST on complete graphs", "in proportion to n"),
+    _plateaus("B", "3c", "3(c, d)", "So2Sat on Barabasi-Albert graphs", "as n^0.64"),
+    _plateaus("C", "3e", "3(e, f)", "VGG16 on CIFAR-10 and 4-regular graphs", "in proportion to n"),
+    _plateaus("D", "3g", "3(g, h)", "MNIST with AdamW", "as n^0.4"),
     Study(
         "p4-fig4",
         "Fig. 4: connections or nodes that are rarely active, MNIST",
@@ -324,33 +321,21 @@ STUDIES = [
         assortativity_jobs,
         show_assortativity,
     ),
-    Study(
-        "p4-fig9a",
-        "Fig. 9(a): how many neighbours, MNIST",
-        "only very few neighbours are slower",
-        partial(environment_jobs, "neighbours"),
-        partial(show_losses, "Fig. 9(a)", "environment"),
-    ),
-    Study(
-        "p4-fig9b",
-        "Fig. 9(b): how many examples per node, MNIST",
+    _environment("a", "neighbours", "neighbours", "only very few neighbours are slower"),
+    _environment(
+        "b",
+        "examples",
+        "examples per node",
         "the loss approaches that of all data in one place, in the same wall-clock time",
-        partial(environment_jobs, "examples"),
-        partial(show_losses, "Fig. 9(b)", "environment", wall_clock=True),
+        wall_clock=True,
     ),
-    Study(
-        "p4-fig9c",
-        "Fig. 9(c): how many nodes, MNIST",
-        "the loss approaches that of all data in one place",
-        partial(environment_jobs, "nodes"),
-        partial(show_losses, "Fig. 9(c)", "environment"),
-    ),
-    Study(
-        "p4-fig9d",
-        "Fig. 9(d): how many epochs between exchanges, MNIST",
+    _environment("c", "nodes", "nodes", "the loss approaches that of all data in one place"),
+    _environment(
+        "d",
+        "epochs",
+        "epochs between exchanges",
         "the more often nodes exchange, the faster and the better they learn",
-        partial(environment_jobs, "epochs"),
-        partial(show_losses, "Fig. 9(d)", "environment", wall_clock=True),
+        wall_clock=True,
     ),
     Study(
         "p4-fig10",
