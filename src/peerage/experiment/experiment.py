@@ -38,6 +38,7 @@ from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Star
 from peerage.models import MODELS
 from peerage.models.start import GAINS, Bias, NoGain, Scheme
 from peerage.privacy import Noise
+from peerage.records.metrics import METRICS
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
 
@@ -174,15 +175,7 @@ def read_noise(value: Any) -> Any:
     return noise
 
 
-UNTIL = {  # what a run may be ended by: 1 for what rises while models learn, -1 for what falls
-    "accuracy": 1,
-    "accuracy_min": 1,
-    "validation_accuracy": 1,
-    "loss": -1,
-    "validation_loss": -1,
-    "train_loss": -1,
-    "consensus": -1,
-}
+UNTIL = {key: metric for metric in METRICS for key in metric.targets}
 
 
 @dataclass(frozen=True)
@@ -193,13 +186,17 @@ class Until:
     value: float
 
     def __post_init__(self) -> None:
-        if "accuracy" in self.metric and not 0 < self.value <= 1:
-            raise InputError(f"until {self} is never reached: accuracies lie between 0 and 1")
+        metric = UNTIL[self.metric]
+        if metric.scale == "fraction" and not 0 < self.value <= 1:
+            raise InputError(f"until {self} is never reached: {metric.name} lies between 0 and 1")
 
     def reached(self, row: Mapping[str, Any]) -> bool:
         """Whether the network row of a round has got there; one that was not judged has not."""
         found = row.get(self.metric)
-        return found is not None and UNTIL[self.metric] * (float(found) - self.value) >= 0
+        if found is None:
+            return False
+        higher = UNTIL[self.metric].better == "higher"
+        return bool(found >= self.value if higher else found <= self.value)
 
     def __str__(self) -> str:
         return f"{self.metric}={self.value!r}"

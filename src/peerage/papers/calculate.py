@@ -17,7 +17,7 @@ import torch
 from peerage.errors import PeerageError, WorkerDied
 from peerage.files import disk_errors, write_json
 from peerage.papers.study import Calculation, NumericalModel, beyond_defaults
-from peerage.records.rows import NetworkRow, RunRecord
+from peerage.records.rows import Row, RunRecord
 
 RESULT = "summary.json"  # as a run has one, which tells how it stands
 
@@ -60,12 +60,12 @@ def recorded(folder: Path) -> tuple[RunRecord, ...]:
     )
 
 
-def rows(curves: dict[str, list[float]]) -> tuple[NetworkRow, ...]:
+def rows(curves: dict[str, list[float]]) -> tuple[Row, ...]:
     """One row per round from one list per curve."""
     found = []
     for number, values in enumerate(zip(*curves.values(), strict=True)):
         known = dict(zip(curves, values, strict=True))
-        found.append(cast(NetworkRow, {"scope": "network", "round": number, **known}))
+        found.append({"scope": "network", "round": number, **known})
     return tuple(found)
 
 

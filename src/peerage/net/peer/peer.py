@@ -436,7 +436,7 @@ class Peer(Receiver):
     # What it writes down
 
     def _record(self, round: int, report: ShardReport, sent: int, seconds: float) -> None:
-        [mine] = report.nodes or [NodeReport(self.me, None)]
+        [mine] = report.nodes or [NodeReport(self.me)]
         self.alive = sum(map(self.transport.reachable, self.others.everybody))
         self.bytes_total += sent
         self.finished = round
