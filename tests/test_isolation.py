@@ -2,8 +2,8 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -18,7 +18,7 @@ class WithDropout(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
 
 
-def digest(seed: int, engine: str) -> str:
+def digest(seed: int, engine: dict[str, Any]) -> str:
     experiment = pg.Experiment(
         algorithm=pg.DecAvg(),
         model=WithDropout,
@@ -27,13 +27,12 @@ def digest(seed: int, engine: str) -> str:
         partition="iid",
         rounds=2,
         local={"epochs": 2},
-        engine={"name": engine, **({"workers": 2} if engine == "pool" else {})},
+        engine=engine,
         seed=seed,
     )
     return pg.run(experiment).digest
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool"])
 def test_four_seeds_in_threads_end_as_they_do_alone(engine):
     alone = [digest(seed, engine) for seed in range(4)]
     with ThreadPoolExecutor(4) as threads:

@@ -17,7 +17,6 @@ from peerage.requests import Compute
 from peerage.runs.run import Result
 
 SERIAL, POOL = {"name": "serial"}, {"name": "pool", "workers": 2}
-ENGINES = pytest.mark.parametrize("engine", [SERIAL, POOL], ids=["serial", "pool"])
 
 
 def ran(algorithm: Algorithm[Any], **changes: Any) -> Result:
@@ -78,7 +77,6 @@ class Adopts(Algorithm[Tensor]):
         node.state = inbox["x"][0]
 
 
-@ENGINES
 def test_nodes_that_keep_the_same_message_do_not_share_it(engine):
     result = ran(Adopts(), engine=engine)
     addresses = {params.data_ptr() for params in result.parameters}
@@ -145,7 +143,6 @@ def test_states_that_can_be_kept_are_the_same_in_every_engine(kind, tmp_path):
     assert pg.resume(folder, experiment=experiment).digest == through.digest
 
 
-@ENGINES
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -195,7 +192,6 @@ class Spoils(Algorithm[None]):
         node.params = x
 
 
-@ENGINES
 @pytest.mark.parametrize("by", [float("nan"), float("inf"), float("-inf")])
 def test_a_run_whose_parameters_are_not_finite_does_not_finish(by, engine):
     reason = "the parameters of node 2 were NaN or infinite at the end of round 2; check what"
@@ -203,7 +199,6 @@ def test_a_run_whose_parameters_are_not_finite_does_not_finish(by, engine):
         ran(Spoils(by=by), engine=engine)
 
 
-@ENGINES
 def test_the_sender_of_nan_is_named_and_not_those_who_hear_it(engine):
     reason = "^node 2 sent NaN or infinite numbers in round 2, in tensor 'x'; check how"
     with pytest.raises(Diverged, match=reason):
@@ -221,7 +216,6 @@ class Overflows(Algorithm[None]):
         node.params = inbox.stack("x").sum(0)
 
 
-@ENGINES
 def test_an_overflow_in_the_sum_of_messages_is_found_where_it_happens(engine):
     with pytest.raises(
         Diverged, match=r"parameters of nodes 0, 1, 2, 3 were .* at the end of round 1"
@@ -299,7 +293,6 @@ class NotAsync(Algorithm[None]):
         node.params = node.params + 1.0
 
 
-@ENGINES
 @pytest.mark.parametrize(
     ("algorithm", "reason"),
     [

@@ -116,7 +116,6 @@ class Normalised(nn.Module):
 # One headline model
 
 
-@pytest.mark.parametrize("engine", [{"name": "serial"}, {"name": "pool", "workers": 2}])
 def test_a_result_gives_the_model_that_metrics_evaluated(tmp_path, engine):
     result = pg.run(tiny(algorithm=Averaged(), rounds=3, engine=engine), tmp_path / "run")
     for node in range(4):
