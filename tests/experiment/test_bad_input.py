@@ -261,7 +261,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def damage(checkpoint: Path, how: str) -> None:
-    manifest, part = checkpoint / "manifest.json", checkpoint / "part-1.safetensors"
+    manifest, part = checkpoint / "manifest.json", max(checkpoint.glob("part-*"))
     if how == "flipped":
         flip(part, 1000)
     elif how == "truncated":

@@ -587,6 +587,7 @@ def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.own_engine
 def test_an_error_of_the_algorithm_is_not_hidden(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Broken(pg.Algorithm[None]):
