@@ -44,16 +44,16 @@ def test_four_seeds_in_threads_end_as_they_do_alone(engine):
 def test_a_run_leaves_the_generator_and_the_threads_as_they_were():
     torch.manual_seed(7)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    digest(0, "serial")
+    digest(0, {"name": "serial"})
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
 
 def test_the_state_of_the_global_generator_changes_no_run():
     torch.manual_seed(1)
-    first = digest(0, "serial")
+    first = digest(0, {"name": "serial"})
     torch.manual_seed(2)
-    assert digest(0, "serial") == first
+    assert digest(0, {"name": "serial"}) == first
 
 
 def test_what_is_held_is_one_thread_and_is_given_back():
