@@ -9,8 +9,6 @@ from peerage.records.phases import PHASES, in_order, no_time
 from peerage.report import figures
 from peerage.requests import Compute
 
-NAMES = [phase.name for phase in PHASES]
-
 
 def kinds_of_work() -> Iterator[type]:
     """All local work of the package."""
@@ -27,12 +25,12 @@ def kinds_of_work() -> Iterator[type]:
 def test_all_work_of_the_package_has_a_phase_of_the_list() -> None:
     phases = {kind.phase for kind in kinds_of_work()}
     assert {"train", "curvature", "losses", "synthesis", "compute"} == phases
-    assert phases <= set(NAMES)
+    assert phases <= set(PHASES)
 
 
 def test_names_differ_and_each_has_a_look_of_its_own() -> None:
-    assert len(set(NAMES)) == len(NAMES)
-    looks = [tuple(figures.FILLINGS[name]) for name in [*NAMES, "other"]]
+    assert len(set(PHASES)) == len(PHASES)
+    looks = [tuple(figures.FILLINGS[name]) for name in [*PHASES, "other"]]
     assert len(set(looks)) == len(looks)
 
 

@@ -74,21 +74,20 @@ SCORES = (
     ),
     Metric("loss", "loss", "lower", column=False),
 )
-CONSENSUS = Metric(
-    "consensus",
-    "consensus distance",
-    "lower",
-    source="network",
-    scale="log",
-    title="Agreement",
-    caption="How far the models of the nodes are apart (logarithmic); a falling curve means that "
-    "they agree more and more.",
-)
 # In the order of a row.
 METRICS = (
     *SCORES,
     Metric("train_loss", "loss", "lower", source="training"),
-    CONSENSUS,
+    Metric(
+        "consensus",
+        "consensus distance",
+        "lower",
+        source="network",
+        scale="log",
+        title="Agreement",
+        caption="How far the models of the nodes are apart (logarithmic); a falling curve means "
+        "that they agree more and more.",
+    ),
     *(Metric(VALIDATION + m.key, m.name, m.better, "validation", m.scale) for m in SCORES),
 )
 BY_KEY = {metric.key: metric for metric in METRICS}

@@ -37,14 +37,8 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
         f"rounds to {x} % ({percent(rows[0][f'target_{x}'])})" if rows else "" for x in SHARES
     ]
     titles = ["run", "algorithm", "rounds", "accuracy ± std", "nodes min..max", "last 10 rounds"]
-    titles += [
-        "best (round)",
-        *[metric.label for metric in COLUMNS],
-        *targets,
-        "sent per node",
-        "sent in total",
-        "time per round",
-    ]
+    titles += ["best (round)", *[metric.label for metric in COLUMNS], *targets]
+    titles += ["sent per node", "sent in total", "time per round"]
     return titles, [_texts(row) for row in rows]
 
 
@@ -154,7 +148,7 @@ def seconds_per_round(record: RunRecord) -> float | None:
 def phase_means(record: RunRecord) -> dict[str, float]:
     """Mean seconds per round of each phase; what no phase claims of the wall time is `other`."""
     rows = [row.get("seconds", {}) for row in record.network if row["round"] > 0]
-    found = in_order([*(phase.name for phase in PHASES), *(phase for row in rows for phase in row)])
+    found = in_order([*PHASES, *(phase for row in rows for phase in row)])
     count = max(len(rows), 1)
     means = {phase: sum(row.get(phase) or 0.0 for row in rows) / count for phase in found}
     total = means.pop("total", 0.0)
