@@ -1,4 +1,4 @@
-"""What all tests share, and what the marker `slow` means."""
+"""What all tests share, what the marker `slow` means, and what `--engine` does."""
 
 import os
 import shutil
@@ -14,7 +14,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from peerage.data import cache_folder
+from peerage.experiment import Engine
 from peerage.records import environment
+from peerage.runs import run
 
 # Two busy processes fill a small machine: tests use one thread each, as workers do.
 torch.set_num_threads(1)
@@ -37,15 +39,18 @@ class Guard:
 
     def __init__(self) -> None:
         self.active = False
+        self.forks = False  # whether workers of an engine may be started
         self.refused: list[str] = []
         self.strangers: set[int | None] = set()  # threads that tests before it have left behind
 
-    def begin(self, active: bool) -> None:
-        self.active, self.refused = active, []
+    def begin(self, active: bool, forks: bool) -> None:
+        self.active, self.forks, self.refused = active, forks, []
         self.strangers = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.active or threading.get_ident() in self.strangers:
+            return
+        if self.forks and event == "os.fork":
             return
         if what := described(event, arguments):
             self.refused.append(what)
@@ -84,7 +89,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         if fast:  # else a run in a folder would ask git and uname
             patch.setattr(environment, "_commit", lambda file: None)
             patch.setattr(environment, "_platform", lambda: "any")
-        GUARD.begin(fast)
+        engine = replaced_engine(item)
+        if engine is not None:
+            replace_engine(patch, engine)
+        GUARD.begin(fast, forks=engine is not None)
         try:
             return (yield)
         finally:
@@ -101,6 +109,47 @@ def nothing_slow() -> Iterator[None]:
 @pytest.fixture
 def guard() -> Guard:
     return GUARD
+
+
+# The option `--engine`. Tests with the fixture `engine` run with that one only. In all others, runs
+# within this process use it instead of the engine that they ask for. So an engine has the whole
+# suite as soon as it is in ENGINES.
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "serial": {"name": "serial"},
+    "pool": {"name": "pool", "workers": 2},
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engine", choices=ENGINES, help="Run everything with this engine only.")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give tests with a fixture `engine` the settings of every engine, or of the chosen one."""
+    marks = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "engine" in metafunc.fixturenames and not any("engine" in names for names in marks):
+        chosen = metafunc.config.getoption("engine")
+        names = [chosen] if chosen else list(ENGINES)
+        metafunc.parametrize("engine", [ENGINES[name] for name in names], ids=names)
+
+
+def replaced_engine(item: pytest.Item) -> str | None:
+    """The engine of `--engine`, unless the test chooses by itself."""
+    chosen: str | None = item.config.getoption("engine")
+    return None if item.get_closest_marker("own_engine") else chosen
+
+
+def replace_engine(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Let every run within this process use the engine of this name."""
+    real, engine = run._Run._engine, Engine(**ENGINES[name])
+
+    def replaced(self: run._Run) -> Any:
+        with pytest.MonkeyPatch.context() as own:
+            own.setattr(self, "experiment", self.experiment.model_copy(update={"engine": engine}))
+            return real(self)
+
+    patch.setattr(run._Run, "_engine", replaced)
 
 
 # Fixtures

@@ -334,8 +334,8 @@ def test_only_chosen_clients_train_and_talk():
         for round in range(3):
             report = engine.round(round, evaluate=True)
             assert report.bytes == 2 * 2 * size
-            assert sum(node.train_loss is not None for node in report.nodes) == 2
-            assert [node.node for node in report.nodes if node.score is not None] == [NODES]
+            assert sum("train_loss" in node.metrics for node in report.nodes) == 2
+            assert [node.node for node in report.nodes if "accuracy" in node.metrics] == [NODES]
 
 
 def test_a_client_that_has_left_is_not_chosen():
@@ -343,7 +343,7 @@ def test_a_client_that_has_left_is_not_chosen():
     world = prepare(experiment)
     with Lockstep(world, SerialTeam(world)) as engine:
         report = engine.round(0, evaluate=False)
-    assert [n.node for n in report.nodes if n.train_loss is not None] == [1, 3, 4]
+    assert [n.node for n in report.nodes if "train_loss" in n.metrics] == [1, 3, 4]
 
 
 def test_a_hub_that_hears_nobody_keeps_its_model():

@@ -32,6 +32,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.own_engine
 @pytest.mark.parametrize("name", REFUSED)
 def test_fast_tests_stay_in_their_process(name: str, guard: Any) -> None:
     act, told = REFUSED[name]
@@ -56,7 +57,8 @@ def test_slow_tests_may_do_all_of_it(name: str) -> None:
         REFUSED[name][0]()
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool"])
-def test_the_pool_as_a_parameter_is_marked(engine: str, request: pytest.FixtureRequest) -> None:
+def test_the_pool_as_a_parameter_is_marked(
+    engine: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     marked = request.node.get_closest_marker("slow") is not None
-    assert marked == (engine == "pool")
+    assert marked == (engine["name"] == "pool")

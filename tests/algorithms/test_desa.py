@@ -704,6 +704,7 @@ def test_a_node_without_data_makes_nothing(cache):
     assert REQUEST.run(workbench(cache, count=0)) == {}
 
 
+@pytest.mark.own_engine  # counted in this process
 def test_a_run_keeps_its_anchors_beside_the_data_sets(cache, calls):
     first, second = (run(toy(SMALL)).digest for _ in range(2))
     assert first == second

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from support.command_line import TINY, Outcome, complaint, peerage, start
+from support.command_line import TINY, Outcome, complaint, flags, peerage, start
 from support.processes import PATIENCE
 
 from peerage.cli.app import app
@@ -185,9 +185,8 @@ def test_a_run_ends_at_its_target() -> None:
     assert "there is nothing to resume" in peerage("resume here").err
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool --workers 2"])
-def test_a_trace_beyond_the_model_is_one_line(engine: str) -> None:
-    line = f"run {TINY} --rounds 1 --engine {engine} --json --out"
+def test_a_trace_beyond_the_model_is_one_line(engine: dict[str, Any]) -> None:
+    line = f"run {TINY} --rounds 1 {flags(engine)} --json --out"
     message = complaint(peerage(f"{line} wrong --algorithm dechw:trace=650"))
     assert message == "trace=650 is not a parameter in scope=all, which has 0 to 649"
     ok(f"{line} right --algorithm dechw:trace=649")

@@ -22,13 +22,6 @@ from peerage.testing import NODES, blobs, dealt, toy
 from peerage.work.context import Local
 from peerage.work.training import LocalSGD
 
-ENGINES = {"serial": {"name": "serial"}, "pool": {"name": "pool", "workers": 2}}
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request):
-    return ENGINES[request.param]
-
 
 def note(node: Node[Any], *values: float) -> None:
     """Write numbers down after those that were noted before; the last entry counts them."""
@@ -575,16 +568,18 @@ class Buggy(Algorithm[Any]):
             raise ZeroDivisionError("an error of the author")
 
 
+@pytest.mark.own_engine
 def test_an_error_of_the_author_keeps_its_type_and_says_where():
     with pytest.raises(ZeroDivisionError, match="an error of the author") as caught:
-        run(toy(Buggy(), engine=ENGINES["serial"]))
+        run(toy(Buggy(), engine={"name": "serial"}))
     assert caught.value.__notes__ == ["at node 2 in round 1"]
 
 
 @pytest.mark.slow
+@pytest.mark.own_engine
 def test_an_error_in_a_worker_brings_the_traceback_of_the_worker():
     with pytest.raises(RuntimeError, match=r"ZeroDivisionError in worker [01]: an error") as caught:
-        run(toy(Buggy(), engine=ENGINES["pool"]))
+        run(toy(Buggy(), engine={"name": "pool", "workers": 2}))
     [trace] = caught.value.__notes__
     assert "at node 2 in round 1" in trace
     assert 'raise ZeroDivisionError("an error of the author")' in trace

@@ -1,23 +1,30 @@
 """What a shard makes sure of, whatever an algorithm does in its rounds."""
 
+import json
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import peerage as pg
 from peerage import Algorithm, LocalSGD, Node
-from peerage.errors import CheckpointError, Diverged, PeerageError
-from peerage.requests import Compute
+from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
+from peerage.engine.prepare import prepare
+from peerage.engine.shard import References, Shard
+from peerage.errors import CheckpointError, Diverged, InputError, PeerageError
+from peerage.requests import Compute, Send
 from peerage.runs.run import Result
+from peerage.state import map_tensors
+from peerage.testing import NODES, toy
 
 SERIAL, POOL = {"name": "serial"}, {"name": "pool", "workers": 2}
-ENGINES = pytest.mark.parametrize("engine", [SERIAL, POOL], ids=["serial", "pool"])
 
 
 def ran(algorithm: Algorithm[Any], **changes: Any) -> Result:
@@ -78,7 +85,6 @@ class Adopts(Algorithm[Tensor]):
         node.state = inbox["x"][0]
 
 
-@ENGINES
 def test_nodes_that_keep_the_same_message_do_not_share_it(engine):
     result = ran(Adopts(), engine=engine)
     addresses = {params.data_ptr() for params in result.parameters}
@@ -145,7 +151,6 @@ def test_states_that_can_be_kept_are_the_same_in_every_engine(kind, tmp_path):
     assert pg.resume(folder, experiment=experiment).digest == through.digest
 
 
-@ENGINES
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -195,7 +200,6 @@ class Spoils(Algorithm[None]):
         node.params = x
 
 
-@ENGINES
 @pytest.mark.parametrize("by", [float("nan"), float("inf"), float("-inf")])
 def test_a_run_whose_parameters_are_not_finite_does_not_finish(by, engine):
     reason = "the parameters of node 2 were NaN or infinite at the end of round 2; check what"
@@ -203,7 +207,6 @@ def test_a_run_whose_parameters_are_not_finite_does_not_finish(by, engine):
         ran(Spoils(by=by), engine=engine)
 
 
-@ENGINES
 def test_the_sender_of_nan_is_named_and_not_those_who_hear_it(engine):
     reason = "^node 2 sent NaN or infinite numbers in round 2, in tensor 'x'; check how"
     with pytest.raises(Diverged, match=reason):
@@ -221,7 +224,6 @@ class Overflows(Algorithm[None]):
         node.params = inbox.stack("x").sum(0)
 
 
-@ENGINES
 def test_an_overflow_in_the_sum_of_messages_is_found_where_it_happens(engine):
     with pytest.raises(
         Diverged, match=r"parameters of nodes 0, 1, 2, 3 were .* at the end of round 1"
@@ -299,7 +301,6 @@ class NotAsync(Algorithm[None]):
         node.params = node.params + 1.0
 
 
-@ENGINES
 @pytest.mark.parametrize(
     ("algorithm", "reason"),
     [
@@ -349,3 +350,244 @@ def test_init_draws_other_numbers_than_round_one():
     assert not any(note["same_rng"] or note["same_coin"] for note in notes)
     assert len({note["coin"] for note in notes}) == 1  # the coin stays public
     assert len({note["first_coin"] for note in notes}) == 1
+
+
+# One shard alone, without an engine around it
+
+
+def shard_of(
+    algorithm: Algorithm[Any], nodes: Sequence[int] = range(NODES), **changes: Any
+) -> Shard:
+    return Shard(prepare(toy(algorithm, **changes)).world, nodes, References())
+
+
+def play(shard: Shard, round: int, evaluate: bool = False) -> RoundReport:
+    """A round of a shard that has all nodes."""
+    team = SerialTeam(shard.world)
+    team.shard = shard
+    return Lockstep(shard.world, team).round(round, evaluate)
+
+
+@dataclass(frozen=True)
+class Does(Algorithm[Any]):
+    """What a test says, once in a round."""
+
+    act: Callable[[Node[Any]], Any]
+    first: Callable[[Node[Any]], Any] = lambda node: None
+    local: LocalSGD = LocalSGD(epochs=1)
+
+    def init(self, node: Node[Any]) -> Any:
+        return self.first(node)
+
+    async def round(self, node: Node[Any]) -> None:
+        await self.act(node)
+
+
+class NotARequest:
+    def __await__(self) -> Any:
+        return (yield self)
+
+    def __repr__(self) -> str:
+        return "NotARequest()"
+
+
+async def changes_what_it_sent(node: Node[Any]) -> None:
+    await node.exchange(x=node.params)
+    node.params += 1.0
+
+
+async def changes_what_it_received(node: Node[Any]) -> None:
+    inbox = await node.exchange(x=node.params)
+    inbox.others()["x"][0][0] = 0.0
+
+
+async def ends_with_another_shape(node: Node[Any]) -> None:
+    node.params = node.params[1:]
+
+
+async def ends_with_another_type(node: Node[Any]) -> None:
+    node.params = node.params.double()
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (lambda node: NotARequest(), r"^the algorithm awaited NotARequest\(\), which is not a req"),
+        (lambda node: Send((node.id,), {}), r"^node 0 sent to 0, which is not another node$"),
+        (lambda node: Send((1, 9), {}), r"^node 0 sent to 9, which is not another node$"),
+        (lambda node: Send((-1,), {}), r"^node 0 sent to -1, which is not another node$"),
+        (
+            lambda node: Send((1,), {"x": torch.zeros(2, dtype=torch.complex64)}),
+            r"node 0 sends tensor 'x'.*complex64",
+        ),
+        (changes_what_it_sent, r"^the algorithm changed tensor 'x' of node 0 in place after send"),
+        (changes_what_it_received, r"^the algorithm changed tensor 'x' of node 1 in place after"),
+        (
+            ends_with_another_shape,
+            r"node 0 parameters of shape \(66,\) .* needs \(67,\) in",
+        ),
+        (ends_with_another_type, r"shape \(67,\) and type torch.float64; its model needs \(67,\)"),
+    ],
+    ids=["object", "itself", "nobody", "negative", "type", "own", "others", "shape", "double"],
+)
+def test_a_shard_refuses_what_breaks_the_contract(act, reason):
+    with pytest.raises(PeerageError, match=reason) as caught:
+        play(shard_of(Does(act), topology="complete"), 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_author_says_where_it_happened():
+    async def fail(node: Node[Any]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        shard_of(Does(fail)).begin(2, evaluate=False)
+    assert caught.value.__notes__ == ["at node 0 in round 2"]
+
+
+def test_nodes_wait_for_messages_and_go_on_with_those_that_came():
+    shard, others = (shard_of(pg.DecAvg(weights="uniform"), nodes) for nodes in ([1, 3], [2]))
+    step = shard.begin(0, evaluate=False)
+    assert step.waiting == {1: (0, 2), 3: (2, 4)}
+    assert [parcel.to for parcel in step.parcels] == [(0, 2), (2, 4)]
+    assert [parcel.bytes for parcel in step.parcels] == [4 * 67] * 2
+    trained = [parcel.payload["x"] for parcel in step.parcels]
+    [sent] = others.begin(0, evaluate=False).parcels
+    after = shard.resume({1: [sent], 3: []})  # node 1 hears node 2 alone, and node 3 nobody
+    assert (after.finished, after.waiting) == ([1, 3], {})
+    report = shard.finish()
+    assert [node.node for node in report.nodes] == [1, 3]
+    torch.testing.assert_close(shard.members[1].node.params, (trained[0] + sent.payload["x"]) / 2)
+    assert torch.equal(shard.members[3].node.params, trained[1])
+
+
+def test_absent_nodes_do_nothing_and_report_nothing():
+    shard = shard_of(pg.DecAvg(), faults={"join": "4@2"})
+    before = shard.members[4].node.params.clone()
+    assert [node.node for node in play(shard, 0).nodes] == [0, 1, 2, 3]
+    assert torch.equal(shard.members[4].node.params, before)
+    assert [node.node for node in play(shard, 1).nodes] == [0, 1, 2, 3, 4]
+    assert not torch.equal(shard.members[4].node.params, before)
+
+
+def test_models_are_evaluated_only_in_rounds_that_ask_for_it():
+    shard = shard_of(pg.DecAvg(), evaluation={"at": "end", "validation": 0.25})
+    scores = {"accuracy", "loss", "validation_accuracy", "validation_loss"}
+    assert set(play(shard, 0).nodes[0].metrics) == {"train_loss"}
+    assert set(play(shard, 1, evaluate=True).nodes[0].metrics) == {"train_loss", *scores}
+    measured = shard.measure()
+    assert set(measured.nodes[0].metrics) == scores
+    assert measured.seconds["evaluate"] > 0.0 == measured.seconds["train"]
+
+
+# States of one shard
+
+
+def keeps(wrap: Callable[[Tensor], Any]) -> Does:
+    async def act(node: Node[Any]) -> None:
+        inbox = await node.exchange(x=node.params)
+        node.state = wrap(inbox.others()["x"][0])
+
+    return Does(act, first=lambda node: wrap(torch.zeros_like(node.params)))
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": (x, x)}, lambda x: [x.view(1, -1)]])
+def test_what_nodes_keep_shares_no_memory(wrap):
+    shard = shard_of(keeps(wrap), topology="complete")
+    play(shard, 0)
+    kept = [
+        tensor.untyped_storage().data_ptr()
+        for member in shard.members.values()
+        for tensor in (member.node.params, *tensors_in(member.node.state))
+    ]
+    assert len(set(kept)) == len(kept)
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(lambda x: found.append(x) or x, state)
+    return found
+
+
+def test_a_state_that_cannot_be_kept_is_refused_before_the_first_round():
+    with pytest.raises(CheckpointError, match="a state of type deque cannot be kept; use tensors"):
+        shard_of(keeps(lambda x: deque([x])))
+
+
+# Saving one shard
+
+
+@dataclass(frozen=True)
+class Halves(Algorithm[Any]):
+    """Counts its rounds, keeps momentum, and evaluates half of its parameters."""
+
+    local: LocalSGD = LocalSGD(epochs=1, momentum=0.9, keep_optimizer=True)
+
+    def init(self, node: Node[Any]) -> Any:
+        return {"count": 0, "sum": torch.zeros_like(node.params)}
+
+    async def round(self, node: Node[Any]) -> None:
+        await node.train(self.local)
+        inbox = await node.exchange(x=node.params)
+        node.params = inbox.mean("x", inbox.uniform_weights())
+        node.state = {"count": node.state["count"] + 1, "sum": node.state["sum"] + node.params}
+
+    def evaluated(self, node: Node[Any]) -> Tensor:
+        return node.params / 2
+
+
+def saved(shard: Shard, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    trees = shard.save(str(folder / "part"))
+    return json.loads(json.dumps(trees)), dict.fromkeys(trees, "part")  # as a manifest holds them
+
+
+def test_a_restored_shard_goes_on_as_the_first_would_have(tmp_path):
+    first, second = shard_of(Halves()), shard_of(Halves())
+    play(first, 0)
+    second.restore(str(tmp_path), *saved(first, tmp_path), 1)
+    for shard in (first, second):
+        play(shard, 1)
+    for one, other in zip(first.members.values(), second.members.values(), strict=True):
+        assert torch.equal(one.node.params, other.node.params)
+        assert torch.equal(one.node.state["sum"], other.node.state["sum"])
+        assert one.node.state["count"] == other.node.state["count"] == 2
+        assert one.memory.keys() == other.memory.keys() != set()
+
+
+def test_a_part_holds_parameters_states_memory_and_what_is_evaluated(tmp_path):
+    shard = shard_of(Halves(), nodes=[2])
+    saved(shard, tmp_path)
+    held = load_file(tmp_path / "part")
+    assert torch.equal(held["2.params"], shard.members[2].node.params)
+    assert torch.equal(held["2.evaluated"], held["2.params"] / 2)
+    assert {name.split(".")[0] for name in held} == {"2"}
+    plain = shard_of(pg.DecAvg(), nodes=[2])
+    saved(plain, tmp_path)
+    assert list(load_file(tmp_path / "part")) == ["2.params"]
+
+
+def test_nodes_are_restored_by_a_shard_of_some_from_a_shard_of_all(tmp_path):
+    whole, part = shard_of(Halves()), shard_of(Halves(), nodes=[1, 4])
+    play(whole, 0)
+    part.restore(str(tmp_path), *saved(whole, tmp_path), 1)
+    for node in (1, 4):
+        assert torch.equal(part.members[node].node.params, whole.members[node].node.params)
+        assert part.members[node].node.round == 0  # the last that it took part in
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    trees, parts = saved(shard_of(pg.DecAvg()), tmp_path)
+    other = shard_of(pg.DecAvg(), model="mlp:hidden=4")
+    reason = "holds 67 parameters for node 0, the model has 35; the experiment was changed"
+    with pytest.raises(InputError, match=reason):
+        other.restore(str(tmp_path), trees, parts, 1)
+
+
+def test_copies_of_a_model_and_of_what_is_evaluated():
+    shard = shard_of(Halves())
+    params, evaluated, buffers = shard.model(1)
+    assert torch.equal(evaluated, params / 2)
+    assert buffers.numel() == 0
+    plain = shard_of(pg.DecAvg())
+    params, evaluated, _ = plain.model(1)
+    assert evaluated is params

@@ -261,7 +261,7 @@ def test_accuracies_rise_to_the_target_and_losses_fall(
         ("accuracy>=0.9", "did you mean 'accuracy'?"),
         ("0.9", "does not begin with something that is measured; known: accuracy, accuracy_min"),
         ("accuracy", "until 'accuracy' gives accuracy no number; write accuracy=0.9"),
-        ("accuracy=90", "until accuracy=90.0 is never reached: accuracies lie between 0 and 1"),
+        ("accuracy=90", "until accuracy=90.0 is never reached: accuracy lies between 0 and 1"),
         ("loss=low", "until 'loss=low' gives loss no number; write loss=0.9"),
         ("loss=nan", "until 'loss=nan' gives loss no number; write loss=0.9"),
         ("loss=-inf", "until 'loss=-inf' gives loss no number; write loss=0.9"),

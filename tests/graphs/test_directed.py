@@ -54,9 +54,8 @@ def weighted() -> nx.Graph:
 
 
 @pytest.mark.parametrize("graph", [one_way(), weighted(), nx.path_graph(4)])
-@pytest.mark.parametrize("engine", ["serial", "pool"])
-def test_averaging_is_the_mixing_matrix(graph: nx.Graph, engine: str) -> None:
-    found = stacked(still(graph, engine={"name": engine}))
+def test_averaging_is_the_mixing_matrix(graph: nx.Graph, engine: dict[str, Any]) -> None:
+    found = stacked(still(graph, engine=engine))
     np.testing.assert_allclose(found, averaged(graph), rtol=1e-4, atol=1e-6)
 
 

@@ -115,9 +115,8 @@ def test_the_office_does_not_wait_for_the_absent() -> None:
     assert office.bytes == 0
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool"])
-def test_nodes_come_and_go(engine: str) -> None:
-    settings = {"engine": {"name": engine}, "rounds": 4}
+def test_nodes_come_and_go(engine: dict[str, Any]) -> None:
+    settings = {"engine": engine, "rounds": 4}
     result = quick(faults={"join": "5@3", "leave": "0@3, 1@4"}, **settings)
     assert [row["nodes"] for row in network(result)] == [5, 5, 5, 5, 4]
     judged = [

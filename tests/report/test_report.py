@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from peerage.files import write_json
 from peerage.records.rows import MetricWriter, RunRecord
 from peerage.report import figures, tables, terminal
 from peerage.report.html import Picture, headline, notes, page, write_report
+from peerage.report.series import Series
 
 TOML = """nodes = {nodes}
 seed = {seed}
@@ -364,9 +366,7 @@ def test_a_terminal_gets_one_bar_per_run_and_standard_output_nothing(
 
 
 ALL = (
-    figures.accuracy_curves,
-    figures.loss_curves,
-    figures.consensus_curves,
+    *(partial(figures.curves, key=key) for key in ("accuracy", "loss", "consensus")),
     figures.bytes_and_accuracy,
     figures.node_accuracies,
     figures.phase_seconds,
@@ -397,17 +397,29 @@ def test_runs_of_one_algorithm_differ_in_shade_dash_and_marker(tmp_path: Path) -
 
 
 def test_curves_hold_the_numbers(pair: list[RunRecord]) -> None:
-    lines = figures.accuracy_curves(pair).axes[0].get_lines()
+    lines = figures.curves(pair, "accuracy").axes[0].get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[0, 2, 3, 4], [0, 4]]
     assert np.allclose(lines[0].get_ydata(), [0.1, 0.5, 0.8, 0.7])
     traffic = figures.bytes_and_accuracy(pair).axes[0].get_lines()
     assert list(traffic[0].get_xdata()) == [0, 1000, 1500, 2000]
-    assert figures.consensus_curves(pair).axes[0].get_yscale() == "log"
+    assert figures.curves(pair, "consensus").axes[0].get_yscale() == "log"
 
 
 def test_phases_are_means_and_the_rest_is_other(pair: list[RunRecord]) -> None:
     # Rounds 1 to 4: training 1, 2, 3, 4, waiting 0.5 each, in total 2, 4, 6, 8 seconds.
     assert figures.phases(pair[0]) == pytest.approx({"train": 2.5, "wait": 0.5, "other": 2.0})
+
+
+def test_time_of_losses_and_of_own_work_is_shown_under_its_name(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run", {0: [0.1, 0.1], 2: [0.4, 0.6]})
+    for row in record.network:  # which also has 0.5 of waiting
+        row["seconds"] |= {"train": 0.0, "my-work": 0.25, "losses": 0.5, "total": 2.0}
+    means = {"losses": 0.5, "wait": 0.5, "my-work": 0.25, "other": 0.75}
+    assert list(figures.phases(record)) == list(means)
+    assert figures.phases(record) == pytest.approx(means)
+    assert Series("DecHW", "dechw", (record,)).phases() == pytest.approx(means)
+    legend = figures.phase_seconds([record]).legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == list(means)
 
 
 @settings(deadline=None, max_examples=60)
@@ -438,7 +450,7 @@ def test_bubble_areas_are_proportional_to_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_saved_figures_are_reproducible(pair: list[RunRecord], tmp_path: Path, kind: str) -> None:
     for name in ("one", "two"):
-        figures.save(figures.accuracy_curves(pair), tmp_path / f"{name}.{kind}")
+        figures.save(figures.curves(pair, "accuracy"), tmp_path / f"{name}.{kind}")
     content = (tmp_path / f"one.{kind}").read_bytes()
     assert content == (tmp_path / f"two.{kind}").read_bytes()
     assert content.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
@@ -447,7 +459,7 @@ def test_saved_figures_are_reproducible(pair: list[RunRecord], tmp_path: Path, k
 
 def test_other_kinds_of_figures_are_refused(pair: list[RunRecord], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"end its name in \.png or \.svg"):
-        figures.save(figures.accuracy_curves(pair), tmp_path / "figure.pdf")
+        figures.save(figures.curves(pair, "accuracy"), tmp_path / "figure.pdf")
 
 
 @pytest.mark.parametrize(("values", "rounds"), [([0.1], 0), ([1.0, 1.0], 1)])

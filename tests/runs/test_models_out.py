@@ -117,7 +117,6 @@ class Normalised(nn.Module):
 # One headline model
 
 
-@pytest.mark.parametrize("engine", [{"name": "serial"}, {"name": "pool", "workers": 2}])
 def test_a_result_gives_the_model_that_metrics_evaluated(tmp_path, engine):
     result = pg.run(tiny(algorithm=Averaged(), rounds=3, engine=engine), tmp_path / "run")
     for node in range(4):
@@ -471,6 +470,7 @@ def test_a_folder_without_models_is_one_line(tmp_path):
     assert said == f"{tmp_path}/run has no checkpoint yet; let it finish a round first"
 
 
+@pytest.mark.own_engine  # one file of all nodes
 def test_a_corrupted_checkpoint_gives_no_model(tmp_path):
     pg.run(tiny(), tmp_path / "run")
     [part] = (tmp_path / "run" / "checkpoint" / "round-000002").glob("*.safetensors")
@@ -492,6 +492,7 @@ def test_a_model_that_is_a_python_object_needs_the_experiment(tmp_path):
     assert said.startswith(f"{tmp_path}/old is of an older version, and its experiment has Python")
 
 
+@pytest.mark.own_engine  # one file of all nodes
 def test_a_checkpoint_without_the_evaluated_parameters_is_refused(tmp_path):
     pg.run(tiny(algorithm=Averaged()), tmp_path / "run")
     read = open_run(tmp_path / "run")

@@ -121,9 +121,8 @@ def test_new_settings_survive_a_file() -> None:
 # How models spread and move
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool"])
-def test_layers_of_a_run_against_its_parameters(engine: str) -> None:
-    result = run(settings(evaluation={"spread": True}, engine={"name": engine}))
+def test_layers_of_a_run_against_its_parameters(engine: dict[str, Any]) -> None:
+    result = run(settings(evaluation={"spread": True}, engine=engine))
     rows = [row for row in result.rows if row["scope"] == "network"]
     assert all("layers" in row for row in rows)
     weight = np.stack([result.state_dict(node)["hidden1.weight"].numpy() for node in range(4)])

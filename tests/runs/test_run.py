@@ -84,7 +84,6 @@ def test_a_trained_module_has_its_running_statistics() -> None:
     assert not torch.equal(result.buffers[2][:64], torch.zeros(64))
 
 
-@pytest.mark.parametrize("engine", [{"name": "serial"}, {"name": "pool", "workers": 2}])
 def test_the_returned_models_are_those_that_were_judged(engine: dict[str, Any]) -> None:
     # Convolutions, whose weights lie in another order inside the flat vector.
     result = pg.run(tiny(model="digits-cnn", evaluation={"at": "end"}, engine=engine))
@@ -588,6 +587,7 @@ def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.own_engine
 def test_an_error_of_the_algorithm_is_not_hidden(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Broken(pg.Algorithm[None]):
@@ -622,7 +622,6 @@ class Explodes(pg.Algorithm[None]):
         await node.train(self.local)
 
 
-@pytest.mark.parametrize("engine", [{"name": "serial"}, {"name": "pool", "workers": 2}])
 def test_divergence_names_the_nodes_and_keeps_the_rounds_before(
     tmp_path: Path, engine: dict[str, Any]
 ) -> None:

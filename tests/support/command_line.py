@@ -29,6 +29,15 @@ class Outcome:
         return self.out.splitlines()
 
 
+def flags(engine: Mapping[str, Any]) -> str:
+    """The settings of an engine as the command line takes them.
+
+    >>> flags({"name": "pool", "workers": 2})
+    '--engine pool --workers 2'
+    """
+    return " ".join(f"--{'engine' if key == 'name' else key} {engine[key]}" for key in engine)
+
+
 def peerage(line: str, *more: object) -> Outcome:
     """What `peerage LINE MORE...` prints, and its exit code; other exceptions pass through.
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol, Self
 from torch import Tensor
 
 from peerage.engine.router import PostOffice, Step, check_combined, check_finite
-from peerage.engine.shard import BEFORE, PHASES, NodeReport, References, Shard, ShardReport
+from peerage.engine.shard import BEFORE, NodeReport, References, Shard, ShardReport
 from peerage.engine.world import World
 from peerage.isolation import exclusive_torch
+from peerage.records.phases import no_time
 from peerage.work.evaluation import Deviations, consensus_distance
 
 
@@ -53,7 +54,7 @@ class RoundReport:
 
     nodes: list[NodeReport]
     bytes: int
-    consensus: float | None
+    metrics: Mapping[str, float]  # by key, those of the network as a whole
     seconds: dict[str, float]
 
 
@@ -165,7 +166,7 @@ class Lockstep:
     @exclusive_torch()
     def _merge(self, reports: list[ShardReport], sent: int, wall: float) -> RoundReport:
         nodes = sorted((n for r in reports for n in r.nodes), key=lambda report: report.node)
-        phases = sorted({phase for r in reports for phase in r.seconds} | set(PHASES))
+        phases = sorted({phase for r in reports for phase in r.seconds} | no_time().keys())
         seconds = {p: sum(r.seconds.get(p, 0.0) for r in reports) / len(reports) for p in phases}
         sums = [(name, self.team.open(place)) for r in reports for name, place in r.spread]
         squares: dict[str, dict[int, float]] = {}
@@ -173,5 +174,5 @@ class Lockstep:
             for name, values in report.squares.items():
                 squares.setdefault(name, {}).update(values)
         several = sums and self.world.hub is None  # with a hub, there is one model
-        consensus = consensus_distance(sums, squares) if several else None
-        return RoundReport(nodes, sent, consensus, {**seconds, "total": wall})
+        metrics = {"consensus": consensus_distance(sums, squares)} if several else {}
+        return RoundReport(nodes, sent, metrics, {**seconds, "total": wall})

@@ -20,15 +20,16 @@ from peerage.graphs.graph import Neighbours
 from peerage.isolation import exclusive_torch
 from peerage.privacy import Veil
 from peerage.randomness import torch_stream
+from peerage.records.metrics import VALIDATION
+from peerage.records.phases import no_time
 from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared, check_dtype
 from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
 from peerage.vectors import all_finite
 from peerage.work.context import Local
-from peerage.work.evaluation import Movement, Score, Spread, movement, score
+from peerage.work.evaluation import Movement, Spread, movement, score
 from peerage.work.training import Train, Trained
 
 BEFORE = -1  # the round before the first, in which nodes learn about the network
-PHASES = ("train", "curvature", "losses", "compute", "combine", "exchange", "evaluate", "wait")
 
 
 class Store(Protocol):
@@ -67,9 +68,7 @@ class NodeReport:
     """What one node's round came to."""
 
     node: int
-    train_loss: float | None
-    score: Score | None = None
-    validation: Score | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by key, those that it has
     notes: Mapping[str, float] = field(default_factory=dict)  # the algorithm's own
     moved: Movement | None = None  # if it was asked for
 
@@ -95,14 +94,20 @@ class Member:
     answer: Any = None
     train_loss: float = 0.0
     train_examples: int = 0
-    score: Score | None = None
-    validation: Score | None = None
+    scores: dict[str, float] = field(default_factory=dict)  # by key of a metric; empty until judged
     start: tuple[Tensor, ...] = ()  # parameters and buffers at the start of the round
     before: Tensor | None = None  # parameters at the start of a round whose movement is measured
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
     moved: Movement | None = None
     finite: tuple[Tensor, int] | None = None  # parameters that training left, and their version
     broken: bool = False  # whether its parameters are no longer finite numbers
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was measured in this round, by key."""
+        if not self.train_examples:
+            return self.scores
+        return self.scores | {"train_loss": self.train_loss / self.train_examples}
 
 
 Play = Callable[[Node[Any]], Coroutine[Any, Any, None]]
@@ -125,7 +130,7 @@ class Shard:
             for node in self.members
             if len(world.validation[node])
         }
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = no_time()
         self.spread = Spread()
         self.sent: list[Stamped] = []  # what must not change in this round
         self.evaluating = False
@@ -397,20 +402,20 @@ class Shard:
         self.evaluating = evaluate
         there = set(self.world.present(round))
         self.present = [member for id, member in self.members.items() if id in there]
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = no_time()
         self.spread = Spread()
         self.sent = []
         for member in self.members.values():
             member.answer = None
             member.train_loss, member.train_examples = 0.0, 0
-            member.score, member.validation = None, None
+            member.scores = {}
             member.before, member.trained, member.moved = None, [], None
             member.start, member.finite, member.broken = (), None, False
 
     def _judge(self, member: Member) -> None:
         """Once in a round that is judged, and only those who keep a model."""
         keeps = self.world.keeper(member.node.id) == member.node.id
-        if self.evaluating and keeps and not member.broken and member.score is None:
+        if self.evaluating and keeps and not member.broken and not member.scores:
             self._timed("evaluate", self._evaluate, member)
 
     def _evaluate(self, member: Member) -> None:
@@ -418,23 +423,14 @@ class Shard:
         params = self.world.algorithm.evaluated(node)
         model = self.models[node.architecture]
         model.load(params, node.buffers)
-        member.score = score(model, self.world.test)
+        member.scores = dict(vars(score(model, self.world.test)))
         if node.id in self.held_out:
-            member.validation = score(model, self.held_out[node.id])
+            held_out = vars(score(model, self.held_out[node.id]))
+            member.scores |= {VALIDATION + key: value for key, value in held_out.items()}
         self.spread.add(node.id, node.architecture, params)
 
     def _report(self) -> ShardReport:
-        reports = [
-            NodeReport(
-                m.node.id,
-                m.train_loss / m.train_examples if m.train_examples else None,
-                m.score,
-                m.validation,
-                m.node.notes,
-                m.moved,
-            )
-            for m in self.present
-        ]
+        reports = [NodeReport(m.node.id, m.metrics, m.node.notes, m.moved) for m in self.present]
         spread = [(name, self.store.put(total)) for name, total in self.spread.sums.items()]
         broken = [m.node.id for m in self.present if m.broken]
         return ShardReport(reports, broken, spread, self.spread.squares, self.seconds)

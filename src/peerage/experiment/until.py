@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from peerage.errors import InputError, did_you_mean
+from peerage.records.metrics import METRICS
 
-UNTIL = {  # what a run may be ended by: 1 for what rises while models learn, -1 for what falls
-    "accuracy": 1,
-    "accuracy_min": 1,
-    "validation_accuracy": 1,
-    "loss": -1,
-    "validation_loss": -1,
-    "train_loss": -1,
-    "consensus": -1,
-}
+UNTIL = {key: metric for metric in METRICS for key in metric.targets}
 
 
 @dataclass(frozen=True)
@@ -26,13 +19,17 @@ class Until:
     value: float
 
     def __post_init__(self) -> None:
-        if "accuracy" in self.metric and not 0 < self.value <= 1:
-            raise InputError(f"until {self} is never reached: accuracies lie between 0 and 1")
+        metric = UNTIL[self.metric]
+        if metric.scale == "fraction" and not 0 < self.value <= 1:
+            raise InputError(f"until {self} is never reached: {metric.name} lies between 0 and 1")
 
     def reached(self, row: Mapping[str, Any]) -> bool:
         """Whether the network row of a round has got there; one that was not judged has not."""
         found = row.get(self.metric)
-        return found is not None and UNTIL[self.metric] * (float(found) - self.value) >= 0
+        if found is None:
+            return False
+        higher = UNTIL[self.metric].better == "higher"
+        return bool(found >= self.value if higher else found <= self.value)
 
     def __str__(self) -> str:
         return f"{self.metric}={self.value!r}"

@@ -6,11 +6,11 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from peerage.files import disk_errors, write_json
 from peerage.papers.study import Calculation, NumericalModel, beyond_defaults
-from peerage.records.rows import NetworkRow, RunRecord
+from peerage.records.rows import Row, RunRecord
 from peerage.workers import ENDED, Workers, cores
 
 RESULT = "summary.json"  # as a run has one, which tells how it stands
@@ -54,12 +54,12 @@ def recorded(folder: Path) -> tuple[RunRecord, ...]:
     )
 
 
-def rows(curves: dict[str, list[float]]) -> tuple[NetworkRow, ...]:
+def rows(curves: dict[str, list[float]]) -> tuple[Row, ...]:
     """One row per round from one list per curve."""
     found = []
     for number, values in enumerate(zip(*curves.values(), strict=True)):
         known = dict(zip(curves, values, strict=True))
-        found.append(cast(NetworkRow, {"scope": "network", "round": number, **known}))
+        found.append({"scope": "network", "round": number, **known})
     return tuple(found)
 
 

@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from peerage.papers.papertable import PaperTable
+from peerage.records.metrics import BY_KEY, METRICS
 from peerage.records.rows import RunRecord
 from peerage.report.figures import (
     COLOURS,
@@ -37,12 +38,7 @@ from peerage.report.figures import (
 )
 from peerage.report.series import Key, Series
 
-LABELS = {
-    "accuracy": "test accuracy",
-    "loss": "test loss",
-    "train_loss": "training loss",
-    "consensus": "consensus distance",
-}
+LABELS = {metric.key: metric.label for metric in METRICS}
 ROUND = "round"
 NODES = 10  # lines of single nodes in a panel at most; more cannot be followed
 MARKS = 7  # markers on a curve
@@ -549,9 +545,10 @@ def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None
     """The axis of a key, which all panels of a line share."""
     line[0].set_ylabel(LABELS.get(key, key.replace("_", " ")))
     values = [value for p in panels for s in p.series for value in s.curve(key).means]
-    if key == "accuracy":
+    scale = BY_KEY[key].scale if key in BY_KEY else "number"
+    if scale == "fraction":
         percent_axis(line[0])
-    elif key == "consensus" or span_much(values):
+    elif scale == "log" or span_much(values):
         line[0].set_yscale("log")
         positive = [value for value in values if value > 0]
         # A band may reach down to zero or below, where a logarithm has no end.

@@ -3,6 +3,13 @@
 A run is a folder with `experiment.toml`, `setup.json`, `metrics.jsonl`, `summary.json` and
 `environment.json`. Rows of `metrics.jsonl` count finished rounds: row 0 is the initial models.
 Files other than the metrics are written aside and renamed, so a reader never sees half of one.
+
+A row of the network (`scope` is "network") has `round`, `nodes`, `bytes` (sent in this round by all
+nodes), `bytes_total` (since the start) and `seconds` (by phase, means over the workers; `total` is
+the wall time). If the round was evaluated, it has metrics (`records/metrics.py`), and may have
+`layers` (tensor -> sigma `ap` and `an`, P4) and `moved` (by training, by all else, in total, and a
+cosine). The row of a node (`scope` is "node") has `round`, `node`, metrics, and `notes` of the
+algorithm. A number that is not finite is null.
 """
 
 import json
@@ -11,59 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NotRequired, Self, TypedDict, cast
+from typing import Any, Self
 
 from peerage.errors import CheckpointError
 from peerage.files import disk_errors, dumps, read_bytes, read_json, read_toml, write_bytes
 
 Row = dict[str, Any]
-
-
-class Seconds(TypedDict, total=False):
-    """Means over the workers, except `total`, which is the wall time of the round."""
-
-    train: float
-    curvature: float
-    combine: float
-    exchange: float
-    evaluate: float
-    wait: float  # how long the workers waited for each other
-    total: float
-
-
-class NetworkRow(TypedDict):
-    """One finished round; what comes after `seconds` is there when the round was evaluated."""
-
-    scope: Literal["network"]
-    round: int
-    nodes: int
-    train_loss: NotRequired[float | None]
-    bytes: int  # sent in this round, by all nodes together
-    bytes_total: int  # sent since the start
-    seconds: Seconds
-    accuracy: NotRequired[float | None]  # a fraction, the mean over the nodes
-    accuracy_std: NotRequired[float | None]
-    accuracy_min: NotRequired[float | None]
-    accuracy_max: NotRequired[float | None]
-    loss: NotRequired[float | None]
-    loss_std: NotRequired[float | None]
-    loss_min: NotRequired[float | None]
-    loss_max: NotRequired[float | None]
-    consensus: NotRequired[float | None]
-    layers: NotRequired[dict[str, dict[str, float | None]]]  # tensor -> sigma `ap` and `an` (P4)
-    moved: NotRequired[dict[str, float | None]]  # by training, by all else, in total, and a cosine
-
-
-class NodeRow(TypedDict):
-    """One node in a round that was evaluated."""
-
-    scope: Literal["node"]
-    round: int
-    node: int
-    accuracy: float | None
-    loss: float | None
-    train_loss: NotRequired[float | None]
-    notes: NotRequired[dict[str, float | None]]  # what the algorithm itself had to say
 
 
 class MetricWriter:
@@ -122,8 +82,8 @@ class RunRecord:
     setup: dict[str, Any]
     summary: dict[str, Any]
     environment: dict[str, Any]
-    network: tuple[NetworkRow, ...]
-    nodes: tuple[NodeRow, ...]
+    network: tuple[Row, ...]
+    nodes: tuple[Row, ...]
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -139,8 +99,8 @@ class RunRecord:
             setup=read_json(folder / "setup.json"),
             summary=read_json(folder / "summary.json"),
             environment=read_json(folder / "environment.json"),
-            network=tuple(cast(NetworkRow, row) for row in rows if row["scope"] == "network"),
-            nodes=tuple(cast(NodeRow, row) for row in rows if row["scope"] == "node"),
+            network=tuple(row for row in rows if row["scope"] == "network"),
+            nodes=tuple(row for row in rows if row["scope"] == "node"),
         )
 
     @property
@@ -173,13 +133,13 @@ class RunRecord:
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
         """Rounds and values of the network rows that have a (finite) value under this key."""
-        pairs = [(row["round"], cast(Row, row).get(key)) for row in self.network]
+        pairs = [(row["round"], row.get(key)) for row in self.network]
         known = [(round, float(value)) for round, value in pairs if value is not None]
         return [round for round, _ in known], [value for _, value in known]
 
     def node_values(self, key: str, round: int) -> dict[int, float]:
         """The value of each node in a round, by node; nodes without a finite value are left out."""
-        rows = (cast(Row, row) for row in self.nodes if row["round"] == round)
+        rows = (row for row in self.nodes if row["round"] == round)
         return {row["node"]: float(row[key]) for row in rows if row.get(key) is not None}
 
     def notes(self, name: str) -> dict[int, tuple[list[int], list[float]]]:

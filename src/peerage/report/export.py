@@ -21,7 +21,7 @@ def export(records: Sequence[RunRecord], out: Path) -> None:
     if kind == ".html":
         write_report(records, out)
     elif kind in (".png", ".svg"):
-        figures.save(figures.accuracy_curves(records), out)
+        figures.save(figures.curves(records, "accuracy"), out)
     elif kind in TEXTS:
         write_bytes(out, TEXTS[kind](records).encode(), REMEDY)
     else:

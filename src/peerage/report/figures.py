@@ -23,7 +23,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from peerage.errors import InputError
 from peerage.files import write_bytes
-from peerage.records.rows import Row, RunRecord
+from peerage.records.metrics import BY_KEY
+from peerage.records.phases import OTHER, in_order
+from peerage.records.rows import RunRecord
 from peerage.report.tables import duration, labels, phase_means, size
 
 # The colours of Okabe and Ito, without yellow (invisible on white) and with grey instead of black.
@@ -41,11 +43,14 @@ LOOKS = {
     "facade": (BLUE, "s"), "el": (RED, "^"), "dpsgd": (SKY, "o"), "deprl": (GREEN, "D"),
     "dac": (PINK, "v"), "ifca": (GREY, "P"),
 }  # fmt: skip
-PHASES = {
-    "train": (BLUE, ""), "curvature": (ORANGE, "//"), "synthesis": (RED, "++"),
-    "combine": (GREEN, "\\\\"), "exchange": (PINK, "xx"), "evaluate": (SKY, ".."),
-    "wait": ("#BBBBBB", "--"), "other": ("#EEEEEE", ""),
+FILLINGS = {  # of bars, by phase
+    "train": (BLUE, ""), "curvature": (ORANGE, "//"), "losses": (ORANGE, "oo"),
+    "synthesis": (RED, "++"), "compute": (GREY, "//"), "combine": (GREEN, "\\\\"),
+    "exchange": (PINK, "xx"), "evaluate": (SKY, ".."), "wait": ("#BBBBBB", "--"),
+    OTHER: ("#EEEEEE", ""),
 }  # fmt: skip
+OWN_PHASE = (GREY, "**")  # local work of the user's own
+MEAN = ", mean over nodes"
 STYLE: Any = {
     "figure.facecolor": "white",
     "figure.dpi": 100,
@@ -140,36 +145,24 @@ def look_of(algorithm: str) -> tuple[str, str]:
     return LOOKS.get(name, other)
 
 
-def accuracy_curves(records: Sequence[RunRecord]) -> Figure:
-    """Mean over the nodes, in a band of one standard deviation that stays within min and max."""
-    with _figure() as (figure, axes):
-        for run in drawn(records):
-            _band(axes, run, "accuracy")
-        _curves(axes, records, "accuracy")
-        percent_axis(axes)
-        axes.set_ylabel("test accuracy, mean over nodes")
-        _end_labels(axes, records, "accuracy")
-    return figure
+def curves(records: Sequence[RunRecord], key: str) -> Figure:
+    """A metric over the rounds: the mean over the nodes, or the value of the network.
 
-
-def loss_curves(records: Sequence[RunRecord]) -> Figure:
-    """Test loss; the axis is logarithmic when the values differ by more than a factor of thirty."""
+    Fractions have a band of one standard deviation that stays within min and max. The axis of other
+    numbers is logarithmic when they differ by more than a factor of thirty.
+    """
+    metric = BY_KEY[key]
     with _figure() as (figure, axes):
-        if span_much([value for record in records for value in record.curve("loss")[1]]):
+        if metric.scale == "fraction":
+            for run in drawn(records):
+                _band(axes, run, key)
+        elif metric.scale == "log" or span_much([y for r in records for y in r.curve(key)[1]]):
             axes.set_yscale("log")
-        _curves(axes, records, "loss")
-        axes.set_ylabel("test loss, mean over nodes")
-        _end_labels(axes, records, "loss")
-    return figure
-
-
-def consensus_curves(records: Sequence[RunRecord]) -> Figure:
-    """How far the models of the nodes are apart, on a logarithmic axis."""
-    with _figure() as (figure, axes):
-        axes.set_yscale("log")
-        _curves(axes, records, "consensus", positive=True)
-        axes.set_ylabel("consensus distance")
-        _end_labels(axes, records, "consensus")
+        _curves(axes, records, key, positive=metric.scale == "log")
+        if metric.scale == "fraction":
+            percent_axis(axes)
+        axes.set_ylabel(metric.label + ("" if metric.source == "network" else MEAN))
+        _end_labels(axes, records, key)
     return figure
 
 
@@ -178,7 +171,7 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
     with _figure() as (figure, axes):
         ends = []
         for run in drawn(records):
-            rows = [cast(Row, row) for row in run.record.network if row.get("accuracy") is not None]
+            rows = [row for row in run.record.network if row.get("accuracy") is not None]
             x = [row["bytes_total"] / max(row["nodes"], 1) for row in rows]
             y = [row["accuracy"] for row in rows]
             _plot(axes, run, x, y)
@@ -189,7 +182,7 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
         axes.set_xlim(0, 1.05 * most or 1.0)
         percent_axis(axes)
         axes.set_xlabel("sent per node")
-        axes.set_ylabel("test accuracy, mean over nodes")
+        axes.set_ylabel(BY_KEY["accuracy"].label + MEAN)
         _label_ends(axes, ends)
     return figure
 
@@ -233,7 +226,7 @@ def phase_bars(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]]) -> l
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds per round")
     used = {phase for _, means in bars for phase in means}
-    return [Patch(label=phase, **_filling(phase)) for phase in PHASES if phase in used]
+    return [Patch(label=phase, **_filling(phase)) for phase in in_order(used)]
 
 
 def phases(record: RunRecord) -> dict[str, float]:
@@ -352,7 +345,7 @@ def _plot(axes: Axes, run: Drawn, x: Sequence[float], y: Sequence[float]) -> Non
 
 
 def _band(axes: Axes, run: Drawn, key: str) -> None:
-    rows = [cast(Row, row) for row in run.record.network if row.get(f"{key}_std") is not None]
+    rows = [row for row in run.record.network if row.get(f"{key}_std") is not None]
     mean = np.array([row[key] for row in rows])
     std = np.array([row[f"{key}_std"] for row in rows])
     low = np.maximum(mean - std, [row[f"{key}_min"] for row in rows])
@@ -439,7 +432,7 @@ def span_much(values: Sequence[float]) -> bool:
 
 
 def _filling(phase: str) -> dict[str, Any]:
-    colour, hatch = PHASES[phase]
+    colour, hatch = FILLINGS.get(phase, OWN_PHASE)
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "white"}
 
 

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +12,43 @@ from matplotlib.figure import Figure
 
 from peerage.errors import InputError
 from peerage.files import disk_errors, write_bytes
+from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric
 from peerage.records.rows import RunRecord
 from peerage.report import figures, peers
-from peerage.report.tables import cells, compare, differing, labels, percent, settings
+from peerage.report.tables import (
+    cells,
+    compare,
+    differing,
+    labels,
+    number,
+    percent,
+    settings,
+    value_text,
+)
 
 ENDS = 10  # nodes shown at either end when there are too many to show all
 LEVEL = 0.0005  # accuracies that are nearer than this look the same when printed
-# Title, which runs have something to show, figure, how to read it.
-CURVES: tuple[
-    tuple[str, Callable[[RunRecord], bool], Callable[[Sequence[RunRecord]], Figure], str],
-    ...,
-] = (
-    (
-        "Accuracy",
-        lambda record: bool(record.curve("accuracy")[1]),
-        figures.accuracy_curves,
-        "Higher is better, and so is earlier; the line is the mean over the nodes, and the band is "
-        "one standard deviation over the nodes to either side.",
-    ),
-    (
-        "Loss",
-        lambda record: bool(record.curve("loss")[1]),
-        figures.loss_curves,
-        "Lower is better; the loss on the test set, as the mean over the nodes.",
-    ),
-    (
-        "Agreement",
-        lambda record: any(value > 0 for value in record.curve("consensus")[1]),
-        figures.consensus_curves,
-        "How far the models of the nodes are apart (logarithmic); a falling curve means that they "
-        "agree more and more.",
-    ),
+Curves = tuple[str, Callable[[RunRecord], bool], Callable[[Sequence[RunRecord]], Figure], str]
+
+
+def _curves(metric: Metric) -> Curves:
+    """The title, which runs have something to show, the figure, and how to read it."""
+
+    def known(record: RunRecord) -> bool:
+        values = record.curve(metric.key)[1]
+        return any(value > 0 for value in values) if metric.scale == "log" else bool(values)
+
+    where = f"the {metric.name} on the test set, as the mean over the nodes"
+    return (
+        metric.title or metric.name.capitalize(),
+        known,
+        partial(figures.curves, key=metric.key),
+        metric.caption or f"{metric.better.capitalize()} is better; {where}.",
+    )
+
+
+CURVES: tuple[Curves, ...] = (
+    *(_curves(metric) for metric in METRICS if metric.source in ("test", "network")),
     (
         "Traffic",
         lambda record: any(row["bytes_total"] > 0 for row in record.network),
@@ -208,13 +215,13 @@ def facts(record: RunRecord) -> dict[str, str]:
     degrees = [graph.get(f"degree_{which}") for which in ("min", "mean", "max")]
     return {
         "examples per node": _span(record.setup["examples"]),
-        "test examples": _number(record.setup.get("test_examples")),
+        "test examples": number(record.setup.get("test_examples")),
         "parameters per node": _span(record.setup["parameters"]),
-        "links": _number(len(record.setup["edges"])),
-        "neighbours (fewest, mean, most)": ", ".join(map(_number, degrees)),
+        "links": number(len(record.setup["edges"])),
+        "neighbours (fewest, mean, most)": ", ".join(map(number, degrees)),
         "connected": {True: "yes", False: "no"}.get(graph.get("connected"), "-"),
-        "spectral gap": _number(graph.get("spectral_gap")),
-        "gain": _number(graph.get("gain")),
+        "spectral gap": number(graph.get("spectral_gap")),
+        "gain": number(graph.get("gain")),
         **_privacy_facts(record),
     }
 
@@ -341,8 +348,8 @@ def _graph_caption(records: Sequence[RunRecord]) -> str:
 def _node_table(record: RunRecord) -> dict[str, Any]:
     """Every node of a small network, the worst and the best of a large one."""
     rounds, _ = record.curve("accuracy")
-    accuracy = record.node_values("accuracy", rounds[-1]) if rounds else {}
-    loss = record.node_values("loss", rounds[-1]) if rounds else {}
+    values = {m: record.node_values(m.key, rounds[-1]) if rounds else {} for m in SCORES}
+    accuracy = values[BY_KEY["accuracy"]]
     degree: dict[int, int] = {}
     for u, v in record.setup["edges"]:
         degree[u] = degree.get(u, 0) + 1
@@ -354,11 +361,10 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     lines = [
         [
             str(node),
-            _number(examples[node]),
+            number(examples[node]),
             str(degree.get(node, 0)),
-            _number(record.setup["parameters"][node]),
-            percent(accuracy.get(node)),
-            _number(loss.get(node)),
+            number(record.setup["parameters"][node]),
+            *[value_text(metric, of_node.get(node)) for metric, of_node in values.items()],
         ]
         for node in (order if few else order[:ENDS] + order[-ENDS:])
     ]
@@ -367,7 +373,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     )
     return {
         "which": f"{which}, by accuracy",
-        "titles": ["node", "examples", "neighbours", "parameters", "accuracy", "loss"],
+        "titles": ["node", "examples", "neighbours", "parameters", *(m.key for m in SCORES)],
         "lines": lines,
     }
 
@@ -393,16 +399,7 @@ def _texts(table: Mapping[str, Any]) -> dict[str, str]:
 
 def _span(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
-    return _number(low) if low == high else f"{_number(low)} to {_number(high)}"
-
-
-def _number(value: float | None) -> str:
-    """With a thin gap between thousands; fractions with three digits."""
-    if value is None:
-        return "-"
-    if float(value).is_integer():
-        return f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-    return f"{value:.3g}"
+    return number(low) if low == high else f"{number(low)} to {number(high)}"
 
 
 def _count(number: int, thing: str) -> str:

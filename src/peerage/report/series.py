@@ -7,6 +7,7 @@ from math import ceil
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from peerage.records.phases import in_order
 from peerage.records.rows import RunRecord
 from peerage.report.tables import phase_means, seconds_per_round
 
@@ -124,7 +125,8 @@ class Series:
     def phases(self) -> dict[str, float]:
         """Mean seconds per round of each phase that took any time, in the order of a round."""
         tables = [phase_means(record) for record in self.records]
-        means = {phase: fmean(t[phase] for t in tables) for phase in (tables[0] if tables else ())}
+        found = in_order(phase for table in tables for phase in table)
+        means = {phase: fmean(t.get(phase, 0.0) for t in tables) for phase in found}
         return {phase: mean for phase, mean in means.items() if mean > 0}
 
     def _values(self, key: Key) -> list[dict[int, float]]:

@@ -5,18 +5,19 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from peerage.records.rows import NetworkRow, Row, RunRecord
+from peerage.records.metrics import SCORES, Metric
+from peerage.records.phases import OTHER, PHASES, in_order
+from peerage.records.rows import Row, RunRecord
 
 SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
-# Of a round; synthesis belongs to DESA.
-PHASES = ("train", "curvature", "synthesis", "combine", "exchange", "evaluate", "wait")
+COLUMNS = [metric for metric in SCORES if metric.column]
 
 
 def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -36,7 +37,8 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
         f"rounds to {x} % ({percent(rows[0][f'target_{x}'])})" if rows else "" for x in SHARES
     ]
     titles = ["run", "algorithm", "rounds", "accuracy ± std", "nodes min..max", "last 10 rounds"]
-    titles += ["best (round)", *targets, "sent per node", "sent in total", "time per round"]
+    titles += ["best (round)", *[metric.label for metric in COLUMNS], *targets]
+    titles += ["sent per node", "sent in total", "time per round"]
     return titles, [_texts(row) for row in rows]
 
 
@@ -102,6 +104,19 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return "-" if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
+def value_text(metric: Metric, value: float | None) -> str:
+    return percent(value) if metric.scale == "fraction" else number(value)
+
+
+def number(value: float | None) -> str:
+    """With a thin gap between thousands; fractions with three digits."""
+    if value is None:
+        return "-"
+    if float(value).is_integer():
+        return f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:.3g}"
+
+
 def size(count: float | None) -> str:
     """Bytes in decimal units with three digits: 12345678 -> '12.3 MB'."""
     if count is None:
@@ -132,11 +147,12 @@ def seconds_per_round(record: RunRecord) -> float | None:
 
 def phase_means(record: RunRecord) -> dict[str, float]:
     """Mean seconds per round of each phase; what no phase claims of the wall time is `other`."""
-    rows = [cast(Row, row.get("seconds", {})) for row in record.network if row["round"] > 0]
+    rows = [row.get("seconds", {}) for row in record.network if row["round"] > 0]
+    found = in_order([*PHASES, *(phase for row in rows for phase in row)])
     count = max(len(rows), 1)
-    means = {phase: sum(row.get(phase) or 0.0 for row in rows) / count for phase in PHASES}
-    total = sum(row.get("total") or 0.0 for row in rows) / count
-    return means | {"other": max(total - sum(means.values()), 0.0)}
+    means = {phase: sum(row.get(phase) or 0.0 for row in rows) / count for phase in found}
+    total = means.pop("total", 0.0)
+    return means | {OTHER: max(total - sum(means.values()), 0.0)}
 
 
 def table_width(table: Table) -> int:
@@ -171,6 +187,7 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
         "accuracy_last_10": sum(ending) / len(ending) if rounds and rounds[-1] >= 10 else None,
         "best_accuracy": None if peak is None else values[peak],
         "best_round": None if peak is None else rounds[peak],
+        **{metric.key: last.get(metric.key) for metric in COLUMNS},
     }
     for share in SHARES:
         target = share / 100 * best_of_all
@@ -198,6 +215,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         "-"
         if row["best_round"] is None
         else f"{percent(row['best_accuracy'])} ({row['best_round']})",
+        *[value_text(metric, row[metric.key]) for metric in COLUMNS],
         *["-" if row[f"rounds_to_{x}"] is None else str(row[f"rounds_to_{x}"]) for x in SHARES],
         size(row["bytes_per_node"]),
         size(row["bytes_total"]) + ("" if wire is None else f" ({size(wire)} on the wire)"),
@@ -211,7 +229,7 @@ def _with_spread(mean: float | None, deviation: float | None) -> str:
     return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
 
 
-def _last_evaluated(record: RunRecord) -> NetworkRow | None:
+def _last_evaluated(record: RunRecord) -> Row | None:
     rows = (row for row in reversed(record.network) if row.get("accuracy") is not None)
     return next(rows, None)
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.graphs.gains import GAINS, NoGain
+from peerage.records.metrics import METRICS, SCORES, Metric
 from peerage.records.rows import Row
 from peerage.vectors import Layout
 
@@ -47,9 +48,7 @@ def summary_of(
         "nodes": world.peers,
         "rounds": max((row["round"] for row in network), default=0),
         "rounds_planned": experiment.rounds,
-        "accuracy": final.get("accuracy"),
-        "accuracy_std": final.get("accuracy_std"),
-        "loss": final.get("loss"),
+        **{m.key + end: final.get(m.key + end) for m in SCORES for end in m.summary},
         "bytes_sent": network[-1]["bytes_total"] if network else 0,
         "seconds": seconds,
         "digest": digest,
@@ -61,21 +60,10 @@ def summary_of(
 
 
 def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -> Row:
-    losses = [n.train_loss for n in report.nodes if n.train_loss is not None]
     row: Row = {"scope": "network", "round": round, "nodes": peers}
-    if losses:
-        row["train_loss"] = float(np.mean(losses))
+    row |= _values(report, (m for m in METRICS if m.source == "training"))
     row |= {"bytes": report.bytes, "bytes_total": bytes_total}
-    scores = [n.score for n in report.nodes if n.score is not None]
-    if scores:
-        row |= _moments("accuracy", [score.accuracy for score in scores])
-        row |= _moments("loss", [score.loss for score in scores])
-        if report.consensus is not None:
-            row["consensus"] = report.consensus
-    held_out = [n.validation for n in report.nodes if n.validation is not None]
-    if held_out:
-        row["validation_accuracy"] = float(np.mean([score.accuracy for score in held_out]))
-        row["validation_loss"] = float(np.mean([score.loss for score in held_out]))
+    row |= _values(report, (m for m in METRICS if m.source != "training"))
     moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
     if moved:
         row["moved"] = {key: float(np.mean([one[key] for one in moved])) for key in moved[0]}
@@ -83,26 +71,26 @@ def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -
     return row
 
 
-def _moments(name: str, values: list[float]) -> Row:
-    x = np.array(values)
-    named = {"": x.mean(), "_std": x.std(), "_min": x.min(), "_max": x.max()}
-    return {name + suffix: float(value) for suffix, value in named.items()}
+def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
+    """Those of the network, and statistics over the nodes of those that nodes have."""
+    row: Row = {}
+    for metric in metrics:
+        values = [n.metrics[metric.key] for n in report.nodes if metric.key in n.metrics]
+        if metric.key in report.metrics:
+            row[metric.key] = report.metrics[metric.key]
+        elif values:
+            row |= metric.statistics(values)
+    return row
 
 
 def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
     """Those that were judged."""
-    return (node_row(round, n) for n in report.nodes if n.score is not None)
+    return (node_row(round, n) for n in report.nodes if "accuracy" in n.metrics)
 
 
 def node_row(round: int, n: NodeReport) -> Row:
     row: Row = {"scope": "node", "round": round, "node": n.node}
-    if n.score is not None:
-        row |= {"accuracy": n.score.accuracy, "loss": n.score.loss}
-    if n.train_loss is not None:
-        row["train_loss"] = n.train_loss
-    if n.validation is not None:
-        row["validation_accuracy"] = n.validation.accuracy
-        row["validation_loss"] = n.validation.loss
+    row |= {m.key: n.metrics[m.key] for m in METRICS if m.key in n.metrics}
     if n.notes:
         # As a file holds them: what is not finite is null there.
         row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from peerage.errors import CheckpointError
 from peerage.experiment import Experiment
+from peerage.records.metrics import METRICS
 from peerage.records.rows import Row, RunRecord, read_metrics
 from peerage.runs.run import Watch, load_experiment, of_network, run
 
-UNSEEN = ("consensus", "layers", "moved")  # what it takes all models at one place to measure
+# What it takes all models at one place to measure.
+UNSEEN = (*(m.key for m in METRICS if m.source == "network"), "layers", "moved")
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from peerage.files import read_json, write_json
 from peerage.privacy import account
 from peerage.records import checkpoint
 from peerage.records.environment import environment
+from peerage.records.metrics import METRICS
 from peerage.records.rows import MetricWriter, Row
 from peerage.runs.summary import digest, network_row, node_rows, summary_of, totals
 from peerage.vectors import Layout
-from peerage.work.evaluation import Score
 
 if TYPE_CHECKING:
     from peerage.net.deploy.up import Watched
@@ -114,15 +114,13 @@ def report_of(rows: Iterable[Row]) -> RoundReport:
     nodes = [
         NodeReport(
             row["node"],
-            _number(row["train_loss"]) if "train_loss" in row else None,
-            _score(row, ""),
-            _score(row, "validation_"),
+            {m.key: _number(row[m.key]) for m in METRICS if m.key in row},
             {name: _number(value) for name, value in row.get("notes", {}).items()},
         )
         for row in rows
     ]
     sent = sum(int(row["bytes"]) for row in rows)
-    return RoundReport(nodes, sent, None, _seconds([row["seconds"] for row in rows]))
+    return RoundReport(nodes, sent, {}, _seconds([row["seconds"] for row in rows]))
 
 
 def _seconds(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -130,12 +128,6 @@ def _seconds(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     phases = dict.fromkeys(phase for row in rows for phase in row)
     means = {phase: fmean(row.get(phase, 0.0) for row in rows) for phase in phases}
     return means | {"total": max(row["total"] for row in rows)}
-
-
-def _score(row: Row, which: str) -> Score | None:
-    if f"{which}accuracy" not in row:
-        return None
-    return Score(_number(row[f"{which}accuracy"]), _number(row[f"{which}loss"]))
 
 
 def _number(value: float | None) -> float:

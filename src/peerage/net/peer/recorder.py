@@ -78,7 +78,7 @@ class PeerRecorder:
         self, round: int, report: ShardReport, sent: int, heard: tuple[int, int], seconds: float
     ) -> None:
         """Write the row of a round: after how many seconds it is over, and what it has sent."""
-        [mine] = report.nodes or [NodeReport(self.me, None)]
+        [mine] = report.nodes or [NodeReport(self.me)]
         self.bytes_total += sent
         self.finished = round
         row = node_row(round, mine)

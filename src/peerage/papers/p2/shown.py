@@ -308,7 +308,7 @@ def bytes_up(series: Series | None) -> float | None:
     record = series.records[0]
     last = record.network[-1]
     models = float(BYTES * record.setup["parameters"][0])
-    return last["bytes_total"] / (last["nodes"] * last["round"]) - models
+    return float(last["bytes_total"] / (last["nodes"] * last["round"]) - models)
 
 
 def show_noise(results: Results) -> Shown:
