@@ -358,7 +358,7 @@ def test_init_draws_other_numbers_than_round_one():
 def shard_of(
     algorithm: Algorithm[Any], nodes: Sequence[int] = range(NODES), **changes: Any
 ) -> Shard:
-    return Shard(prepare(toy(algorithm, **changes)).world, nodes, References())
+    return Shard(prepare(toy(algorithm, **changes)), nodes, References())
 
 
 def play(shard: Shard, round: int, evaluate: bool = False) -> RoundReport:

@@ -32,7 +32,7 @@ LONG = 3600.0  # seconds
 def known() -> tuple[Network, World]:
     """A network of four, without a hub."""
     experiment = toy(DecAvg(), **FOUR)
-    return network_of(experiment), prepare(experiment).world
+    return network_of(experiment), prepare(experiment)
 
 
 class Talker:
@@ -261,14 +261,14 @@ def test_a_peer_is_no_contact_of_itself(known):
 
 def test_the_schedule_says_who_takes_part():
     experiment = toy(DecAvg(), **FOUR, faults={"join": "1@3", "leave": "2@6"})
-    known = network_of(experiment), prepare(experiment).world
+    known = network_of(experiment), prepare(experiment)
     views = [Scene(known).view(round).scheduled for round in (BEFORE, 0, 1, 2, 4, 5)]
     assert views == [{2, 3}, {2, 3}, {2, 3}, {1, 2, 3}, {1, 2, 3}, {1, 3}]
 
 
 def test_the_hub_is_known_to_all_but_itself():
     experiment = toy(FedAvg(), nodes=3, partition="iid")
-    known = network_of(experiment), prepare(experiment).world
+    known = network_of(experiment), prepare(experiment)
     assert [Scene(known, me).view().hub for me in range(4)] == [3, 3, 3, None]
 
 
@@ -552,6 +552,6 @@ def test_names_with_and_without_addresses(known):
 
 def test_long_lists_of_names_are_cut():
     experiment = toy(DecAvg(), nodes=9, partition="iid")
-    others = Scene((network_of(experiment), prepare(experiment).world)).others
+    others = Scene((network_of(experiment), prepare(experiment))).others
     listed = others.names(others.everybody, addresses=False)
     assert listed == "node-1, node-2, node-3, node-4, node-5 and 3 more"

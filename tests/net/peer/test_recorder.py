@@ -24,7 +24,7 @@ OWNER = {"run": "test", "node": ME, "seal": "abc"}
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return prepare(toy(DecAvg(), noise={"sigma": 0.1, "clip": 1.0})).world
+    return prepare(toy(DecAvg(), noise={"sigma": 0.1, "clip": 1.0}))
 
 
 class Scene:

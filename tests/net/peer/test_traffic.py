@@ -326,7 +326,7 @@ def test_how_many_bytes_tensors_may_have(forms, size):
 @pytest.mark.parametrize("algorithm", [DecAvg(), DecHW(), FedAvg()])
 def test_what_a_peer_accepts_is_what_the_algorithm_declares(algorithm):
     experiment = toy(algorithm)
-    world = prepare(experiment).world
+    world = prepare(experiment)
     expected = expected_of(network_of(experiment, pack=True), 2, world)
     assert (expected.run, expected.me, expected.rounds) == ("test", 2, world.rounds)
     assert expected.pack
