@@ -52,5 +52,7 @@ def test_words_of_the_command_line_are_stored_as_files_write_them() -> None:
     assert set(values.values()) == set(get_args(pg.Evaluation.model_fields["at"].annotation))
     for word, stored in values.items():
         assert read_changes({"eval-at": word}) == {"evaluation": {"at": stored}}
-    with pytest.raises(InputError, match="eval-at cannot be 'end'"):
+    with pytest.raises(
+        InputError, match="eval-at must be one of after-training, after-aggregation; got 'end'"
+    ):
         read_changes({"eval-at": "end"})

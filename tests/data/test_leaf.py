@@ -377,7 +377,7 @@ def test_a_run_with_a_writer_on_every_node(tmp_path):
 def test_nodes_have_the_images_of_their_writers(tmp_path):
     folder = files(tmp_path)
     three = prepare(small(folder, model="logistic"))
-    assert [part.tolist() for part in three.world.parts] == [
+    assert [part.tolist() for part in three.parts] == [
         [0, 1, 2, 3, 4],
         [5, 6, 7, 8],
         [9, 10, 11],

@@ -19,7 +19,7 @@ from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.engine.prepare import prepare
 from peerage.engine.shard import References, Shard
 from peerage.errors import CheckpointError, Diverged, InputError, PeerageError
-from peerage.requests import Compute, Send
+from peerage.requests import Compute, Message, Send
 from peerage.runs.run import Result
 from peerage.state import map_tensors
 from peerage.testing import NODES, toy
@@ -413,11 +413,22 @@ async def ends_with_another_type(node: Node[Any]) -> None:
     ("act", "reason"),
     [
         (lambda node: NotARequest(), r"^the algorithm awaited NotARequest\(\), which is not a req"),
-        (lambda node: Send((node.id,), {}), r"^node 0 sent to 0, which is not another node$"),
-        (lambda node: Send((1, 9), {}), r"^node 0 sent to 9, which is not another node$"),
-        (lambda node: Send((-1,), {}), r"^node 0 sent to -1, which is not another node$"),
         (
-            lambda node: Send((1,), {"x": torch.zeros(2, dtype=torch.complex64)}),
+            lambda node: Send((node.id,), Message(node.envelope(), {})),
+            r"^node 0 sent to 0, which is not another node$",
+        ),
+        (
+            lambda node: Send((1, 9), Message(node.envelope(), {})),
+            r"^node 0 sent to 9, which is not another node$",
+        ),
+        (
+            lambda node: Send((-1,), Message(node.envelope(), {})),
+            r"^node 0 sent to -1, which is not another node$",
+        ),
+        (
+            lambda node: Send(
+                (1,), Message(node.envelope(), {"x": torch.zeros(2, dtype=torch.complex64)})
+            ),
             r"node 0 sends tensor 'x'.*complex64",
         ),
         (changes_what_it_sent, r"^the algorithm changed tensor 'x' of node 0 in place after send"),

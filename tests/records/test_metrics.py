@@ -8,7 +8,7 @@ import pytest
 
 from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
-from peerage.experiment.experiment import UNTIL
+from peerage.experiment.until import UNTIL
 from peerage.net.deploy.collect import report_of
 from peerage.records.metrics import BY_KEY, METRICS, SCORES
 from peerage.runs.summary import network_row, node_row

@@ -19,19 +19,22 @@ from peerage.net.peer.assembler import IDLE, Reception
 from peerage.net.peer.mailbox import Mailbox
 from peerage.net.wire.header import Expected, Header, Rejected, done, header_bytes
 from peerage.net.wire.payload import encode
+from peerage.requests import Envelope, TensorSpec
 
 ME = 0
 NUMBERS = torch.linspace(-1, 1, 100)
 
 
 def message(sender: int, round: int = 0, place: int = 0) -> tuple[Header, bytes]:
-    parcel = Parcel(sender, (ME,), 10, 2, "net", {"x": NUMBERS + sender}, 400, place)
+    parcel = Parcel(Envelope(sender, 10, 2, "net", place), (ME,), {"x": NUMBERS + sender}, 400)
     header, payload = encode(parcel, run="demo", round=round, recipient=ME, place=place)
     return header, bytes(payload)
 
 
 SIZE = message(1)[0].size
-EXPECTED = Expected("demo", ME, frozenset(range(8)), {"net": {"x": (100,)}}, max_bytes=SIZE)
+EXPECTED = Expected(
+    "demo", ME, frozenset(range(8)), {"net": {"x": TensorSpec((100,))}}, max_bytes=SIZE
+)
 
 
 class Box:

@@ -16,7 +16,6 @@ from peerage.net.peer.recorder import PAUSED, PeerRecorder
 from peerage.net.wire.transport import MemoryTransport, Post
 from peerage.records.rows import read_metrics
 from peerage.testing import toy
-from peerage.work.evaluation import Score
 
 ME = 1
 OWNER = {"run": "test", "node": ME, "seal": "abc"}
@@ -36,8 +35,9 @@ class Scene:
         self.recorder = PeerRecorder(folder, ME, self.shard, self.transport, self.counters)
 
     def record(self, round: int, accuracy: float | None = None, **sent: int) -> None:
-        score = None if accuracy is None else Score(accuracy, 0.5)
-        report = ShardReport([NodeReport(ME, 0.25, score)], [], [], {}, {"train": 0.5, "wait": 0.0})
+        metrics = {} if accuracy is None else {"accuracy": accuracy, "loss": 0.5}
+        node = NodeReport(ME, {"train_loss": 0.25, **metrics})
+        report = ShardReport([node], [], [], {}, {"train": 0.5, "wait": 0.0})
         self.transport.counters["bytes_sent"] += sent.get("wire", 0)
         self.recorder.record(round, report, sent.get("bytes", 0), (1, 2), 0.75)
 

@@ -16,9 +16,10 @@ from support.networking import network_of, run_skipping, skip
 from peerage import DecAvg, DecHW, FedAvg
 from peerage.engine.prepare import prepare
 from peerage.net.peer.traffic import LARGEST, SLOW, WORDS, Outbox, expected_of, size_of
-from peerage.net.wire.header import DATA, REASONS, Form, Header, Rejected, done
+from peerage.net.wire.header import DATA, REASONS, Header, Rejected, done
 from peerage.net.wire.payload import LAYOUT_LIMIT
 from peerage.net.wire.transport import ASKING, MemoryTransport, Post, Unreachable
+from peerage.requests import TensorSpec
 from peerage.testing import toy
 
 ME, OTHER = 0, 1
@@ -311,12 +312,12 @@ def test_a_closed_outbox_sends_nothing_more():
     ("forms", "size"),
     [
         ({}, 0),
-        ({"x": Form(((10,),))}, 40),
-        ({"x": Form(((10,),)), "b": Form(((2, 3),), torch.uint8)}, 46),
-        ({"x": Form(((10,), (5, 5)))}, 140),  # of two shapes, both
-        ({"s": Form(((),))}, 4),
-        ({"x": Form(((None,),))}, LARGEST),
-        ({"x": Form(((None,),)), "y": Form(((LARGEST,),))}, 2 * (4 + 4 * LARGEST)),
+        ({"x": TensorSpec((10,))}, 40),
+        ({"x": TensorSpec((10,)), "b": TensorSpec((2, 3), torch.uint8)}, 46),
+        ({"x": TensorSpec((10,)), "y": TensorSpec((5, 5))}, 140),
+        ({"s": TensorSpec(())}, 4),
+        ({"x": TensorSpec((None,))}, LARGEST),
+        ({"x": TensorSpec((None,)), "y": TensorSpec((LARGEST,))}, 2 * (4 + 4 * LARGEST)),
     ],
 )
 def test_how_many_bytes_tensors_may_have(forms, size):
@@ -334,5 +335,5 @@ def test_what_a_peer_accepts_is_what_the_algorithm_declares(algorithm):
     assert expected.tensors.keys() == world.architectures.keys()
     for name, kind in world.architectures.items():
         forms = expected.tensors[name]
-        assert forms["x"] == Form(((kind.layout.size,),))
+        assert forms["x"] == TensorSpec((kind.layout.size,))
         assert size_of(forms) + LAYOUT_LIMIT <= expected.max_bytes
