@@ -26,12 +26,12 @@ from typing import Any
 import grpc
 import torch
 
-from peerage.engine.router import Parcel
-from peerage.net.peer.assembler import Incoming
+from peerage.engine.router import Packet
+from peerage.net.peer.assembler import PartialMessage
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire.grpc import GrpcTransport
-from peerage.net.wire.header import Expected, Header, parse_header
+from peerage.net.wire.header import Header, MessagePolicy, parse_header
 from peerage.net.wire.payload import decode, encode
 from peerage.net.wire.transport import CHUNK
 from peerage.requests import Envelope
@@ -48,13 +48,13 @@ class Keeper:
     """Keeps one payload; `checks` says whether it looks into it, as a peer does."""
 
     def __init__(self, limit: int) -> None:
-        self.expected = Expected("run", 1, frozenset((0, 1)), {"model": {"x": (None,)}}, limit)
+        self.expected = MessagePolicy("run", 1, frozenset((0, 1)), {"model": {"x": (None,)}}, limit)
         self.checks = False
-        self.payload: Incoming | None = None
+        self.payload: PartialMessage | None = None
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
         header = parse_header(raw, self.expected, identity)
-        self.payload = Incoming(header)
+        self.payload = PartialMessage(header)
         return header, 0
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
@@ -136,8 +136,8 @@ async def measure(
     options = [("grpc.ssl_target_name_override", server_name("receiver"))]
     credentials = grpc.ssl_channel_credentials(*pem(identity))
     tensor = torch.randn(size // 4, generator=torch.Generator().manual_seed(0))
-    parcel = Parcel(Envelope(0, 1, 1, "model"), (1,), {"x": tensor}, size)
-    header, payload = encode(parcel, run="run", round=0, recipient=1, place=0)
+    packet = Packet(Envelope(0, 1, 1, "model"), (1,), {"x": tensor}, size)
+    header, payload = encode(packet, run="run", round=0, recipient=1, sequence=0)
     rows: dict[str, list[float]] = {"bare": [], "ours": [], "checked": [], "chunks": []}
     async with grpc.aio.secure_channel(f"127.0.0.1:{ports[1]}", credentials, options) as channel:
         stub = channel.stream_unary(BARE)

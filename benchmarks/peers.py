@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from peerage import Experiment
-from peerage.net.deploy.up import Up
+from peerage.net.deploy.up import LocalNetwork
 
 PEERS, ROUNDS, DEGREE = 32, 20, 4
 HEARD_BOUND = 1.0
@@ -33,7 +33,7 @@ def experiment(peers: int, rounds: int) -> Experiment:
 def heard(repeats: int, peers: int = PEERS, rounds: int = ROUNDS) -> dict[str, float]:
     """Share of the messages that were received in time, in one run: it is long, and no ratio."""
     with tempfile.TemporaryDirectory() as temporary:
-        up = Up(experiment(peers, rounds), Path(temporary) / "up")
+        up = LocalNetwork(experiment(peers, rounds), Path(temporary) / "up")
         summary = up.run()
         rows = [row for peer in up.watched for row in peer.rows if row["round"] > 0]
     received = sum(row["heard"][0] for row in rows)

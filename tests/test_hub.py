@@ -182,7 +182,7 @@ ONE_STEP = LocalSGD(epochs=1, batch_size=100, lr=0.1)  # every client's data is 
 def pooled_step(experiment: Experiment, x: Tensor) -> Tensor:
     """The model after one step of gradient descent on all data."""
     world = prepare(experiment)
-    model = world.architecture(0).workbench()
+    model = world.architecture(0).build_flat()
     model.load(x)
     model.module.train()
     everything = torch.cat(list(world.parts))
@@ -223,24 +223,32 @@ def test_fedcurv_is_fedavg_in_the_first_round_and_holds_back_later():
 def test_a_client_whose_answer_was_lost_is_not_taken_out_of_the_sums():
     algorithm, node = FedCurv(), hub(id=1)
     node.state = replace(algorithm.init(node), f=torch.ones(5), fx=torch.ones(5))
-    order = {"f": torch.full((5,), 3.0), "fx": torch.full((5,), 4.0), "who": torch.tensor([0, 1])}
-    assert [v.tolist()[0] for v in algorithm.others(node, order)] == [2.0, 3.0]
-    order["who"] = torch.tensor([0, 2])
-    assert [v.tolist()[0] for v in algorithm.others(node, order)] == [3.0, 4.0]
+    hub_message = {
+        "f": torch.full((5,), 3.0),
+        "fx": torch.full((5,), 4.0),
+        "who": torch.tensor([0, 1]),
+    }
+    assert [v.tolist()[0] for v in algorithm.others(node, hub_message)] == [2.0, 3.0]
+    hub_message["who"] = torch.tensor([0, 2])
+    assert [v.tolist()[0] for v in algorithm.others(node, hub_message)] == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(("round", "known"), [(6, True), (5, False), (7, False), (None, True)])
 def test_a_client_subtracts_only_what_is_in_the_sums(round, known):
     algorithm, node = FedCurv(), hub(id=1, round=7)
     node.state = replace(algorithm.init(node), f=torch.ones(5), fx=torch.ones(5), round=round)
-    order = {"f": torch.full((5,), 3.0), "fx": torch.full((5,), 4.0), "who": torch.tensor([0, 1])}
-    found = algorithm.others(node, order)
+    hub_message = {
+        "f": torch.full((5,), 3.0),
+        "fx": torch.full((5,), 4.0),
+        "who": torch.tensor([0, 1]),
+    }
+    found = algorithm.others(node, hub_message)
     assert (found is not None) == known
     node.state = algorithm.init(node)  # a client that was restarted, or rested
-    assert algorithm.others(node, order) is None
+    assert algorithm.others(node, hub_message) is None
 
 
-class Watched(FedCurv):
+class PeerProcess(FedCurv):
     """Keeps what the hub heard, and what clients were told about the others."""
 
     heard: ClassVar[dict[int, dict[int, tuple[Tensor, Tensor]]]]
@@ -252,8 +260,8 @@ class Watched(FedCurv):
         }
         super().merge(node, inbox)
 
-    def others(self, node: Node[Any], order: Any) -> tuple[Tensor, Tensor] | None:
-        found = super().others(node, order)
+    def others(self, node: Node[Any], hub_message: Any) -> tuple[Tensor, Tensor] | None:
+        found = super().others(node, hub_message)
         self.told.append((node.round, node.id, found))
         return found
 
@@ -261,12 +269,12 @@ class Watched(FedCurv):
 @pytest.mark.parametrize("clients", [None, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_penalty_is_always_that_of_the_others_of_the_last_round(clients, seed):
-    Watched.heard, Watched.told = {}, []
+    PeerProcess.heard, PeerProcess.told = {}, []
     work = LocalSGD(epochs=1, batch_size=8, lr=0.01)
-    simulate(toy(Watched(work, clients=clients), rounds=12, seed=seed, faults={"loss": 0.5}))
-    assert Watched.told
-    for round, client, found in Watched.told:
-        last = Watched.heard.get(round - 1, {})
+    simulate(toy(PeerProcess(work, clients=clients), rounds=12, seed=seed, faults={"loss": 0.5}))
+    assert PeerProcess.told
+    for round, client, found in PeerProcess.told:
+        last = PeerProcess.heard.get(round - 1, {})
         others = [parts for sender, parts in last.items() if sender != client]
         if not last:
             assert found is None
@@ -319,8 +327,8 @@ def test_everybody_draws_the_same_clients_and_others_each_round():
         seen = []
         for id in range(5):
             node = hub(id=id, num_nodes=5, hub=4)
-            node.enter(round, graph)
-            seen.append(algorithm.chosen(node))
+            node.begin_round(round, graph)
+            seen.append(algorithm.selected_clients(node))
         assert len(set(seen)) == 1
         drawn.append(seen[0])
     assert all(len(set(pair)) == 2 for pair in drawn)
@@ -430,7 +438,7 @@ def test_the_hubs_model_can_have_a_gain(gain):
     models = []
     for world in (plain, amplified):
         with Lockstep(world, SerialTeam(world)) as engine:
-            engine.prelude()
+            engine.pre_round()
             models.append(engine.parameters(world.hub))
     assert models[1].norm() > models[0].norm()
 

@@ -19,7 +19,15 @@ from scipy.special import log_ndtr
 from torch import Tensor
 
 from peerage.errors import InputError
-from peerage.privacy import Noise, Veil, account, check_accounting, epsilon, norm, perturb
+from peerage.privacy import (
+    Noise,
+    PrivacyFilter,
+    check_accounting,
+    epsilon,
+    norm,
+    perturb,
+    privacy_report,
+)
 from peerage.randomness import torch_stream
 from peerage.specs import construct, plain
 from peerage.state import pack, unpack
@@ -204,83 +212,94 @@ def test_results_are_new_tensors_of_the_same_kind(noise: Noise, dtype: torch.dty
 
 
 def test_the_reference_is_the_mean_of_what_was_heard_last() -> None:
-    veil = Veil(Noise(clip=1.0))
+    privacy_filter = PrivacyFilter(Noise(clip=1.0))
     far = {"x": torch.tensor([100.0, 0.0]), "h": torch.tensor([0.0, 0.0])}
-    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([1.0, 0.0]))  # from zero
-    veil.heard([{"x": torch.tensor([10.0, 0.0])}])
-    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([11.0, 0.0]))
-    veil.heard([{"x": torch.tensor([50.0, 0.0])}, {"x": torch.tensor([70.0, 0.0])}])
-    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([61.0, 0.0]))
-    veil.heard([])  # nothing arrived: the last reference stays
-    veil.heard([{"b": torch.zeros(2)}])
-    torch.testing.assert_close(veil.send(far, rng)["x"], torch.tensor([61.0, 0.0]))
+    torch.testing.assert_close(
+        privacy_filter.release(far, rng)["x"], torch.tensor([1.0, 0.0])
+    )  # from zero
+    privacy_filter.set_reference([{"x": torch.tensor([10.0, 0.0])}])
+    torch.testing.assert_close(privacy_filter.release(far, rng)["x"], torch.tensor([11.0, 0.0]))
+    privacy_filter.set_reference(
+        [{"x": torch.tensor([50.0, 0.0])}, {"x": torch.tensor([70.0, 0.0])}]
+    )
+    torch.testing.assert_close(privacy_filter.release(far, rng)["x"], torch.tensor([61.0, 0.0]))
+    privacy_filter.set_reference([])  # nothing arrived: the last reference stays
+    privacy_filter.set_reference([{"b": torch.zeros(2)}])
+    torch.testing.assert_close(privacy_filter.release(far, rng)["x"], torch.tensor([61.0, 0.0]))
 
 
 def test_other_shapes_are_other_references() -> None:
-    veil = Veil(Noise(clip=1.0))
-    veil.heard([{"x": torch.full((2,), 9.0)}, {"x": torch.full((3,), 5.0)}])
-    veil.heard([{"x": torch.full((2,), 7.0)}])
+    privacy_filter = PrivacyFilter(Noise(clip=1.0))
+    privacy_filter.set_reference([{"x": torch.full((2,), 9.0)}, {"x": torch.full((3,), 5.0)}])
+    privacy_filter.set_reference([{"x": torch.full((2,), 7.0)}])
     for size, value in ((2, 7.0), (3, 5.0)):
-        sent = veil.send({"x": torch.full((size,), value)}, rng)
+        sent = privacy_filter.release({"x": torch.full((size,), value)}, rng)
         assert torch.equal(sent["x"], torch.full((size,), value))
     far = torch.tensor([9.0, 0.0, 0.0, 0.0])  # nobody sent four entries: measured from zero
-    torch.testing.assert_close(veil.send({"x": far}, rng)["x"], far / 9)
+    torch.testing.assert_close(privacy_filter.release({"x": far}, rng)["x"], far / 9)
     torch.testing.assert_close(clipped({"x": far}, {"x": torch.ones(1)}, 1.0)["x"], far / 9)
 
 
 def test_messages_may_be_overwritten_after_they_were_heard() -> None:
-    veil = Veil(Noise(clip=1.0))
+    privacy_filter = PrivacyFilter(Noise(clip=1.0))
     message = torch.full((2,), 5.0)
-    veil.heard([{"x": message}])
+    privacy_filter.set_reference([{"x": message}])
     message.zero_()
-    assert torch.equal(veil.send({"x": torch.full((2,), 5.0)}, rng)["x"], torch.full((2,), 5.0))
+    assert torch.equal(
+        privacy_filter.release({"x": torch.full((2,), 5.0)}, rng)["x"], torch.full((2,), 5.0)
+    )
 
 
 def test_a_chain_of_messages_moves_by_clip_at_most() -> None:
     """Two nodes that hear each other: whatever a node does, a message starts from the last mean."""
-    veil, heard = Veil(Noise(clip=0.25)), torch.zeros(4)
+    privacy_filter, heard = PrivacyFilter(Noise(clip=0.25)), torch.zeros(4)
     for step in range(5):
-        veil.heard([{"x": heard}, {"x": heard + 2.0}])
-        sent = veil.send({"x": torch.full((4,), 1e4 * (-1.0) ** step)}, partial(rng, step))["x"]
+        privacy_filter.set_reference([{"x": heard}, {"x": heard + 2.0}])
+        sent = privacy_filter.release(
+            {"x": torch.full((4,), 1e4 * (-1.0) ** step)}, partial(rng, step)
+        )["x"]
         assert float((sent - heard - 1.0).norm()) == pytest.approx(0.25, rel=1e-4)
         heard = sent
 
 
 def test_releases_are_counted() -> None:
-    veil = Veil(Noise(sigma=1.0))
-    assert veil.messages == 0
+    privacy_filter = PrivacyFilter(Noise(sigma=1.0))
+    assert privacy_filter.messages == 0
     for _ in range(3):
-        veil.send({"x": torch.ones(2)}, rng)
-    veil.send({"n": torch.tensor(1)}, rng)  # without a float there is nothing to account for
-    veil.heard([{"x": torch.ones(2)}])
-    assert veil.messages == 3
-    assert set(veil.memory) == {"veil.count"}  # no clip, no references
-    assert veil.memory["veil.count"].dtype == torch.int64
+        privacy_filter.release({"x": torch.ones(2)}, rng)
+    privacy_filter.release(
+        {"n": torch.tensor(1)}, rng
+    )  # without a float there is nothing to account for
+    privacy_filter.set_reference([{"x": torch.ones(2)}])
+    assert privacy_filter.messages == 3
+    assert set(privacy_filter.persistent_tensors) == {"veil.count"}  # no clip, no references
+    assert privacy_filter.persistent_tensors["veil.count"].dtype == torch.int64
 
 
 def test_nothing_happens_by_default() -> None:
-    veil, payload = Veil(Noise()), {"x": torch.ones(2)}
-    veil.heard([payload])
-    assert veil.send(payload, rng)["x"] is payload["x"]
-    assert veil.memory == {}
+    privacy_filter, payload = PrivacyFilter(Noise()), {"x": torch.ones(2)}
+    privacy_filter.set_reference([payload])
+    assert privacy_filter.release(payload, rng)["x"] is payload["x"]
+    assert privacy_filter.persistent_tensors == {}
 
     def never() -> torch.Generator:
         raise AssertionError("without noise, nothing is drawn")
 
-    assert Veil().send(payload, never) == payload
+    assert PrivacyFilter().release(payload, never) == payload
 
 
-def test_a_veil_continues_from_a_checkpoint() -> None:
+def test_a_privacy_filter_continues_from_a_checkpoint() -> None:
     noise, payload = Noise(sigma=0.1, clip=1.0), {"x": torch.full((3,), 9.0)}
-    veil = Veil(noise, {"h"})
-    veil.heard([{"x": torch.full((3,), 4.0), "h": torch.ones(3)}])
-    veil.send(payload, rng)
+    privacy_filter = PrivacyFilter(noise, {"h"})
+    privacy_filter.set_reference([{"x": torch.full((3,), 4.0), "h": torch.ones(3)}])
+    privacy_filter.release(payload, rng)
     tensors: dict[str, Tensor] = {}
-    tree = json.loads(json.dumps(pack(veil.memory, tensors, "veil")))
-    again = Veil(noise, {"h"}, unpack(tree, tensors, {}))
+    tree = json.loads(json.dumps(pack(privacy_filter.persistent_tensors, tensors, "veil")))
+    again = PrivacyFilter(noise, {"h"}, unpack(tree, tensors, {}))
     assert again.messages == 1
     assert torch.equal(
-        veil.send(payload, partial(rng, 1))["x"], again.send(payload, partial(rng, 1))["x"]
+        privacy_filter.release(payload, partial(rng, 1))["x"],
+        again.release(payload, partial(rng, 1))["x"],
     )
 
 
@@ -390,7 +409,7 @@ def test_ends_of_the_scale() -> None:
 
 def test_the_account_of_a_private_run() -> None:
     noise = Noise(sigma=2.0, clip=1.0)
-    record = account(noise, [3, 0, 12])
+    record = privacy_report(noise, [3, 0, 12])
     assert record["epsilons"] == [epsilon(noise, 3), 0.0, epsilon(noise, 12)]
     assert record["epsilon"] == epsilon(noise, 12)
     assert record["epsilon_message"] == epsilon(noise, 1)
@@ -399,7 +418,7 @@ def test_the_account_of_a_private_run() -> None:
     assert "12 messages" in record["guarantee"]
     assert "seed" in record["guarantee"]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert account(noise, [])["epsilon"] == 0.0
+    assert privacy_report(noise, [])["epsilon"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -411,7 +430,7 @@ def test_the_account_of_a_private_run() -> None:
     ],
 )
 def test_the_account_of_a_run_without_guarantee(noise: Noise, reason: str) -> None:
-    record = account(noise, [7, 7])
+    record = privacy_report(noise, [7, 7])
     assert record["guarantee"].startswith("No differential privacy:")
     assert reason in record["guarantee"]
     assert set(record) == {"sigma", "clip", "delta", "guarantee"}
@@ -419,7 +438,7 @@ def test_the_account_of_a_run_without_guarantee(noise: Noise, reason: str) -> No
 
 
 def test_an_infinite_epsilon_is_none_and_said() -> None:
-    record = account(Noise(sigma=1e-9, clip=1.0), [4])
+    record = privacy_report(Noise(sigma=1e-9, clip=1.0), [4])
     assert (record["epsilon"], record["epsilons"]) == (None, [None])
     assert "beyond all bounds" in record["guarantee"]
 
@@ -431,7 +450,7 @@ def test_a_missing_package_is_found_before_the_run(monkeypatch: pytest.MonkeyPat
         check_accounting(Noise(sigma=1.0, clip=1.0))
     for noise in (Noise(), Noise(sigma=1.0), Noise(clip=1.0)):
         check_accounting(noise)
-        account(noise, [3])
+        privacy_report(noise, [3])
     perturb(Noise(sigma=1.0, clip=1.0), {"x": torch.ones(2)}, {}, rng())
 
 

@@ -95,8 +95,10 @@ def curvature_weighted(
             m.addcmul_(x[j][piece], h[j][piece])
         m.div_(s)
     limits = torch.finfo(total.dtype)
-    speaks = (total >= limits.tiny).logical_and_(total <= limits.max).logical_and_(mean.isfinite())
-    silent = torch.nonzero(speaks.logical_not_()).squeeze(1)
+    message_schema = (
+        (total >= limits.tiny).logical_and_(total <= limits.max).logical_and_(mean.isfinite())
+    )
+    silent = torch.nonzero(message_schema.logical_not_()).squeeze(1)
     if silent.numel():
         mean[silent] = weighted_mean([vector[silent] for vector in x], factors)
     return mean

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from peerage import specs
 from peerage.errors import PeerageError
-from peerage.privacy import Veil
+from peerage.privacy import PrivacyFilter
 from peerage.randomness import torch_stream
 from peerage.requests import (
     UNNUMBERED,
     Call,
     Envelope,
     Inbox,
+    MeanCache,
     Message,
     Receive,
     Send,
-    Shared,
     TensorSpec,
     recorded,
 )
@@ -84,32 +84,34 @@ class Node(Generic[S]):
     round: int = 0  # the first is 0
     rounds: int = 0  # how many there will be
     graph: Sequence[tuple[int, ...]] = ()  # public: whom every node hears in this round
-    audience: Sequence[tuple[int, ...]] | None = None  # who hears every node, if not the same
-    trust: Mapping[int, float] = field(default_factory=dict)  # weights of a weighted graph
+    out_graph: Sequence[tuple[int, ...]] | None = None  # who hears every node, if not the same
+    edge_weights: Mapping[int, float] = field(default_factory=dict)  # weights of a weighted graph
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
-    shared: Shared = field(default_factory=dict, repr=False)  # see `Inbox.mean`
-    veil: Veil = field(default_factory=Veil, repr=False)  # what becomes of a message
-    posted: int = 0  # messages of this round so far
+    mean_cache: MeanCache = field(default_factory=dict, repr=False)  # see `Inbox.mean`
+    privacy_filter: PrivacyFilter = field(
+        default_factory=PrivacyFilter, repr=False
+    )  # what becomes of a message
+    messages_sent: int = 0  # messages of this round so far
     calls: set[Call[Any]] = field(default_factory=set, repr=False)  # not yet awaited
 
-    def enter(
+    def begin_round(
         self,
         round: int,
         graph: Sequence[tuple[int, ...]],
-        audience: Sequence[tuple[int, ...]] | None = None,
-        trust: Mapping[int, float] | None = None,
-        shared: Shared | None = None,
+        out_graph: Sequence[tuple[int, ...]] | None = None,
+        edge_weights: Mapping[int, float] | None = None,
+        mean_cache: MeanCache | None = None,
     ) -> None:
         """Begin a round: engines call this, with what everybody knows about it."""
-        self.round, self.graph, self.audience = round, graph, audience
-        self.trust = {} if trust is None else trust
-        self.shared = {} if shared is None else shared
+        self.round, self.graph, self.out_graph = round, graph, out_graph
+        self.edge_weights = {} if edge_weights is None else edge_weights
+        self.mean_cache = {} if mean_cache is None else mean_cache
         self.rng = torch_stream(self.seed, "node", self.id, round)
         # Equal on every node: whatever all draw from it alike needs no coordinator.
         self.coin = torch_stream(self.seed, "coin", round)
-        self.notes, self.posted, self.calls = {}, 0, set()
+        self.notes, self.messages_sent, self.calls = {}, 0, set()
 
     @property
     def neighbours(self) -> tuple[int, ...]:
@@ -117,9 +119,9 @@ class Node(Generic[S]):
         return self.graph[self.id]
 
     @property
-    def listeners(self) -> tuple[int, ...]:
+    def out_neighbours(self) -> tuple[int, ...]:
         """Who hears this node: its neighbours, unless the graph is directed."""
-        return (self.graph if self.audience is None else self.audience)[self.id]
+        return (self.graph if self.out_graph is None else self.out_graph)[self.id]
 
     def note(self, **values: float) -> None:
         """Numbers about this round that the records should hold beside accuracy and loss."""
@@ -208,7 +210,7 @@ class Node(Generic[S]):
         graph is directed; the inbox includes the own message. With `to`, only these are both.
         """
         only = None if to is None else tuple(to)
-        own = await self._post(self.listeners if only is None else only, payload)
+        own = await self._post(self.out_neighbours if only is None else only, payload)
         received = await Receive(self.neighbours if only is None else only)
         return self._inbox(sorted((*received, own), key=lambda message: message.sender))
 
@@ -223,19 +225,21 @@ class Node(Generic[S]):
                     f"holds tensors only: send torch.tensor({name}), or leave it out"
                 )
         if to:
-            payload = self.veil.send(payload, self._noise_stream)
-        own = Message(self.envelope(self.posted, architecture), payload)
-        self.posted += 1
+            payload = self.privacy_filter.release(payload, self._noise_stream)
+        own = Message(self.envelope(self.messages_sent, architecture), payload)
+        self.messages_sent += 1
         await Send(to, own)
         return own
 
     def _noise_stream(self) -> torch.Generator:
-        seed = self.seed if self.veil.secret is None else self.veil.secret
-        return torch_stream(seed, "noise", self.id, self.round, self.posted)
+        seed = (
+            self.seed if self.privacy_filter.noise_seed is None else self.privacy_filter.noise_seed
+        )
+        return torch_stream(seed, "noise", self.id, self.round, self.messages_sent)
 
     def _inbox(self, messages: Sequence[Message]) -> Inbox:
-        self.veil.heard(message.payload for message in messages)
-        return Inbox(tuple(messages), self.id, self.trust, self.shared)
+        self.privacy_filter.set_reference(message.payload for message in messages)
+        return Inbox(tuple(messages), self.id, self.edge_weights, self.mean_cache)
 
     def envelope(self, number: int = UNNUMBERED, architecture: str | None = None) -> Envelope:
         """What a message of this node states; its payload is of the own model by default."""
@@ -248,14 +252,16 @@ class Algorithm(Generic[S]):
 
     with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
     nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must leave so
-    exact: ClassVar[bool] = False  # whether sender and recipient must hold the same numbers
+    lossless_messages: ClassVar[bool] = (
+        False  # whether sender and recipient must hold the same numbers
+    )
     # Whether a node's model is its own: of no use to a neighbour, nor in a mean over the nodes.
     personal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         specs.check_choices(self)
 
-    def fits(self, layout: Layout) -> None:
+    def check_layout(self, layout: Layout) -> None:
         """Raise an InputError if the algorithm cannot work with models of this layout."""
 
     def init(self, node: Node[S]) -> S:
@@ -265,7 +271,7 @@ class Algorithm(Generic[S]):
     async def round(self, node: Node[S]) -> None:
         raise NotImplementedError
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         """All tensors that a message may hold, and what they look like.
 
         Between real machines, whatever is not declared here is refused.

@@ -22,7 +22,7 @@ Payload = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class HubAlgorithm(Algorithm[S]):
-    """A round is `scatter` at the hub, `answer` at the clients, and `merge` at the hub."""
+    """A round is `broadcast` at the hub, `answer` at the clients, and `merge` at the hub."""
 
     with_hub: ClassVar[bool] = True
 
@@ -35,21 +35,21 @@ class HubAlgorithm(Algorithm[S]):
             raise InputError(f"clients must be at least 1, got {self.clients}")
 
     async def round(self, node: Node[S]) -> None:
-        chosen = self.chosen(node)
+        selected = self.selected_clients(node)
         if node.id == node.hub:
-            await node.send(chosen, **self.scatter(node))
-            inbox = await node.receive(chosen)
+            await node.send(selected, **self.broadcast(node))
+            inbox = await node.receive(selected)
             if len(inbox):  # else nobody was heard, and the model stays as it is
                 self.merge(node, inbox)
-        elif node.id not in chosen:
-            self.rest(node)
+        elif node.id not in selected:
+            self.skip_round(node)
         else:
             # A client's only neighbour is the hub; its message may have been lost on the way.
-            for order in (await node.receive()).messages:
-                node.params, node.buffers = order.payload["x"], order.payload["b"]
-                await node.send(order.sender, **await self.answer(node, order.payload))
+            for message in (await node.receive()).messages:
+                node.params, node.buffers = message.payload["x"], message.payload["b"]
+                await node.send(message.sender, **await self.answer(node, message.payload))
 
-    def chosen(self, node: Node[S]) -> tuple[int, ...]:
+    def selected_clients(self, node: Node[S]) -> tuple[int, ...]:
         """The clients of this round; everybody draws the same ones from the public coin."""
         everyone = node.graph[-1]  # whom the hub hears: the hub comes last
         if self.clients is None:
@@ -57,11 +57,11 @@ class HubAlgorithm(Algorithm[S]):
         order = torch.randperm(len(everyone), generator=node.coin)[: self.clients]
         return tuple(sorted(everyone[i] for i in order.tolist()))
 
-    def scatter(self, node: Node[S]) -> Payload:
+    def broadcast(self, node: Node[S]) -> Payload:
         """What the hub sends to the clients of a round."""
         return {"x": node.params, "b": node.buffers}
 
-    async def answer(self, node: Node[S], order: Mapping[str, Tensor]) -> Payload:
+    async def answer(self, node: Node[S], hub_message: Mapping[str, Tensor]) -> Payload:
         """What a client makes of it; its model is already the hub's."""
         raise NotImplementedError
 
@@ -69,5 +69,5 @@ class HubAlgorithm(Algorithm[S]):
         """What the hub makes of the answers, of which there is at least one."""
         raise NotImplementedError
 
-    def rest(self, node: Node[S]) -> None:
+    def skip_round(self, node: Node[S]) -> None:
         """What a client does in a round without it."""

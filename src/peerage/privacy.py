@@ -35,11 +35,13 @@ from peerage.errors import InputError
 
 Payload = Mapping[str, Tensor]
 
-COUNT = "veil.count"
+RELEASE_COUNT = "veil.count"
 BLOCK = 1 << 15  # entries that are squared at a time: they fit into the cache as float64
 SECRET = "the noise is secret, which it is not for whoever knows the seed of this run"
-WEAK = 10.0  # an epsilon above it is called what it is
-FAINT = 1e-6  # a noise multiplier below it means an epsilon above 10^11, with digits of rounding
+WEAK_EPSILON = 10.0  # an epsilon above it is called what it is
+MIN_NOISE_MULTIPLIER = (
+    1e-6  # a noise multiplier below it means an epsilon above 10^11, with digits of rounding
+)
 
 
 @dataclass(frozen=True)
@@ -124,24 +126,28 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 @dataclass
-class Veil:
+class PrivacyFilter:
     """What stands between one node and its listeners: it perturbs, remembers and counts.
 
-    All that lasts from message to message is in `memory`, tensors that a checkpoint can hold. Tell
+    What lasts from message to message is in `persistent_tensors`, which checkpoints hold. Tell
     a new node's veil the initial parameters with `heard([{"x": parameters}])`.
     """
 
     noise: Noise = Noise()  # without any, messages stay as they are
     nonnegative: Collection[str] = ()
-    memory: dict[str, Tensor] = field(default_factory=dict)
-    secret: int | None = field(default=None, repr=False)  # seed of the noise, if not the run's
+    persistent_tensors: dict[str, Tensor] = field(default_factory=dict)
+    noise_seed: int | None = field(default=None, repr=False)  # seed of the noise, if not the run's
 
     @property
     def messages(self) -> int:
         """How many messages were released so far."""
-        return int(self.memory[COUNT]) if COUNT in self.memory else 0
+        return (
+            int(self.persistent_tensors[RELEASE_COUNT])
+            if RELEASE_COUNT in self.persistent_tensors
+            else 0
+        )
 
-    def send(self, payload: Payload, rng: Callable[[], torch.Generator]) -> dict[str, Tensor]:
+    def release(self, payload: Payload, rng: Callable[[], torch.Generator]) -> dict[str, Tensor]:
         """What to send instead of the payload; to several recipients, it is one release.
 
         `rng` makes the stream of its noise, where there is any.
@@ -149,12 +155,16 @@ class Veil:
         if not self.noise.active:
             return dict(payload)
         if any(_has_floats(tensor) for tensor in payload.values()):
-            self.memory[COUNT] = torch.tensor(self.messages + 1)
+            self.persistent_tensors[RELEASE_COUNT] = torch.tensor(self.messages + 1)
         places = {name: _place(name, tensor) for name, tensor in payload.items()}
-        known = {name: self.memory[key] for name, key in places.items() if key in self.memory}
+        known = {
+            name: self.persistent_tensors[key]
+            for name, key in places.items()
+            if key in self.persistent_tensors
+        }
         return perturb(self.noise, payload, known, rng(), self.nonnegative)
 
-    def heard(self, messages: Iterable[Payload]) -> None:
+    def set_reference(self, messages: Iterable[Payload]) -> None:
         """Take the mean of these messages as reference, for every name and shape among them.
 
         The own message may be one of them as it was released, never as it was before `send`.
@@ -166,7 +176,7 @@ class Veil:
             for name, tensor in payload.items():
                 if _has_floats(tensor):
                     found.setdefault(_place(name, tensor), []).append(tensor)
-        self.memory.update({place: _mean(tensors) for place, tensors in found.items()})
+        self.persistent_tensors.update({place: _mean(tensors) for place, tensors in found.items()})
 
 
 def epsilon(noise: Noise, messages: int) -> float | None:
@@ -181,13 +191,13 @@ def epsilon(noise: Noise, messages: int) -> float | None:
     if messages == 0:
         return 0.0
     multiplier = noise.sigma / noise.clip / 2 / math.sqrt(messages)
-    if multiplier < FAINT:
+    if multiplier < MIN_NOISE_MULTIPLIER:
         return math.inf
     with np.errstate(divide="ignore"):  # the logarithm of a delta that is zero
         return float(_accountant()(multiplier, noise.delta))
 
 
-def account(noise: Noise, messages: Sequence[int], secret: bool = False) -> dict[str, Any]:
+def privacy_report(noise: Noise, messages: Sequence[int], secret: bool = False) -> dict[str, Any]:
     """What the record of a run says about privacy, given how many messages every node released.
 
     `secret` says that nobody could know the noise, as between real peers.
@@ -288,7 +298,7 @@ def _guarantee(noise: Noise, messages: int, value: float | None, secret: bool) -
             "epsilon is beyond all bounds; give more sigma."
         )
     sent = "1 message" if messages == 1 else f"{messages} messages"
-    weak = ", which is next to nothing" if value > WEAK else ""
+    weak = ", which is next to nothing" if value > WEAK_EPSILON else ""
     known = "" if secret else f", as long as {SECRET}"
     return (
         f"The data set of each node as a whole is protected by differential privacy with epsilon "

@@ -21,7 +21,7 @@ from peerage.aggregation import (
 from peerage.errors import InputError
 
 if TYPE_CHECKING:
-    from peerage.work.context import Local
+    from peerage.work.context import LocalContext
 
 UNNUMBERED = -1  # of a message that was not sent through a node
 # The types of tensors that a message may hold, in every engine, by their names in safetensors.
@@ -38,7 +38,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 Shape = tuple[int | None, ...]  # None: any length
-Shared = dict[str, tuple[Any, Tensor]]  # name -> what identifies its last mean, and the mean
+MeanCache = dict[str, tuple[Any, Tensor]]  # name -> what identifies its last mean, and the mean
 A = TypeVar("A", covariant=True)  # what a request is answered with
 P = ParamSpec("P")
 
@@ -119,7 +119,7 @@ class Compute(Request[A]):
 
     phase: ClassVar[str] = "compute"  # under which heading the time is recorded
 
-    def run(self, local: "Local") -> A:
+    def run(self, local: "LocalContext") -> A:
         raise NotImplementedError
 
 
@@ -189,8 +189,10 @@ class Inbox:
 
     messages: tuple[Message, ...]
     owner: int
-    trust: Mapping[int, float] = field(default_factory=dict)  # the owner's, in a weighted graph
-    shared: Shared = field(default_factory=dict, repr=False, compare=False)
+    edge_weights: Mapping[int, float] = field(
+        default_factory=dict
+    )  # the owner's, in a weighted graph
+    mean_cache: MeanCache = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -229,12 +231,12 @@ class Inbox:
         if any(number == UNNUMBERED for _, number in heard):
             return weighted_mean(self[name], weights)
         key = (heard, tuple(weights.tolist()))
-        known, last = self.shared.get(name, (None, torch.empty(0)))
+        known, last = self.mean_cache.get(name, (None, torch.empty(0)))
         # The node that got it first owns the tensor, and may have changed it in place since.
         if known == (key, last._version):
             return last.clone()
         mean = weighted_mean(self[name], weights)
-        self.shared[name] = (key, mean._version), mean
+        self.mean_cache[name] = (key, mean._version), mean
         return mean
 
     def weights(self, kind: str) -> Tensor:
@@ -256,7 +258,7 @@ class Inbox:
 
     def graph_weights(self) -> Tensor:
         """[k], in proportion to the weights of the graph; uniform if it has none."""
-        weights = torch.tensor([self.trust.get(sender, 1.0) for sender in self.senders])
+        weights = torch.tensor([self.edge_weights.get(sender, 1.0) for sender in self.senders])
         return weights / weights.sum()
 
     def metropolis_weights(self) -> Tensor:

@@ -96,7 +96,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     except ValidationError as error:
         key = where.rpartition(" ")[2]
         remedy = f"; join values by {JOIN}, as in {key}=A{JOIN}B" if several else ""
-        raise InputError(f"{where} {complaint(error)}{remedy}") from None
+        raise InputError(f"{where} {describe_error(error)}{remedy}") from None
 
 
 def check_choices(value: Any) -> None:
@@ -124,7 +124,7 @@ def _choices(cls: Any) -> dict[str, tuple[tuple[Any, ...], bool]]:
     }
 
 
-def complaint(error: ValidationError) -> str:
+def describe_error(error: ValidationError) -> str:
     """What is wrong with a value, in one line; a misspelt choice gets its nearest match."""
     last = error.errors()[-1]
     if last["type"] == "literal_error":

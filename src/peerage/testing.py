@@ -35,7 +35,7 @@ from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
 from peerage.engine.lockstep import Lockstep, SerialTeam
 from peerage.engine.prepare import prepare
-from peerage.engine.router import Parcel
+from peerage.engine.router import Packet
 from peerage.engine.world import World
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment import Experiment
@@ -196,14 +196,14 @@ def traffic(algorithm: Algorithm[Any]) -> None:
 
 
 def declared(algorithm: Algorithm[Any]) -> None:
-    """Every tensor that is sent is one that `speaks` declares, with that shape and type.
+    """Every tensor that is sent is one that `message_schema` declares, with that shape and type.
 
     Types that messages cannot hold are refused by `TensorSpec`, and by the engine that sends them.
     """
     experiment = toy(algorithm)
     ended = simulate(experiment)
     world = prepare(experiment)
-    known = algorithm.speaks(world.dimensions(world.architecture(0)))
+    known = algorithm.message_schema(world.dimensions(world.architecture(0)))
     for name, sender, tensor, _ in ended.tap.sent:
         require(name in known, f"node {sender} sends a tensor {name!r}, which it does not declare")
         about = f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {known[name]}"
@@ -255,7 +255,7 @@ def model_for(algorithm: Algorithm[Any]) -> str:
     """
     module = MLP(hidden="8").build((4,), CLASSES)
     try:
-        algorithm.fits(Layout.of(module.named_parameters()))
+        algorithm.check_layout(Layout.of(module.named_parameters()))
     except InputError:
         return "logistic"
     return "mlp:hidden=8"
@@ -304,17 +304,17 @@ class Tap(SerialTeam):
         if method == "begin":
             self.arrived.append(0)
         elif method == "resume":
-            deliveries: dict[int, list[Parcel]] = arguments[0][0]
-            self.arrived[-1] += sum(_size(p) for parcels in deliveries.values() for p in parcels)
+            deliveries: dict[int, list[Packet]] = arguments[0][0]
+            self.arrived[-1] += sum(_size(p) for packets in deliveries.values() for p in packets)
             if self.lossy:  # the even ones in one round, the odd ones in the next
                 first = len(self.arrived) % 2
-                deliveries = {node: parcels[first::2] for node, parcels in deliveries.items()}
+                deliveries = {node: packets[first::2] for node, packets in deliveries.items()}
             arguments = [(deliveries,)]
         answers = super().call(method, arguments)
         if method in ("begin", "resume"):
-            for parcel in answers[0].parcels:
-                for name, tensor in parcel.payload.items():
-                    self.sent.append((name, parcel.sender, tensor, tensor.clone()))
+            for packet in answers[0].packets:
+                for name, tensor in packet.payload.items():
+                    self.sent.append((name, packet.sender, tensor, tensor.clone()))
         return answers
 
 
@@ -332,7 +332,7 @@ def simulate(experiment: Experiment, *, lossy: bool = False) -> Simulated:
     world = prepare(experiment)
     tap = Tap(world, lossy)
     with Lockstep(world, tap) as engine:
-        keepers = [world.keeper(node) for node in range(world.nodes)]
+        keepers = [world.model_owner(node) for node in range(world.nodes)]
         start = [engine.parameters(node) for node in keepers]
         sent = [engine.round(round, evaluate=False).bytes for round in range(world.rounds)]
         end = [engine.parameters(node) for node in keepers]
@@ -358,8 +358,8 @@ def require_close(found: Tensor, expected: Tensor, about: str) -> None:
     require(torch.allclose(found, expected, rtol=RTOL, atol=ATOL), f"{about} (by {worst:.2g})")
 
 
-def _size(parcel: Parcel) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in parcel.payload.values())
+def _size(packet: Packet) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in packet.payload.values())
 
 
 def _any(algorithm: Algorithm[Any]) -> Any:

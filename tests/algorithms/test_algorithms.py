@@ -55,7 +55,7 @@ class Stage:
         boxes: dict[tuple[int, int], Message] = {}
         waiting = []
         for node in self.nodes:
-            node.enter(self.round, self.graph)
+            node.begin_round(self.round, self.graph)
             if self.round == 0:
                 node.state = self.algorithm.init(node)
             coroutine = self.algorithm.round(node)
@@ -157,7 +157,7 @@ def test_decavg_refuses_unknown_weights():
 
 def test_decavg_may_combine_before_it_trains():
     node = Stage(DecAvg(), ((1,), (0,)), [1, 1], [[0.0]] * 2).node(0, 1)
-    node.enter(0, ((1,), (0,)))
+    node.begin_round(0, ((1,), (0,)))
     node.params = torch.tensor([2.0])
     coroutine = DecAvg(order="combine-first").round(node)
     assert step(coroutine, None).message.payload["x"].tolist() == [2.0]
@@ -206,8 +206,8 @@ def test_means_of_the_same_vectors_are_computed_once():
     assert second.mean("x", torch.tensor([0.25, 0.75])).tolist() == [3.0, 5.0]
     later = tuple(Message(Envelope(s, 1, 1, "m", 1), {"x": 10 * x[s]}) for s in (0, 1))
     assert Inbox(later, 0, {}, shared).mean("x", half).tolist() == [20.0, 40.0]
-    by_hand = tuple(Message(Envelope(s, 1, 1, "m"), {"x": 7 * x[s]}) for s in (0, 1))
-    assert Inbox(by_hand, 0, {}, shared).mean("x", half).tolist() == [14.0, 28.0]
+    analytic_gradients = tuple(Message(Envelope(s, 1, 1, "m"), {"x": 7 * x[s]}) for s in (0, 1))
+    assert Inbox(analytic_gradients, 0, {}, shared).mean("x", half).tolist() == [14.0, 28.0]
 
 
 # CFA: node 1 of the path hears of node 0 (10 examples) and node 2 (60 examples)
@@ -430,7 +430,7 @@ def test_dechw_takes_the_first_curvature_of_a_node_in_full_whenever_it_comes(acc
         (5, [3.0, 4.0], [0.6, 0.8]),
         (6, [2.0, 0.0], [keep * 0.6 + 0.25, keep * 0.8]),
     ):
-        node.enter(round, PAIR)
+        node.begin_round(round, PAIR)
         node.state = replace(node.state, h=algorithm.add(node, torch.tensor(h)))
         assert node.state.h.tolist() == pytest.approx(expected)
 
@@ -485,7 +485,7 @@ def test_dechw_gives_no_frozen_weight_to_a_node_it_never_heard():
 def test_dechw_asks_for_the_curvature_of_its_options():
     algorithm = DecHW(LocalSGD(batch_size=7), curvature="sample")
     node = pair(algorithm).node(0, 2)
-    node.enter(0, PAIR)
+    node.begin_round(0, PAIR)
     node.state = algorithm.init(node)
     coroutine = algorithm.round(node)
     train = step(coroutine, None)
@@ -583,9 +583,9 @@ def test_the_traced_weight_is_that_by_data_where_there_is_no_curvature():
 
 def test_a_trace_beyond_the_model_is_refused_before_any_training():
     node = pair(DecHW()).node(0, 2)
-    DecHW(trace=1).fits(node.layout)
+    DecHW(trace=1).check_layout(node.layout)
     with pytest.raises(InputError) as caught:
-        DecHW(trace=2).fits(node.layout)
+        DecHW(trace=2).check_layout(node.layout)
     assert str(caught.value) == "trace=2 is not a parameter in scope=all, which has 0 to 1"
 
 

@@ -25,8 +25,7 @@ from peerage.requests import Message, Receive, Send
 from peerage.testing import CLASSES, NODES, blobs, dealt, simulate, toy
 from peerage.vectors import FlatModel, Layout, head_layer
 from peerage.work import synthesis
-from peerage.work.context import Examples
-from peerage.work.context import Local as Workbench
+from peerage.work.context import Examples, LocalContext
 from peerage.work.losses import distillation, supervised_contrastive, with_features
 from peerage.work.synthesis import Logits, Synthesis, Synthesise, synthesise
 from peerage.work.training import LocalSGD, Train, Trained, TrainStats
@@ -127,8 +126,8 @@ def one_anchor(taught: float) -> dict[str, Tensor]:
 )
 def test_the_loss_with_one_anchor_by_hand(options, taught, expected):
     # One anchor alone is as near as can be, whatever the features: there is no contrast.
-    lesson = AnchoredLoss(DESA(temperature=2.0, **options))
-    loss = lesson.prepare(identity(), one_anchor(taught), torch.Generator())
+    distillation_targets = AnchoredLoss(DESA(temperature=2.0, **options))
+    loss = distillation_targets.prepare(identity(), one_anchor(taught), torch.Generator())
     found = loss(torch.zeros(1, 2), torch.tensor([0])).item()
     assert found == pytest.approx(expected, rel=1e-5)
 
@@ -216,7 +215,7 @@ def play(
         boxes: dict[tuple[int, int], deque[Message]] = {}
         live = []
         for node in nodes:
-            node.enter(round, graph)
+            node.begin_round(round, graph)
             live.append((node, algorithm.round(node), None))
         while live:
             waiting = []
@@ -568,11 +567,11 @@ def test_augment_is_for_images_and_can_be_left_out(monkeypatch):
 # The request and the cache
 
 
-def workbench(cache: Path | None, count: int = 12, node: int = 1, seed: int = 3) -> Workbench:
+def build_flat(cache: Path | None, count: int = 12, node: int = 1, seed: int = 3) -> LocalContext:
     x, y = digits(30)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     models = {"net": FlatModel(module)}
-    return Workbench(
+    return LocalContext(
         node=node,
         round=0,
         seed=seed,
@@ -580,7 +579,7 @@ def workbench(cache: Path | None, count: int = 12, node: int = 1, seed: int = 3)
         indices=torch.arange(5, 5 + count),
         architecture="net",
         models=models,
-        memory={},
+        persistent_tensors={},
         cache=cache,
     )
 
@@ -607,15 +606,15 @@ def same(a: dict[int, Tensor], b: dict[int, Tensor]) -> bool:
 
 
 def test_a_second_call_finds_what_the_first_made(cache, calls):
-    first = REQUEST.run(workbench(cache))
-    second = REQUEST.run(workbench(cache))
+    first = REQUEST.run(build_flat(cache))
+    second = REQUEST.run(build_flat(cache))
     assert len(calls) == 1
     assert same(first, second)
     assert [path.suffix for path in (cache / "anchors").iterdir()] == [".safetensors"]
 
 
 def test_no_folder_no_cache(cache, calls):
-    first, second = (REQUEST.run(workbench(None)) for _ in range(2))
+    first, second = (REQUEST.run(build_flat(None)) for _ in range(2))
     assert len(calls) == 2
     assert same(first, second)
     assert not cache.exists()
@@ -634,14 +633,14 @@ def test_no_folder_no_cache(cache, calls):
 )
 def test_other_data_options_or_seeds_are_other_files(cache, calls, other):
     request, changes = other
-    REQUEST.run(workbench(cache))
-    request.run(workbench(cache, **changes))
+    REQUEST.run(build_flat(cache))
+    request.run(build_flat(cache, **changes))
     assert len(calls) == len(list((cache / "anchors").iterdir())) == 2
 
 
 def test_other_pixels_or_labels_are_other_files(cache, calls):
     for change in ("x", "y"):
-        bench = workbench(cache)
+        bench = build_flat(cache)
         REQUEST.run(bench)
         getattr(bench.data, change)[7] = 1
         REQUEST.run(bench)
@@ -673,13 +672,13 @@ def folder(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip_a_bit, empty, without_seal, folder])
 def test_a_damaged_file_is_made_anew(cache, calls, damage):
-    first = REQUEST.run(workbench(cache))
+    first = REQUEST.run(build_flat(cache))
     [path] = (cache / "anchors").iterdir()
     damage(path)
-    assert same(REQUEST.run(workbench(cache)), first)
+    assert same(REQUEST.run(build_flat(cache)), first)
     assert len(calls) == 2
     if damage is not folder:  # which no file can replace
-        REQUEST.run(workbench(cache))
+        REQUEST.run(build_flat(cache))
         assert len(calls) == 2
 
 
@@ -694,14 +693,14 @@ def test_a_cache_that_cannot_be_written_ends_no_run(tmp_path, calls, monkeypatch
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("os.fsync", full)
-    first, second = (REQUEST.run(workbench(home)) for _ in range(2))
+    first, second = (REQUEST.run(build_flat(home)) for _ in range(2))
     assert same(first, second)
     assert len(calls) == 2
     assert home.is_file() or not list((home / "anchors").iterdir())
 
 
 def test_a_node_without_data_makes_nothing(cache):
-    assert REQUEST.run(workbench(cache, count=0)) == {}
+    assert REQUEST.run(build_flat(cache, count=0)) == {}
 
 
 @pytest.mark.own_engine  # counted in this process
@@ -722,7 +721,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
 
 
 def test_logits_are_what_the_model_says():
-    bench = workbench(None)
+    bench = build_flat(None)
     model = bench.models["net"]
     params = torch.randn(model.layout.size, generator=torch_stream(0, "params"))
     x, _ = digits(9)

@@ -17,7 +17,7 @@ from peerage.cli.run import split_specs
 from peerage.data import PUBLISHED
 from peerage.experiment import Experiment
 from peerage.experiment.catalogue import FAMILIES, entries, recipes
-from peerage.net.peer.network import Patience
+from peerage.net.peer.network import Timeouts
 from peerage.records.rows import RunRecord, read_metrics
 from peerage.runs import run as running
 
@@ -442,7 +442,7 @@ def test_run_has_the_promised_flags() -> None:
 
 def test_the_help_of_up_tells_how_long_peers_wait() -> None:
     shown = {option.name: option.default for option in COMMANDS["up"].params}
-    assert Patience(start=shown["start_timeout"], step=shown["message_timeout"]) == Patience()
+    assert Timeouts(start=shown["start_timeout"], message=shown["message_timeout"]) == Timeouts()
 
 
 def test_the_overview_names_every_command() -> None:

@@ -19,7 +19,7 @@ from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, RunRecord, r
 from peerage.aggregation import weighted_mean
 from peerage.engine.prepare import prepare
 from peerage.testing import NODES, blobs, dealt, toy
-from peerage.work.context import Local
+from peerage.work.context import LocalContext
 from peerage.work.training import LocalSGD
 
 
@@ -388,7 +388,7 @@ class MeanExample(Compute[Tensor]):
     phase: ClassVar[str] = "looking"
     factor: float
 
-    def run(self, local: Local) -> Tensor:
+    def run(self, local: LocalContext) -> Tensor:
         x, _ = local.data.take(local.indices)
         return self.factor * x.mean(0)
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from peerage.data import DATASETS, PUBLISHED, Dataset, cache_folder, datasets, in_memory, status
 from peerage.data.datasets import (
-    FACTS,
+    DATASET_INFO,
     Cifar10,
     Digits,
     FashionMnist,
@@ -19,14 +19,14 @@ from peerage.data.datasets import (
     Idx,
     Mnist,
     Npz,
-    facts,
+    dataset_info,
     in_grey,
     only,
     scaled,
 )
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.sources import Published
-from peerage.data.store import Content
+from peerage.data.store import ExpectedFile
 from peerage.data.tensors import label_caveats
 from peerage.engine.prepare import prepare
 from peerage.errors import DataError, InputError, PeerageWarning
@@ -65,7 +65,7 @@ def cached(tmp_path, monkeypatch):
         for key, content in files.items():
             (folder / key).write_bytes(content)
         contents = tuple(
-            Content(key, len(content), sha256(content).hexdigest())
+            ExpectedFile(key, len(content), sha256(content).hexdigest())
             for key, content in files.items()
         )
         monkeypatch.setitem(PUBLISHED, name, Published(contents, ()))
@@ -449,7 +449,7 @@ def test_grey_is_luma_and_scaling_keeps_even_pictures_even(cached):
     batches = {f"data_batch_{n}.bin": record(n, *colour) for n, colour in enumerate(colours, 1)}
     cache = cached("cifar10", {**batches, "test_batch.bin": record(0, 0, 0, 0)})
     unit = Cifar10(grey=True, side=28).load(cache)
-    assert unit.shape == facts(Cifar10(grey=True, side=28)).shape == (1, 28, 28)
+    assert unit.shape == dataset_info(Cifar10(grey=True, side=28)).shape == (1, 28, 28)
     luma = torch.tensor([0.299, 0.587, 0.114, 1.0, 0.2 * 0.299 + 0.4 * 0.587 + 0.8 * 0.114])
     assert_close(unit.train_x, luma[:, None, None, None].expand(5, 1, 28, 28), check_stride=False)
     assert not unit.test_x.any()
@@ -484,11 +484,11 @@ def test_pictures_are_scaled_bilinearly_with_antialiasing():
 
 
 def test_facts_are_those_of_the_options():
-    assert facts(Cifar10("signed", train=10)) == FACTS["cifar10"]
-    assert facts(Cifar10(grey=True)) == FACTS["cifar10"]._replace(shape=(1, 32, 32))
-    assert facts(Cifar10(side=5)) == FACTS["cifar10"]._replace(shape=(3, 5, 5))
-    assert facts(Mnist()) == FACTS["mnist"]
-    assert facts(Npz("own.npz")) is None
+    assert dataset_info(Cifar10("signed", train=10)) == DATASET_INFO["cifar10"]
+    assert dataset_info(Cifar10(grey=True)) == DATASET_INFO["cifar10"]._replace(shape=(1, 32, 32))
+    assert dataset_info(Cifar10(side=5)) == DATASET_INFO["cifar10"]._replace(shape=(3, 5, 5))
+    assert dataset_info(Mnist()) == DATASET_INFO["mnist"]
+    assert dataset_info(Npz("own.npz")) is None
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from peerage.data.sources import (
     NpmPackage,
     Published,
 )
-from peerage.data.store import Content, cache_folder
+from peerage.data.store import ExpectedFile, cache_folder
 from peerage.errors import DataError, DiskError, InputError
 
 pytestmark = pytest.mark.slow  # servers on loopback, and package managers as processes
@@ -111,7 +111,7 @@ def serve():
 def publish(monkeypatch):
     def put(*sources, files=FILES):
         contents = tuple(
-            Content(name, len(content), sha256(content).hexdigest())
+            ExpectedFile(name, len(content), sha256(content).hexdigest())
             for name, content in files.items()
         )
         monkeypatch.setitem(PUBLISHED, "toy", Published(contents, sources))

@@ -15,7 +15,7 @@ from support.command_line import complaint, peerage
 import peerage as pg
 from peerage import specs
 from peerage.data import DATASETS, fetch, status
-from peerage.data.datasets import FACTS, Femnist, only
+from peerage.data.datasets import DATASET_INFO, Femnist, only
 from peerage.data.leaf import CHARACTERS, joined, take_tests
 from peerage.engine.prepare import prepare
 from peerage.errors import DataError, InputError
@@ -92,7 +92,7 @@ def test_writers_come_in_the_order_of_their_names_and_pixels_as_they_are(tmp_pat
 
 
 def test_digits_capitals_and_small_letters_are_the_classes():
-    assert len(CHARACTERS) == len(set(CHARACTERS)) == FACTS["femnist"].classes == 62
+    assert len(CHARACTERS) == len(set(CHARACTERS)) == DATASET_INFO["femnist"].classes == 62
     assert [CHARACTERS[label] for label in (0, 9, 10, 35, 36, 61)] == [*"09AZaz"]
 
 

@@ -275,9 +275,9 @@ HUGE[41, 5, 5, 5] = 1e300
         (lambda path: path.write_bytes(b"no HDF5"), "cannot be read as HDF5: .*signature"),
         (truncate, "cannot be read as HDF5: .*truncated"),
         (lambda path: path.write_bytes(b""), "cannot be read as HDF5"),
-        (change(sen2=None), "has no array 'sen2', it holds label, sen1"),
-        (change(label=None), "has no array 'label', it holds sen1, sen2"),
-        (group, "has no array 'sen2', it holds label, sen1, sen2"),
+        (change(sen2=None), "has no array 'sen2', only label, sen1"),
+        (change(label=None), "has no array 'label', only sen1, sen2"),
+        (group, "has no array 'sen2', only label, sen1, sen2"),
         (nothing, r"label must be numbers of shape \(N, 17\), got float64 of shape None"),
         (
             change(sen2=np.zeros((TRAIN, 32, 32, 8))),

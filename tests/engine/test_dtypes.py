@@ -11,10 +11,10 @@ from torch import Tensor
 import peerage as pg
 from peerage import Algorithm, LocalSGD, Node
 from peerage.algorithm import Dimensions
-from peerage.engine.router import Parcel
+from peerage.engine.router import Packet
 from peerage.errors import InputError
 from peerage.net.wire import header as wires
-from peerage.net.wire.header import Expected, Rejected
+from peerage.net.wire.header import MessagePolicy, Rejected
 from peerage.net.wire.payload import decode, encode
 from peerage.requests import DTYPES, Envelope, TensorSpec
 from peerage.testing import check_law, toy
@@ -47,9 +47,9 @@ class Typed(Algorithm[None]):
     sent: str = "float32"
     declared: str = "float32"
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         more = TensorSpec((None,), getattr(torch, self.declared))
-        return {**super().speaks(dimensions), "more": more}
+        return {**super().message_schema(dimensions), "more": more}
 
     async def round(self, node: Node[None]) -> None:
         await node.train(self.local)
@@ -130,12 +130,12 @@ def test_a_type_that_is_not_declared_breaks_the_law_and_is_not_sent():
 # On the wire
 
 
-def there_and_back(tensors: dict[str, Tensor], **options: Any) -> Parcel:
+def there_and_back(tensors: dict[str, Tensor], **options: Any) -> Packet:
     forms = {name: TensorSpec(tuple(x.shape), x.dtype) for name, x in tensors.items()}
-    expected = Expected("demo", 0, frozenset({0, 1}), {"net": forms}, 1 << 20)
+    expected = MessagePolicy("demo", 0, frozenset({0, 1}), {"net": forms}, 1 << 20)
     size = sum(x.numel() * x.element_size() for x in tensors.values())
-    parcel = Parcel(Envelope(1, 1, 1, "net"), (0,), tensors, size)
-    header, payload = encode(parcel, run="demo", round=0, recipient=0, place=0, **options)
+    packet = Packet(Envelope(1, 1, 1, "net"), (0,), tensors, size)
+    header, payload = encode(packet, run="demo", round=0, recipient=0, sequence=0, **options)
     return decode(header, payload, expected)
 
 
@@ -164,11 +164,11 @@ def test_every_floating_type_must_be_finite(dtype, bad):
 def test_the_same_bytes_under_another_declaration_are_refused():
     """Types of the same width differ by their names only."""
     x = hard(torch.float16)
-    parcel = Parcel(Envelope(1, 1, 1, "net"), (0,), {"x": x}, 2 * len(x))
-    header, payload = encode(parcel, run="demo", round=0, recipient=0, place=0)
+    packet = Packet(Envelope(1, 1, 1, "net"), (0,), {"x": x}, 2 * len(x))
+    header, payload = encode(packet, run="demo", round=0, recipient=0, sequence=0)
     for dtype in (torch.bfloat16, torch.int16, torch.float32):
         forms = {"x": TensorSpec((len(x),), dtype)}
-        expected = Expected("demo", 0, frozenset({0, 1}), {"net": forms}, 1 << 20)
+        expected = MessagePolicy("demo", 0, frozenset({0, 1}), {"net": forms}, 1 << 20)
         for wire in wires.WIRES:
             with pytest.raises(Rejected) as caught:
                 decode(replace(header, wire=wire), payload, expected)

@@ -177,7 +177,7 @@ class Numbered(pg.Algorithm[None]):
 
     local: pg.LocalSGD = pg.LocalSGD(steps=1)
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         return {"x": TensorSpec((dimensions.layout.size,)), "head": TensorSpec((1,), torch.int64)}
 
     async def round(self, node: pg.Node[None]) -> None:

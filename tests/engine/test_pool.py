@@ -19,8 +19,8 @@ from peerage.engine.pool import (
     Arena,
     PoolTeam,
     SharedStore,
+    balance_nodes,
     reserve,
-    spread,
 )
 from peerage.engine.prepare import prepare
 from peerage.errors import DiskError, InputError, PeerageError, WorkerDied
@@ -36,7 +36,7 @@ SIZE = 1 << 16
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(1, 8))
 @settings(deadline=None, max_examples=100)
 def test_every_node_is_dealt_once_and_loads_are_even(work, workers):
-    dealt = spread(work, workers)
+    dealt = balance_nodes(work, workers)
     assert len(dealt) == min(workers, len(work))
     assert sorted(node for nodes in dealt for node in nodes) == list(range(len(work)))
     assert all(nodes == sorted(nodes) for nodes in dealt)
@@ -45,7 +45,7 @@ def test_every_node_is_dealt_once_and_loads_are_even(work, workers):
 
 
 def test_equal_nodes_are_dealt_evenly():
-    assert [len(nodes) for nodes in spread([1] * 50, 4)] == [13, 13, 12, 12]
+    assert [len(nodes) for nodes in balance_nodes([1] * 50, 4)] == [13, 13, 12, 12]
 
 
 # Shared memory
@@ -100,10 +100,10 @@ def test_own_copies_what_lies_in_shared_memory_and_nothing_else():
     place = one.put(torch.arange(3.0))
     for store in (one, other):
         opened = store.open(place)
-        kept, part = store.own(opened), store.own(opened[1:])
+        kept, part = store.to_private(opened), store.to_private(opened[1:])
         assert kept.data_ptr() != opened.data_ptr()
         mine = torch.ones(3)
-        assert store.own(mine) is mine
+        assert store.to_private(mine) is mine
         one.arenas[0].view(place).fill_(9.0)
         assert kept.tolist() == [0, 1, 2]
         assert part.tolist() == [1, 2]
@@ -160,7 +160,7 @@ def test_workers_are_gone_after_the_run():
 def test_there_are_no_more_workers_than_nodes():
     world = prepare(toy(Local()))
     with Lockstep(world, PoolTeam(world, 50)) as engine:
-        assert len(engine.team.members) == NODES
+        assert len(engine.team.shard_nodes) == NODES
 
 
 @pytest.mark.slow
@@ -180,8 +180,8 @@ def test_a_worker_that_dies_is_named():
 def test_work_is_spread_by_examples_or_evenly_by_steps():
     by_epochs = prepare(toy(Local(LocalSGD(epochs=1))))
     by_steps = prepare(toy(Local(LocalSGD(steps=1))))
-    assert [by_epochs.work(node) for node in range(NODES)] == [4, 8, 12, 16, 20]
-    assert len({by_steps.work(node) for node in range(NODES)}) == 1
+    assert [by_epochs.expected_cost(node) for node in range(NODES)] == [4, 8, 12, 16, 20]
+    assert len({by_steps.expected_cost(node) for node in range(NODES)}) == 1
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import peerage as pg
 from peerage import Algorithm, LocalSGD, Node
 from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.engine.prepare import prepare
-from peerage.engine.shard import References, Shard
+from peerage.engine.shard import InProcessStore, Shard
 from peerage.errors import CheckpointError, Diverged, InputError, PeerageError
 from peerage.requests import Compute, Message, Send
 from peerage.runs.run import Result
@@ -358,7 +358,7 @@ def test_init_draws_other_numbers_than_round_one():
 def shard_of(
     algorithm: Algorithm[Any], nodes: Sequence[int] = range(NODES), **changes: Any
 ) -> Shard:
-    return Shard(prepare(toy(algorithm, **changes)), nodes, References())
+    return Shard(prepare(toy(algorithm, **changes)), nodes, InProcessStore())
 
 
 def play(shard: Shard, round: int, evaluate: bool = False) -> RoundReport:
@@ -460,10 +460,10 @@ def test_nodes_wait_for_messages_and_go_on_with_those_that_came():
     shard, others = (shard_of(pg.DecAvg(weights="uniform"), nodes) for nodes in ([1, 3], [2]))
     step = shard.begin(0, evaluate=False)
     assert step.waiting == {1: (0, 2), 3: (2, 4)}
-    assert [parcel.to for parcel in step.parcels] == [(0, 2), (2, 4)]
-    assert [parcel.bytes for parcel in step.parcels] == [4 * 67] * 2
-    trained = [parcel.payload["x"] for parcel in step.parcels]
-    [sent] = others.begin(0, evaluate=False).parcels
+    assert [packet.to for packet in step.packets] == [(0, 2), (2, 4)]
+    assert [packet.bytes for packet in step.packets] == [4 * 67] * 2
+    trained = [packet.payload["x"] for packet in step.packets]
+    [sent] = others.begin(0, evaluate=False).packets
     after = shard.resume({1: [sent], 3: []})  # node 1 hears node 2 alone, and node 3 nobody
     assert (after.finished, after.waiting) == ([1, 3], {})
     report = shard.finish()
@@ -486,7 +486,7 @@ def test_models_are_evaluated_only_in_rounds_that_ask_for_it():
     scores = {"accuracy", "loss", "validation_accuracy", "validation_loss"}
     assert set(play(shard, 0).nodes[0].metrics) == {"train_loss"}
     assert set(play(shard, 1, evaluate=True).nodes[0].metrics) == {"train_loss", *scores}
-    measured = shard.measure()
+    measured = shard.evaluate_models()
     assert set(measured.nodes[0].metrics) == scores
     assert measured.seconds["evaluate"] > 0.0 == measured.seconds["train"]
 
@@ -562,7 +562,7 @@ def test_a_restored_shard_goes_on_as_the_first_would_have(tmp_path):
         assert torch.equal(one.node.params, other.node.params)
         assert torch.equal(one.node.state["sum"], other.node.state["sum"])
         assert one.node.state["count"] == other.node.state["count"] == 2
-        assert one.memory.keys() == other.memory.keys() != set()
+        assert one.persistent_tensors.keys() == other.persistent_tensors.keys() != set()
 
 
 def test_a_part_holds_parameters_states_memory_and_what_is_evaluated(tmp_path):

@@ -22,8 +22,10 @@ def world_of(algorithm: Any = None, **changes: Any) -> World:
 
 def passes(world: World, round: int, sender: int, recipient: int) -> bool:
     """Whether the first message between two nodes arrives."""
-    way = world.way(round)
-    return way.open(sender, recipient) and not way.lost(sender, recipient, 0)
+    link_faults = world.link_faults(round)
+    return link_faults.link_up(sender, recipient) and not link_faults.message_lost(
+        sender, recipient, 0
+    )
 
 
 PAIRS = [(i, j) for i in range(NODES) for j in range(NODES) if i != j]
@@ -35,15 +37,15 @@ RING = ((1, 4), (0, 2), (1, 3), (2, 4), (0, 3))
 
 def test_without_a_hub_all_nodes_have_data_and_keep_their_models() -> None:
     world = world_of()
-    assert (world.nodes, world.peers, world.hub) == (NODES, NODES, None)
-    assert [world.keeper(node) for node in range(NODES)] == list(range(NODES))
+    assert (world.nodes, world.num_data_nodes, world.hub) == (NODES, NODES, None)
+    assert [world.model_owner(node) for node in range(NODES)] == list(range(NODES))
     assert [len(part) for part in world.parts] == [len(part) for part in dealt()]
 
 
 def test_a_hub_is_the_last_node_has_no_data_and_keeps_all_models() -> None:
     world = world_of(pg.FedAvg())
-    assert (world.nodes, world.peers, world.hub) == (NODES + 1, NODES, NODES)
-    assert [world.keeper(node) for node in range(NODES + 1)] == [NODES] * (NODES + 1)
+    assert (world.nodes, world.num_data_nodes, world.hub) == (NODES + 1, NODES, NODES)
+    assert [world.model_owner(node) for node in range(NODES + 1)] == [NODES] * (NODES + 1)
     assert len(world.parts[NODES]) == len(world.validation[NODES]) == 0
     assert world.neighbours(0) == (*[(NODES,)] * NODES, tuple(range(NODES)))
 
@@ -60,21 +62,21 @@ def test_nodes_join_and_leave_in_the_rounds_that_were_given() -> None:
 
 def test_neighbours_are_those_of_the_graph() -> None:
     world = world_of()
-    assert world.neighbours(0) == world.neighbours(2) == world.listeners(0) == RING
+    assert world.neighbours(0) == world.neighbours(2) == world.out_neighbours(0) == RING
 
 
 def test_absent_nodes_have_no_neighbours_and_are_none() -> None:
     world = world_of(faults={"join": "4@2"})
-    assert world.neighbours(0) == world.listeners(0) == ((1,), (0, 2), (1, 3), (2,), ())
+    assert world.neighbours(0) == world.out_neighbours(0) == ((1,), (0, 2), (1, 3), (2,), ())
     assert world.neighbours(1) == RING
 
 
 def test_in_a_directed_graph_listeners_are_the_other_way_round() -> None:
     world = world_of(topology=nx.DiGraph([(node, (node + 1) % NODES) for node in range(NODES)]))
-    heard, listeners = world.neighbours(0), world.listeners(0)
-    assert heard != listeners
+    heard, out_neighbours = world.neighbours(0), world.out_neighbours(0)
+    assert heard != out_neighbours
     assert {(i, j) for j in range(NODES) for i in heard[j]} == {
-        (i, j) for i in range(NODES) for j in listeners[i]
+        (i, j) for i in range(NODES) for j in out_neighbours[i]
     }
     assert sorted(map(len, heard)) == [1] * NODES
 
@@ -92,15 +94,15 @@ def test_a_graph_that_changes_is_drawn_for_those_who_are_there() -> None:
 
 
 def test_a_graph_without_weights_gives_no_trust() -> None:
-    assert world_of().trust(0, 0) == {}
+    assert world_of().edge_weights(0, 0) == {}
 
 
 def test_weights_of_links_are_those_of_the_graph_and_one_for_itself() -> None:
     graph = nx.cycle_graph(NODES)
     nx.set_edge_attributes(graph, {edge: 1.0 + sum(edge) for edge in graph.edges}, "weight")
     world = world_of(pg.DecAvg(weights="graph"), topology=FromGraph(graph))
-    assert world.trust(0, 0) == {1: 2.0, 4: 5.0, 0: 1.0}
-    assert world.trust(3, 2) == {2: 6.0, 4: 8.0, 3: 1.0}
+    assert world.edge_weights(0, 0) == {1: 2.0, 4: 5.0, 0: 1.0}
+    assert world.edge_weights(3, 2) == {2: 6.0, 4: 8.0, 3: 1.0}
 
 
 # Faults of links and messages
@@ -155,9 +157,9 @@ def test_architectures_take_turns_and_have_layouts_of_their_own() -> None:
 
 
 def test_work_is_the_number_of_examples_unless_steps_are_given() -> None:
-    assert [world_of().work(node) for node in range(NODES)] == [4, 8, 12, 16, 20]
+    assert [world_of().expected_cost(node) for node in range(NODES)] == [4, 8, 12, 16, 20]
     steps = world_of(pg.DecAvg(LocalSGD(steps=3)))
-    assert [steps.work(node) for node in range(NODES)] == [1] * NODES
+    assert [steps.expected_cost(node) for node in range(NODES)] == [1] * NODES
 
 
 # What reports show, and what one node gets
@@ -177,8 +179,8 @@ def test_a_world_says_what_reports_show():
 
 def test_a_world_for_one_node_holds_its_data_only():
     world = prepare(toy(pg.DecAvg(), evaluation={"validation": 0.2}))
-    mine = world.restrict_to_node(2, secret=7)
-    assert (mine.secret, world.secret) == (7, None)
+    mine = world.restrict_to_node(2, noise_seed=7)
+    assert (mine.noise_seed, world.noise_seed) == (7, None)
     assert len(mine.train) == len(world.parts[2]) + len(world.validation[2])
     for held, whole in ((mine.parts, world.parts), (mine.validation, world.validation)):
         assert [len(part) for part in held] == [0, 0, len(whole[2]), 0, 0]
@@ -190,6 +192,8 @@ def test_a_world_for_one_node_holds_its_data_only():
 def test_noise_is_on_what_nodes_with_data_send():
     quiet = prepare(toy(pg.FedAvg()))
     noisy = prepare(toy(pg.FedAvg(), noise={"sigma": 0.1, "clip": 1}))
-    assert [quiet.veil(node, {}).noise.active for node in range(NODES + 1)] == [False] * (NODES + 1)
-    assert [noisy.veil(node, {}).noise for node in range(NODES)] == [noisy.noise] * NODES
-    assert noisy.veil(NODES, {}).noise == Noise()  # the hub has no data
+    assert [quiet.privacy_filter(node, {}).noise.active for node in range(NODES + 1)] == [False] * (
+        NODES + 1
+    )
+    assert [noisy.privacy_filter(node, {}).noise for node in range(NODES)] == [noisy.noise] * NODES
+    assert noisy.privacy_filter(NODES, {}).noise == Noise()  # the hub has no data

@@ -28,7 +28,7 @@ from peerage.experiment.catalogue import recipes
 from peerage.experiment.experiment import HUB, display_name
 from peerage.experiment.identity import identity, run_key
 from peerage.experiment.toml import merged
-from peerage.experiment.until import UNTIL, Until
+from peerage.experiment.until import STOP_METRICS, StopCondition
 from peerage.graphs.gains import GAINS, ManualGain
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.models import MODELS
@@ -80,7 +80,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     hub = algorithm.with_hub
     if local and local.epochs and validation:
         local = replace(local, early_stop=draw(st.sampled_from(["none", "rollback"])))
-    measured = [name for name in UNTIL if validation or not name.startswith("validation")]
+    measured = [name for name in STOP_METRICS if validation or not name.startswith("validation")]
     numbers = st.floats(0, 1, exclude_min=True)
     return pg.Experiment(
         algorithm=algorithm,
@@ -90,7 +90,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
         topology=HUB if hub else draw(any_of(TOPOLOGIES)),
         partition=draw(any_of(PARTITIONS)),
         rounds=draw(st.integers(1, 10**6)),
-        until=draw(st.none() | st.builds(Until, st.sampled_from(measured), numbers)),
+        until=draw(st.none() | st.builds(StopCondition, st.sampled_from(measured), numbers)),
         local=local,
         init={
             "start": draw(st.sampled_from(["shared", "independent"])),
@@ -222,8 +222,8 @@ def test_numbers_of_numpy_can_be_written() -> None:
 @pytest.mark.parametrize("text", ["accuracy=0.469", "accuracy = 0.469", " accuracy= 46.9e-2 "])
 def test_until_is_a_metric_and_a_number(text: str) -> None:
     experiment = pg.Experiment(until=text)
-    assert experiment.until == Until("accuracy", 0.469)
-    assert experiment == pg.Experiment(until=Until("accuracy", 0.469))
+    assert experiment.until == StopCondition("accuracy", 0.469)
+    assert experiment == pg.Experiment(until=StopCondition("accuracy", 0.469))
     assert experiment.table()["until"] == "accuracy=0.469"
     assert pg.Experiment.from_toml(f"until = '{text}'") == experiment
     assert "until" not in pg.Experiment().table()
@@ -244,7 +244,7 @@ def test_until_is_a_metric_and_a_number(text: str) -> None:
 def test_accuracies_rise_to_the_target_and_losses_fall(
     metric: str, short: float, there: float, beyond: float
 ) -> None:
-    until = Until(metric, 0.5)
+    until = StopCondition(metric, 0.5)
     assert not until.reached({metric: short})
     assert until.reached({metric: there})
     assert until.reached({metric: beyond})
@@ -277,7 +277,7 @@ def test_an_until_that_cannot_be_is_refused(until: str, message: str) -> None:
 
 def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
     experiment = pg.Experiment(until="validation_loss=0.3", evaluation={"validation": 0.1})
-    assert experiment.until == Until("validation_loss", 0.3)
+    assert experiment.until == StopCondition("validation_loss", 0.3)
 
 
 # Keys that do not exist, and values that cannot be
@@ -666,16 +666,18 @@ def test_the_hash_is_of_the_file_that_was_loaded(tmp_path: Path, outside: Path) 
 
 
 def test_peers_with_other_files_of_an_algorithm_do_not_agree(outside: Path) -> None:
-    def essence() -> dict[str, str]:
+    def shared_settings() -> dict[str, str]:
         experiment = pg.Experiment(algorithm=f"{outside}:Lazy", nodes=2)
         members = tuple(Member(f"node-{i}", f"127.0.0.1:{4000 + i}") for i in range(2))
-        return Network("test", experiment, members).essence
+        return Network("test", experiment, members).shared_settings
 
-    before = essence()
+    before = shared_settings()
     outside.write_text(OUTSIDE + "# a comment\n")
-    assert [line.partition(" ")[0] for line in differing(before, essence())] == ["algorithm_sha256"]
+    assert [line.partition(" ")[0] for line in differing(before, shared_settings())] == [
+        "algorithm_sha256"
+    ]
     outside.write_text(OUTSIDE)
-    assert essence() == before
+    assert shared_settings() == before
 
 
 def test_the_correction_of_gradients_is_part_of_what_names_a_run() -> None:

@@ -56,7 +56,7 @@ def gossip(protocol: EstimatedGain, graph: nx.Graph, seed: int = 0) -> list[dict
             answer = None
 
     for node in nodes:
-        node.enter(-1, near)
+        node.begin_round(-1, near)
         running[node.id] = protocol.estimate(node)
         drive(node.id, None)
     while running:

@@ -11,10 +11,10 @@ from support.command_line import peerage
 
 from peerage.algorithms.decavg import DecAvg
 from peerage.engine.prepare import prepare
-from peerage.engine.router import Parcel, PostOffice, Step
+from peerage.engine.router import MessageRouter, Packet, ShardOutput
 from peerage.errors import InputError
 from peerage.experiment import Experiment
-from peerage.graphs.faults import Faults, NoLinkFaults, Way
+from peerage.graphs.faults import Faults, LinkFaults, NoLinkFaults
 from peerage.requests import Envelope
 from peerage.runs.run import Result, resume, run
 from peerage.testing import toy
@@ -57,12 +57,16 @@ def test_everything_open_changes_nothing() -> None:
 def share(faults: Faults, of: str, rounds: int = 60, nodes: int = 12) -> float:
     count = found = 0
     for round in range(rounds):
-        way = Way(faults, 3, round)
+        link_faults = LinkFaults(faults, 3, round)
         for i in range(nodes):
             for j in range(nodes):
                 if i != j:
                     count += 1
-                    found += way.open(i, j) if of == "open" else way.lost(i, j, 0)
+                    found += (
+                        link_faults.link_up(i, j)
+                        if of == "open"
+                        else link_faults.message_lost(i, j, 0)
+                    )
     return found / count
 
 
@@ -77,16 +81,19 @@ def test_shares_are_the_probabilities() -> None:
 
 def test_directions_agree_unless_they_are_drawn_apart() -> None:
     pairs = [(i, j) for i in range(20) for j in range(i)]
-    both, apart = Way(Faults(links=0.5), 0, 4), Way(Faults(links=0.5, directed=True), 0, 4)
-    assert all(both.open(i, j) == both.open(j, i) for i, j in pairs)
-    differing = sum(apart.open(i, j) != apart.open(j, i) for i, j in pairs)
+    both, apart = (
+        LinkFaults(Faults(links=0.5), 0, 4),
+        LinkFaults(Faults(links=0.5, directed=True), 0, 4),
+    )
+    assert all(both.link_up(i, j) == both.link_up(j, i) for i, j in pairs)
+    differing = sum(apart.link_up(i, j) != apart.link_up(j, i) for i, j in pairs)
     assert 60 < differing < 130  # of 190, half on average
 
 
 def test_links_change_from_round_to_round_and_with_the_seed() -> None:
     faults = Faults(links=0.5)
     drawn = {
-        tuple(Way(faults, seed, round).open(0, j) for j in range(1, 30))
+        tuple(LinkFaults(faults, seed, round).link_up(0, j) for j in range(1, 30))
         for seed in (0, 1)
         for round in (0, 1)
     }
@@ -94,23 +101,27 @@ def test_links_change_from_round_to_round_and_with_the_seed() -> None:
 
 
 def test_without_faults_every_message_arrives() -> None:
-    for way in (Way(Faults(), 3, 2), NoLinkFaults(), prepare(toy(DecAvg())).way(2)):
+    for link_faults in (
+        LinkFaults(Faults(), 3, 2),
+        NoLinkFaults(),
+        prepare(toy(DecAvg())).link_faults(2),
+    ):
         for i, j in permutations(range(5), 2):
-            assert way.open(i, j)
-            assert not any(way.lost(i, j, number) for number in range(3))
+            assert link_faults.link_up(i, j)
+            assert not any(link_faults.message_lost(i, j, number) for number in range(3))
 
 
 def test_the_office_leaves_an_empty_place_for_what_is_lost() -> None:
-    office = PostOffice(Way(Faults(loss=1.0), 0, 0))
-    parcel = Parcel(Envelope(1, 1, 1, "m"), (0,), {}, 10)
-    office.accept(Step([parcel], waiting={0: (1,), 1: (0,)}))
+    office = MessageRouter(LinkFaults(Faults(loss=1.0), 0, 0))
+    packet = Packet(Envelope(1, 1, 1, "m"), (0,), {}, 10)
+    office.accept(ShardOutput([packet], waiting={0: (1,), 1: (0,)}))
     assert office.deliver() == {0: []}  # it goes on although node 1 still waits
     assert office.bytes == 10
 
 
 def test_the_office_does_not_wait_for_the_absent() -> None:
-    office = PostOffice(Way(Faults(leave="1@1"), 0, 0), absent=[1])
-    office.accept(Step([Parcel(Envelope(0, 1, 1, "m"), (1,), {}, 10)], waiting={0: (1,)}))
+    office = MessageRouter(LinkFaults(Faults(leave="1@1"), 0, 0), absent=[1])
+    office.accept(ShardOutput([Packet(Envelope(0, 1, 1, "m"), (1,), {}, 10)], waiting={0: (1,)}))
     assert office.deliver() == {0: []}
     assert office.bytes == 0
 

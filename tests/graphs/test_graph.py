@@ -20,8 +20,8 @@ from peerage.graphs.graph import (
     diameter,
     is_connected,
     is_strongly_connected,
-    own_weights,
-    refuse_disconnected,
+    require_connected,
+    self_weights,
     strong_labels,
 )
 
@@ -77,7 +77,7 @@ def test_components_by_hand() -> None:
     assert not is_connected(PATH_AND_PAIR)
     assert is_connected(StaticGraph.from_edges(1, []))
     with pytest.raises(InputError, match=r"^a graph with 3 components is in pieces$"):
-        refuse_disconnected(PATH_AND_PAIR, "is in pieces")
+        require_connected(PATH_AND_PAIR, "is in pieces")
 
 
 @given(graphs())
@@ -108,7 +108,7 @@ def test_a_disconnected_graph_has_no_diameter() -> None:
 def test_a_directed_edge_goes_from_the_sender_to_the_listener() -> None:
     graph = StaticGraph.from_edges(4, [(0, 1), (2, 1), (1, 3), (3, 1), (0, 1)], directed=True)
     assert graph.neighbours(0) == ((), (0, 2, 3), (), (1,))  # whom everyone hears
-    assert graph.listeners(0) == ((1,), (3,), (1,), (1,))
+    assert graph.out_neighbours(0) == ((1,), (3,), (1,), (1,))
     assert graph.edges() == ((0, 1), (1, 3), (2, 1), (3, 1))
     assert degrees(graph).tolist() == [0, 3, 0, 1]
     assert graph.directed
@@ -123,7 +123,7 @@ def test_a_directed_edge_goes_from_the_sender_to_the_listener() -> None:
 
 
 def test_listeners_of_an_undirected_graph_are_its_neighbours() -> None:
-    assert PATH_AND_PAIR.listeners(3) is PATH_AND_PAIR.neighbours(0)
+    assert PATH_AND_PAIR.out_neighbours(3) is PATH_AND_PAIR.neighbours(0)
     assert np.array_equal(strong_labels(PATH_AND_PAIR), component_labels(PATH_AND_PAIR))
 
 
@@ -139,10 +139,10 @@ def test_weights_by_hand() -> None:
     )
     assert graph.weighted
     assert graph.links(0).toarray().tolist() == [[0, 2, 0], [2, 0, 0.5], [0, 0.5, 0]]
-    assert own_weights(graph).tolist() == [1, 1, 4]
+    assert self_weights(graph).tolist() == [1, 1, 4]
     assert adjacency_matrix(graph).toarray().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
     assert degrees(graph).tolist() == [1, 2, 1]
-    given = StaticGraph.from_edges(3, [(0, 1), (1, 2)], weights=[2, 0.5], own=[1, 1, 4])
+    given = StaticGraph.from_edges(3, [(0, 1), (1, 2)], weights=[2, 0.5], self_loops=[1, 1, 4])
     assert given == graph
     assert hash(given) == hash(graph)
     assert pickle.loads(pickle.dumps(graph)) == graph
@@ -152,9 +152,9 @@ def test_weights_by_hand() -> None:
 
 def test_own_weights_of_one_are_the_usual_ones() -> None:
     plain = StaticGraph.from_edges(2, [(0, 1)], weights=[3])
-    assert plain.own is None
+    assert plain.self_loops is None
     assert StaticGraph.from_edges(2, [(0, 1), (1, 1)], weights=[3, 1]) == plain
-    assert StaticGraph.from_edges(2, [(0, 1)], own=[1, 2]).weighted
+    assert StaticGraph.from_edges(2, [(0, 1)], self_loops=[1, 2]).weighted
 
 
 @given(weighted_lists(), st.booleans())
@@ -180,7 +180,7 @@ def test_from_edges_equals_a_slow_dictionary(
     found = [dict(zip(links.indices[r], links.data[r], strict=True)) for r in rows]
     assert found == list(heard.values())
     assert graph.neighbours(0) == tuple(tuple(sorted(others)) for others in heard.values())
-    assert own_weights(graph).tolist() == own
+    assert self_weights(graph).tolist() == own
     assert links.indices.dtype == links.indptr.dtype == np.int32
     assert links.data.dtype == np.float64
     assert is_strongly_connected(graph) == nx.is_strongly_connected(graph.networkx())
@@ -211,7 +211,7 @@ def test_undirected_weights_are_symmetric(graph: StaticGraph, data: st.DataObjec
             {"weights": [1, 2]},
             "expected one weight for each of 1 edges, got shape (2,)",
         ),
-        ([], {"own": [1]}, "expected one weight for each of 3 nodes, got shape (1,)"),
+        ([], {"self_loops": [1]}, "expected one weight for each of 3 nodes, got shape (1,)"),
         (
             [(0, 1), (1, 0)],
             {"weights": [1, 2]},
@@ -243,5 +243,5 @@ def test_a_million_edges_are_sorted_as_arrays() -> None:
         graph = StaticGraph.from_edges(200_000, ends)
     low, high = np.sort(ends, axis=1).T
     once = np.unique(low[low < high] * 200_000 + high[low < high])
-    assert np.array_equal(graph.ends() @ [200_000, 1], once)
+    assert np.array_equal(graph.edge_array() @ [200_000, 1], once)
     assert degrees(graph).sum() == 2 * len(once)

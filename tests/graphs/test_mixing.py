@@ -25,11 +25,11 @@ from peerage.graphs.graph import (
     is_strongly_connected,
 )
 from peerage.graphs.mixing import (
-    critical_ratio,
     degree_gain,
     describe,
     gain,
     gains,
+    mean_excess_degree,
     mixing_matrix,
     mixing_time,
     power_iteration,
@@ -83,15 +83,15 @@ def strong_graphs(draw: st.DrawFn) -> StaticGraph:
     if draw(st.booleans()):
         return StaticGraph.from_edges(nodes, ends, directed=True)
     weights, own = rng.uniform(0.1, 5, len(ends)), rng.uniform(0.1, 5, nodes)
-    return StaticGraph.from_edges(nodes, ends, weights=weights, own=own, directed=True)
+    return StaticGraph.from_edges(nodes, ends, weights=weights, self_loops=own, directed=True)
 
 
 def weighed(graph: Graph, seed: int) -> StaticGraph:
     """The same links with random weights."""
     rng = np.random.default_rng(seed)
-    ends = graph.ends()
+    ends = graph.edge_array()
     weights, own = rng.uniform(0.1, 5, len(ends)), rng.uniform(0.1, 5, graph.nodes)
-    return StaticGraph.from_edges(graph.nodes, ends, weights=weights, own=own)
+    return StaticGraph.from_edges(graph.nodes, ends, weights=weights, self_loops=own)
 
 
 def left_eigenvector(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -379,9 +379,9 @@ def test_report_of_a_graph_that_is_not_strongly_connected() -> None:
 @pytest.mark.parametrize("directed", [False, True])
 def test_nodes_that_hardly_listen(directed: bool) -> None:
     cycle = [(i, (i + 1) % 4) for i in range(4)]
-    graph = StaticGraph.from_edges(4, cycle, own=[1e18, 1, 1e18, 1], directed=directed)
+    graph = StaticGraph.from_edges(4, cycle, self_loops=[1e18, 1, 1e18, 1], directed=directed)
     assert gain(graph) == pytest.approx(math.sqrt(2))
-    still = StaticGraph.from_edges(4, cycle, own=[1e18] * 4, directed=directed)
+    still = StaticGraph.from_edges(4, cycle, self_loops=[1e18] * 4, directed=directed)
     assert gain(still) == pytest.approx(2)
     for quiet in (graph, still):
         report = describe(quiet)
@@ -408,12 +408,14 @@ def test_gain_from_a_sample_of_degrees() -> None:
 
 
 def test_excess_degree_by_hand() -> None:
-    assert critical_ratio(Ring().build(10, 0)) == pytest.approx(1)
-    assert critical_ratio(Star().build(5, 0)) == pytest.approx((16 + 4) / 8 - 1)
-    assert critical_ratio(PATH) == pytest.approx(6 / 4 - 1)
-    assert critical_ratio(StaticGraph.from_edges(3, [])) == 0
+    assert mean_excess_degree(Ring().build(10, 0)) == pytest.approx(1)
+    assert mean_excess_degree(Star().build(5, 0)) == pytest.approx((16 + 4) / 8 - 1)
+    assert mean_excess_degree(PATH) == pytest.approx(6 / 4 - 1)
+    assert mean_excess_degree(StaticGraph.from_edges(3, [])) == 0
     many = ErdosRenyi(degree=3, connected=False).build(20_000, 0)
-    assert critical_ratio(many) == pytest.approx(3, abs=0.15)  # that of a Poisson law is its mean
+    assert mean_excess_degree(many) == pytest.approx(
+        3, abs=0.15
+    )  # that of a Poisson law is its mean
 
 
 # Spectrum

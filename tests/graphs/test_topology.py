@@ -16,7 +16,7 @@ from support.effort import lines_at_most
 from peerage import specs
 from peerage.errors import InputError
 from peerage.graphs import random_edges
-from peerage.graphs.graph import Graph, StaticGraph, degrees, is_connected, own_weights
+from peerage.graphs.graph import Graph, StaticGraph, degrees, is_connected, self_weights
 from peerage.graphs.random_edges import (
     attached_edges,
     block_edges,
@@ -410,7 +410,7 @@ def test_many_erdos_renyi_degrees_are_poisson() -> None:
 
 def test_many_blocks_have_the_wanted_densities() -> None:
     topology = StochasticBlocks(groups=3, p_in=0.001, p_out=0.0002, connected=False)
-    ends = topology.build(MANY, 0).ends()
+    ends = topology.build(MANY, 0).edge_array()
     group = ends * 3 // MANY
     sizes = np.bincount(np.arange(MANY) * 3 // MANY)
     pairs = sum(comb(int(size), 2) for size in sizes)
@@ -444,7 +444,7 @@ def test_many_configuration_degrees_are_the_rounded_ones() -> None:
 def test_many_attached_nodes_meet_m_others_and_make_a_heavy_tail() -> None:
     m = 4
     graph = BarabasiAlbert(m=m).build(MANY, 0)
-    ends, k = graph.ends(), degrees(graph)
+    ends, k = graph.edge_array(), degrees(graph)
     assert len(ends) == m + m * (MANY - m - 1)
     assert (np.bincount(ends[:, 1], minlength=MANY)[m + 1 :] == m).all()  # m earlier ones each
     assert is_connected(graph)
@@ -633,7 +633,7 @@ def test_a_directed_edge_list_names_the_sender_first(tmp_path: Path) -> None:
     file.write_text("0 1\n2 1\n1 0\n")
     graph = EdgeList(str(file), directed=True).build(3, 0)
     assert graph.neighbours(0) == ((1,), (0, 2), ())
-    assert graph.listeners(0) == ((1,), (0,), (1,))
+    assert graph.out_neighbours(0) == ((1,), (0,), (1,))
     assert parse(f"edge-list:path={file},directed=true").build(3, 0) == graph
 
 
@@ -644,7 +644,7 @@ def test_a_weighted_edge_list(tmp_path: Path) -> None:
         file.write_text(text)
         graph = EdgeList(str(file), weighted=True).build(3, 0)
         assert graph.links(0).toarray().tolist() == [[0, 2, 0], [2, 0, 0.5], [0, 0.5, 0]]
-        assert own_weights(graph).tolist() == [1, 1, 2.5]
+        assert self_weights(graph).tolist() == [1, 1, 2.5]
     file.write_text("0 1 2\n1 0 3\n")
     graph = EdgeList(str(file), weighted=True, directed=True).build(2, 0)
     assert graph.links(0).toarray().tolist() == [[0, 3], [2, 0]]
@@ -709,7 +709,7 @@ def test_directed_and_weighted_networkx_graphs() -> None:
     graph = FromGraph(weighed).build(3, 0)
     assert graph.weighted
     assert graph.links(0).toarray().tolist() == [[0, 2, 0], [2, 0, 1], [0, 1, 0]]
-    assert own_weights(graph).tolist() == [1, 1, 4]
+    assert self_weights(graph).tolist() == [1, 1, 4]
     assert not FromGraph(nx.path_graph(3)).build(3, 0).weighted
 
 
@@ -721,7 +721,7 @@ def test_graphs_travel_through_networkx(
     rng = np.random.default_rng(seed)
     ends = np.argwhere(np.triu(rng.random((nodes, nodes)) < 0.5, k=1))
     ends = rng.permuted(ends, axis=1) if directed else ends
-    options = {"weights": rng.random(len(ends)) + 0.1, "own": rng.random(nodes) + 0.1}
+    options = {"weights": rng.random(len(ends)) + 0.1, "self_loops": rng.random(nodes) + 0.1}
     graph = StaticGraph.from_edges(nodes, ends, directed=directed, **(options if weighted else {}))  # type: ignore[arg-type]
     assert FromGraph(graph.networkx()).build(nodes, 0) == graph
 

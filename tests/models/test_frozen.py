@@ -17,10 +17,10 @@ from peerage.engine.prepare import prepare
 from peerage.errors import CheckpointError, InputError, Interrupted
 from peerage.models.start import Architecture, own_architecture
 from peerage.net.peer.peer import Peer
-from peerage.net.wire.transport import MemoryTransport, Post
+from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.testing import NODES, blobs, simulate, toy
 from peerage.vectors import FlatModel, Layout, trained_parameters
-from peerage.work.context import Examples, Local
+from peerage.work.context import Examples, LocalContext
 from peerage.work.curvature import KINDS, Curvature, Gradient
 from peerage.work.newton import Derivatives
 from peerage.work.persample import squares_by_vmap, sum_squared_gradients
@@ -70,9 +70,9 @@ class Unused(nn.Module):
 IDLE = {"idle.weight", "idle.bias", "kernel.weight", "kernel.bias"}
 
 
-def local_data(module: nn.Module, **changes: Any) -> Local:
+def local_data(module: nn.Module, **changes: Any) -> LocalContext:
     data = blobs()
-    return Local(
+    return LocalContext(
         node=0,
         round=0,
         seed=7,
@@ -80,12 +80,12 @@ def local_data(module: nn.Module, **changes: Any) -> Local:
         indices=torch.arange(20),
         architecture="net",
         models={"net": FlatModel(module)},
-        memory={},
+        persistent_tensors={},
         **changes,
     )
 
 
-def trained(work: LocalSGD, local: Local, **options: Any) -> Any:
+def trained(work: LocalSGD, local: LocalContext, **options: Any) -> Any:
     model = local.models["net"]
     return Train(work, model.params.clone(), model.buffers.clone(), {}, **options).run(local)
 
@@ -121,7 +121,7 @@ def test_constants_are_the_same_in_every_model_of_an_architecture(start):
     params, buffers = architecture.initial(3, start)
     modules = [
         architecture.specimen(),
-        architecture.workbench().module,
+        architecture.build_flat().module,
         architecture.module(params, buffers),
         Architecture("net", random_backbone, seed=3).specimen(),  # in another process
     ]
@@ -410,7 +410,7 @@ def test_peers_with_other_constants_refuse_each_other():
         return backbone
 
     async def together() -> list[Any]:
-        post = Post()
+        post = MemoryNetwork()
         with ThreadPoolExecutor(1) as executor:
             runs = []
             for me in range(2):

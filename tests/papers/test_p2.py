@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import f_oneway
 from support.command_line import complaint, peerage
-from support.studying import PAPER, SMOKE, carry_out, jobs_of, smoke_files
+from support.studying import PAPER, SMOKE, jobs_of, run_jobs, smoke_files
 
 from peerage.data.partition import Dirichlet
 from peerage.engine.prepare import prepare
 from peerage.papers import runner
 from peerage.papers.calibrate import Speeds
 from peerage.papers.charts import Bars, HeatMap, heat_maps, plots
-from peerage.papers.p2 import clients, printed, shown, studies
+from peerage.papers.p2 import clients, output, printed, studies
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import SIZES, Setting, scalars_up
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable
@@ -219,7 +219,7 @@ def test_devices_are_as_in_leaf():
         )
         work = experiment.work
         assert (work.epochs, work.batch_size, work.lr) == (5, 10, 0.004)
-        assert set(printed.MARKS) <= experiment.evaluation.judged(1000)
+        assert set(printed.MARKS) <= experiment.evaluation.evaluated_rounds(1000)
     # Ten of 3550 clients train in a round, and one model is judged.
     few = jobs[0].experiment
     everyone = few.model_copy(update={"algorithm": type(few.algorithm)(local=few.work)})
@@ -236,9 +236,9 @@ def test_a_client_sends_its_model_and_the_curvature_of_chosen_layers():
 @pytest.mark.slow
 def test_numbers_and_bytes_are_those_of_the_runs(home):
     jobs = jobs_of("p2-fig10", SMOKE)
-    carry_out(home, jobs)
+    run_jobs(home, jobs)
     results = runner.Store(home).results(SMOKE, jobs)
-    sent = {titles[0]: cells for titles, cells in shown.show_scopes(results).tables[1].rows}
+    sent = {titles[0]: cells for titles, cells in output.show_scopes(results).tables[1].rows}
     # 64-64-32-10: 4160 + 2080 + 330 parameters.
     expected = {"output": 6570 + 330, "+ last hidden": 6570 + 330 + 2080, "all layers": 2 * 6570}
     assert {name: [cell.ours for cell in cells] for name, cells in sent.items()} == {
@@ -360,7 +360,7 @@ def test_a_table_with_its_test(tmp_path):
         return 0.7 + 0.02 * job.experiment.seed + 0.1 * (job.place.method == "HWA")
 
     results = made_up(tmp_path, "p2-tab2", Plan("small", seeds=3), ends)
-    [table] = shown.show_table(2, results).tables
+    [table] = output.show_table(2, results).tables
     cells = cells_of(table)
     own, other = cells["E = 5", "HWA"], cells["E = 5", "FedAvg"]
     assert [cell.ours for cell in own] == pytest.approx([0.82] * 3)
@@ -379,7 +379,7 @@ def test_a_table_with_its_test(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_one_seed_has_no_deviation_no_test_and_no_best(tmp_path):
     results = made_up(tmp_path, "p2-tab1", Plan("small", seeds=1), lambda job: 0.7)
-    [table] = shown.show_table(1, results).tables
+    [table] = output.show_table(1, results).tables
     for cells in cells_of(table).values():
         assert {cell.spread for cell in cells} == {None}
     assert {cell.ours for cell in cells_of(table)["E = 5", "p-value"]} == {None}
@@ -390,7 +390,7 @@ def test_one_seed_has_no_deviation_no_test_and_no_best(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_equal_seeds_give_a_page_without_warnings(tmp_path):
     results = made_up(tmp_path, "p2-fig3", Plan("small", seeds=2), lambda job: 0.7)
-    seen = shown.show_curves(3, shown.ALL_KEYS, results)
+    seen = output.show_curves(3, output.ALL_KEYS, results)
     [table] = seen.tables
     assert {cell.ours for cell in cells_of(table)["E = 5", "p-value"]} == {None}
     assert "nan" not in table.markdown().lower()
@@ -404,16 +404,16 @@ def test_a_missing_method_leaves_no_test(tmp_path):
     for job in some:
         accuracies = [0.1, 0.5 + 0.1 * job.experiment.seed]
         finished_run(store.folder(job), job, accuracies)
-    [table] = shown.show_table(1, store.results(plan, jobs)).tables
+    [table] = output.show_table(1, store.results(plan, jobs)).tables
     assert {cell.ours for cell in cells_of(table)["E = 5", "p-value"]} == {None}
 
 
 @pytest.mark.slow
 def test_tables_are_made_of_the_records(home):
-    carry_out(home, jobs_of("p2-tab1", SMOKE))
+    run_jobs(home, jobs_of("p2-tab1", SMOKE))
     store = runner.Store(home)
     results = store.results(SMOKE, jobs_of("p2-tab1", SMOKE))
-    [table] = shown.show_table(1, results).tables
+    [table] = output.show_table(1, results).tables
     for job in results.jobs:
         rows = read_metrics(store.folder(job) / "metrics.jsonl")
         last = [row["accuracy"] for row in rows if row["scope"] == "network"][-1]
@@ -427,7 +427,7 @@ def test_the_lead_of_hwa(tmp_path):
         return {"HWA": 0.9, "FedProx": 0.85}.get(job.place.method, 0.8)
 
     results = made_up(tmp_path, "p2-fig8", Plan("small", seeds=1), ends)
-    accuracies, lead = shown.show_alphas(results).tables
+    accuracies, lead = output.show_alphas(results).tables
     [[*_, (_, cells)]] = [lead.rows]
     assert [cell.ours for cell in cells] == pytest.approx([0.05] * 3)
     assert accuracies.best is None  # one seed, and no test in the paper
@@ -440,7 +440,7 @@ def test_marks_of_table_4(tmp_path):
         finished_run(
             store.folder(job), job, [0.1 * r + 0.02 * job.experiment.seed for r in range(6)]
         )
-    table = shown.show_devices(store.results(plan, jobs)).tables[0]
+    table = output.show_devices(store.results(plan, jobs)).tables[0]
     row = cells_of(table)[("HWA",)]
     assert [cell.ours for cell in row] == pytest.approx([0.11, 0.21, 0.31, 0.41, 0.51])
     assert [cell.spread for cell in row] == pytest.approx([0.02 / np.sqrt(2)] * 5)

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from support.command_line import complaint, peerage
-from support.studying import SMOKE, Silent, carry_out, jobs_of, smoke_files
+from support.studying import SMOKE, Silent, jobs_of, run_jobs, smoke_files
 
 from peerage.errors import InputError, Interrupted, WorkerDied
 from peerage.experiment import Experiment
@@ -24,7 +24,7 @@ from peerage.graphs.topology import ErdosRenyi
 from peerage.papers import runner
 from peerage.papers.calculate import calculate, realised, recorded
 from peerage.papers.calibrate import Speeds
-from peerage.papers.p4 import numeric, printed, shown, studies
+from peerage.papers.p4 import numeric, output, printed, studies
 from peerage.papers.p4.numeric import FIVE, Diffused
 from peerage.papers.p4.settings import CENTRAL, WITH, WITHOUT, Setting
 from peerage.papers.study import Calculation, Plan, Results, Training
@@ -228,9 +228,9 @@ def test_the_plateau_and_its_exponent(tmp_path):
         return {0: 5.0, 1: guess, last + 1: 0.1, 200: 0.1}
 
     results = made_up(tmp_path, "p4-fig3a", Plan("small", seeds=2), losses)
-    aim = shown.level(results)
+    aim = output.level(results)
     assert aim == pytest.approx((guess + 0.1) / 2)
-    seen = shown.show_plateaus("A", results)
+    seen = output.show_plateaus("A", results)
     rounds, fitted = seen.tables
     # Half-way down a straight line is half-way through its rounds, which begin with round 1.
     assert cells(rounds) == {
@@ -253,7 +253,7 @@ def test_an_exponent_needs_three_sizes(tmp_path):
         return {0: 5.0, 1: 2.3, 10: 2.3 if stuck else 0.3}
 
     results = made_up(tmp_path, "p4-fig3a", Plan("small"), losses)
-    seen = shown.show_plateaus("A", results)
+    seen = output.show_plateaus("A", results)
     assert cells(seen.tables[0])[("16 nodes",)] == [pytest.approx(5.5, abs=0.02), None]
     assert cells(seen.tables[1]) == {("plateau",): [None]}
     assert "the paper's mu" in seen.figure.axes[1].get_xlabel()
@@ -263,10 +263,10 @@ def test_wall_clock_is_rounds_times_batches(tmp_path):
     """40 examples in batches of 16 are 3 batches, so the epochs of a round make 3, 6 and 24."""
     losses = {0: 5.0, 1: 2.0, 5: 0.4}
     results = made_up(tmp_path, "p4-fig9d", Plan("small"), lambda job: losses)
-    [panel] = [shown.loss_plot(results, "", wall_clock=True)]
+    [panel] = [output.loss_plot(results, "", wall_clock=True)]
     assert [list(line.x) for line in panel.lines] == [[0, 3, 15], [0, 6, 30], [0, 24, 120]]
     assert panel.levels == (("", 0.4),)  # one line for all, as all have the same data
-    lowest, soon = shown.show_losses("Fig. 9(d)", "environment", results, wall_clock=True).tables
+    lowest, soon = output.show_losses("Fig. 9(d)", "environment", results, wall_clock=True).tables
     assert cells(lowest)[("1 epoch",)] == [0.4, 0.4]
     # (ln 10 + 0.4) / 2 = 1.351 is reached after 1 + 4 * (2 - 1.351) / 1.6 rounds.
     aim = (math.log(10) + 0.4) / 2
@@ -281,17 +281,17 @@ def test_a_power_law_is_found(tmp_path):
     """8 mini-batches a round; the loss is 3 x^-0.5 of them, at once below half of guessing."""
     losses = {0: 5.0} | {r: 3 / math.sqrt(8 * r) for r in (1, 2, 4, 8)}
     results = made_up(tmp_path, "p4-fig10", Plan("small"), lambda job: losses)
-    exponents = shown.show_sharing(results).tables[2]
+    exponents = output.show_sharing(results).tables[2]
     assert [row[0] for row in cells(exponents).values()] == pytest.approx([0.5] * 4)
-    _, error, line = shown.power_law(results.of(method=CENTRAL)[0])
+    _, error, line = output.power_law(results.of(method=CENTRAL)[0])
     assert error == pytest.approx(0, abs=1e-9)
     assert list(line.y) == pytest.approx([3 / math.sqrt(x) for x in line.x])
 
 
 def test_losses_above_guessing_set_no_target(tmp_path):
     results = made_up(tmp_path, "p4-fig4", Plan("small"), lambda job: {0: 9.0, 5: 3.0})
-    assert shown.level(results) is None
-    table = shown.time_table(results, None)
+    assert output.level(results) is None
+    table = output.time_table(results, None)
     assert {cell for row in cells(table).values() for cell in row} == {None}
 
 
@@ -343,8 +343,8 @@ def batch(model: Any, seeds: range = range(4)) -> Calculation:
 @pytest.mark.slow
 def test_a_calculation_is_kept_and_not_repeated(tmp_path):
     first, second = batch(MODEL), batch(MODEL, range(4, 6))
-    assert carry_out(tmp_path, [first, second]).done == 2
-    assert carry_out(tmp_path, [first, second]).skipped == 2
+    assert run_jobs(tmp_path, [first, second]).done == 2
+    assert run_jobs(tmp_path, [first, second]).skipped == 2
     store = runner.Store(tmp_path)
     results = store.results(SMOKE, [first, second])
     [series] = results.series.values()
@@ -375,11 +375,11 @@ def test_an_interrupted_calculation_leaves_no_process_and_begins_again(tmp_path)
     job = batch(MODEL)
     again = "in run 1 of 1, 60 nodes, Erdos-Renyi, realisations 0 to 3; give the same command"
     with pytest.raises(Interrupted, match=again):
-        carry_out(tmp_path, [job], Silent(stop_at="realisation 2/4"))
+        run_jobs(tmp_path, [job], Silent(stop_at="realisation 2/4"))
     assert psutil.Process().children() == []
     assert not runner.Store(tmp_path).ended(job)
     watcher = Silent()
-    assert carry_out(tmp_path, [job], watcher).done == 1
+    assert run_jobs(tmp_path, [job], watcher).done == 1
     assert watcher.details == [f"realisation {k}/4" for k in (1, 2, 3, 4)]
 
 
@@ -446,7 +446,7 @@ def test_exponents_of_compression(tmp_path):
         Calculation(job.place, Exact(job.model.nodes), job.seeds)
         for job in jobs_of("p4-fig8ab", SMOKE)
     ]
-    carry_out(tmp_path, jobs)
+    run_jobs(tmp_path, jobs)
     results = runner.Store(tmp_path).results(SMOKE, jobs)
     fits, values = numeric.show_compression(results).tables
     for (name,), row in fits.rows:
@@ -461,7 +461,7 @@ def test_exponents_of_compression(tmp_path):
 @pytest.mark.slow
 def test_the_first_rounds_in_numbers(home):
     jobs = jobs_of("p4-fig5", SMOKE)
-    carry_out(home, jobs)
+    run_jobs(home, jobs)
     results = runner.Store(home).results(SMOKE, jobs)
     ends, change = numeric.show_start(results).tables
     [job] = [job for job in results.jobs if isinstance(job, Training)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from support.command_line import complaint, peerage
-from support.studying import Silent, carry_out, smoke_files
+from support.studying import Silent, run_jobs, smoke_files
 
 from peerage.algorithm import Algorithm
 from peerage.algorithms.dechw import DecHW
-from peerage.data.datasets import Cifar10, facts
+from peerage.data.datasets import Cifar10, dataset_info
 from peerage.data.partition import Iid
 from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
@@ -23,7 +23,7 @@ from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
 from peerage.papers import calibrate, runner
 from peerage.papers.calibrate import Speeds, examples, parameters
 from peerage.papers.listing import entries, hours
-from peerage.papers.p0 import printed, settings, shown
+from peerage.papers.p0 import output, printed, settings
 from peerage.papers.p0.settings import Setting
 from peerage.papers.study import Plan, Results, Training
 from peerage.records.rows import RunRecord
@@ -77,12 +77,12 @@ def test_all_ids_are_there():
 
 
 def test_finished_runs_are_not_repeated_and_are_shared_between_studies(tmp_path):
-    first = carry_out(tmp_path, runner.STUDIES["p0-fig3"].jobs(SMOKE))
+    first = run_jobs(tmp_path, runner.STUDIES["p0-fig3"].jobs(SMOKE))
     assert (first.done, first.skipped) == (5, 0)
-    again = carry_out(tmp_path, runner.STUDIES["p0-fig3"].jobs(SMOKE))
+    again = run_jobs(tmp_path, runner.STUDIES["p0-fig3"].jobs(SMOKE))
     assert (again.done, again.skipped) == (0, 5)
     # Digits stand in for all three data sets, so that Table I needs nothing more.
-    table = carry_out(tmp_path, runner.STUDIES["p0-tab1"].jobs(SMOKE))
+    table = run_jobs(tmp_path, runner.STUDIES["p0-tab1"].jobs(SMOKE))
     assert (table.done, table.skipped) == (0, 5)
 
 
@@ -90,13 +90,13 @@ def test_an_interrupted_study_goes_on_and_loses_one_round_at_most(tmp_path):
     jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
     again = "in run 1 of 3, DecHetero, cifar10, Dir 0.2, seed 0; give the same command again"
     with pytest.raises(Interrupted, match=again):
-        carry_out(tmp_path / "broken", jobs, Silent(stop_at="round 3/4"))
+        run_jobs(tmp_path / "broken", jobs, Silent(stop_at="round 3/4"))
     watcher = Silent()
-    outcome = carry_out(tmp_path / "broken", jobs, watcher)
+    outcome = run_jobs(tmp_path / "broken", jobs, watcher)
     assert outcome.done == 3
     assert watcher.details[0].startswith("round 3/4")  # the one that was not yet saved
     assert [done for _, done in watcher.started] == [0.5, 0.0, 0.0]
-    carry_out(tmp_path / "whole", jobs)
+    run_jobs(tmp_path / "whole", jobs)
     for job in jobs:
         broken, whole = (
             RunRecord.load(tmp_path / name / "runs" / job.folder) for name in ("broken", "whole")
@@ -107,7 +107,7 @@ def test_an_interrupted_study_goes_on_and_loses_one_round_at_most(tmp_path):
 
 def test_checkpoints_of_finished_runs_are_cleared_away(tmp_path):
     job = runner.STUDIES["p0-cost"].jobs(SMOKE)[0]
-    carry_out(tmp_path, [job])
+    run_jobs(tmp_path, [job])
     assert not (tmp_path / "runs" / job.folder / "checkpoint").exists()
 
 
@@ -124,10 +124,10 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path):
         algorithm="decavg", model="digits-mlp", nodes=4, rounds=2, local={"epochs": 2, "lr": 1e30}
     )
     bad = Training(Setting("mnist", 0.2, "wild"), wild)
-    outcome = carry_out(tmp_path, [bad, *jobs])
+    outcome = run_jobs(tmp_path, [bad, *jobs])
     assert outcome.diverged == ["wild, mnist, Dir 0.2, seed 0"]
     assert outcome.done == 3
-    assert carry_out(tmp_path, [bad, *jobs]).skipped == 4
+    assert run_jobs(tmp_path, [bad, *jobs]).skipped == 4
 
 
 # Data that is not there
@@ -201,7 +201,7 @@ def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
 
 def test_the_list_tells_data_runs_and_time(tmp_path):
     job = runner.STUDIES["p0-fig2"].jobs(SMOKE)[0]
-    carry_out(tmp_path, [job])
+    run_jobs(tmp_path, [job])
     outcome = peerage("reproduce --list --scale smoke --json --out", tmp_path)
     rows = {row["id"]: row for row in json.loads(outcome.lines[-1])["studies"]}
     assert list(rows) == list(runner.STUDIES)
@@ -438,10 +438,10 @@ def cells(table) -> dict[str, list[float | None]]:
 
 
 def test_final_accuracy_is_the_mean_over_ten_rounds_and_seeds(two_methods):
-    [slow], [fast] = cells(shown.final_accuracy(two_methods)).values()
+    [slow], [fast] = cells(output.final_accuracy(two_methods)).values()
     assert slow == pytest.approx(0.45)
     assert fast == pytest.approx(0.85)
-    table = shown.final_accuracy(two_methods)
+    table = output.final_accuracy(two_methods)
     spread = [row[0].spread for _, row in table.rows]
     assert spread == pytest.approx([0.05, 0.05])
     assert [row[0].paper for _, row in table.rows] == [0.8814, 0.9389]
@@ -449,7 +449,7 @@ def test_final_accuracy_is_the_mean_over_ten_rounds_and_seeds(two_methods):
 
 def test_rounds_to_shares_of_the_best_of_any_method(two_methods):
     # 50, 75, 90, 95 % of 0.85 are 0.425, 0.6375, 0.765 and 0.8075.
-    table = shown.rounds_table("", printed.OF_BEST, shown.of_best, two_methods)
+    table = output.rounds_table("", printed.OF_BEST, output.of_best, two_methods)
     assert cells(table)["DecHW"] == [1.5, 3.5, 3.5, None]
     assert cells(table)["DecHetero"] == [None] * 4
     notes = {titles[-1]: [cell.note for cell in row] for titles, row in table.rows}
@@ -459,18 +459,18 @@ def test_rounds_to_shares_of_the_best_of_any_method(two_methods):
 
 def test_rounds_to_shares_of_the_own_best(two_methods):
     # Of 0.45: 0.225, 0.3375, 0.405, 0.4275.
-    table = shown.rounds_table("", printed.OF_OWN, shown.of_own, two_methods)
+    table = output.rounds_table("", printed.OF_OWN, output.of_own, two_methods)
     assert cells(table)["DecHetero"] == [3.5, 3.5, None, None]
 
 
 def test_rounds_to_absolute_accuracies(two_methods):
-    table = shown.rounds_table("", printed.TO_ABSOLUTE, shown.absolute, two_methods)
+    table = output.rounds_table("", printed.TO_ABSOLUTE, output.absolute, two_methods)
     assert cells(table)["DecHW"] == [1.5, 3.5, None, None]
     assert [c[1] for c in table.columns] == ["50 %", "75 %", "85 %", "90 %"]
 
 
 def test_scalars_are_counted_per_link(two_methods):
-    table = shown.scalars_table(two_methods)
+    table = output.scalars_table(two_methods)
     # 80 bytes a round over two directed links are 10 numbers each way: one model of 10 parameters.
     assert [row[0].ours for _, row in table.rows] == pytest.approx([140, 140])
     assert [row[0].paper for _, row in table.rows] == [140, 280]
@@ -535,7 +535,7 @@ def test_an_algorithm_that_does_not_state_its_cost_has_no_estimate(tmp_path, mon
     rows = entries([study], runner.Store(tmp_path), SMOKE, Speeds())
     assert rows[0]["hours"] is rows[0]["hours_left"] is None
     assert hours(None) == "unknown"
-    assert carry_out(tmp_path, [job]).done == 1
+    assert run_jobs(tmp_path, [job]).done == 1
 
 
 def test_large_models_and_short_rounds_are_saved_less_often():
@@ -574,7 +574,7 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     assert rate.trained > 0
     assert rate.judged > rate.trained
     assert Speeds(tmp_path / "speeds.json").rates == {"digits digits-mlp 16": rate}
-    grey = facts(Cifar10(grey=True, side=9))
+    grey = dataset_info(Cifar10(grey=True, side=9))
     assert fresh.rate("cifar10", "logistic", 16, grey) == fresh.rates["cifar10 1x9x9 logistic 16"]
     assert fresh.averaged() > 1e6
     assert fresh.products() > 1e6

@@ -8,7 +8,7 @@ import pytest
 
 from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
-from peerage.experiment.until import UNTIL
+from peerage.experiment.until import STOP_METRICS
 from peerage.net.deploy.collect import report_of
 from peerage.records.metrics import BY_KEY, METRICS, SCORES
 from peerage.runs.summary import network_row, node_row
@@ -71,10 +71,10 @@ def test_every_metric_of_a_node_survives_the_collection_of_peers() -> None:
 
 
 def test_a_run_can_end_by_every_metric_and_by_the_lowest_accuracy() -> None:
-    assert set(UNTIL) == {*BY_KEY, "accuracy_min"}
-    higher = {key for key, metric in UNTIL.items() if metric.better == "higher"}
+    assert set(STOP_METRICS) == {*BY_KEY, "accuracy_min"}
+    higher = {key for key, metric in STOP_METRICS.items() if metric.better == "higher"}
     assert higher == {"accuracy", "accuracy_min", "validation_accuracy"}
-    assert {key for key, metric in UNTIL.items() if metric.scale == "fraction"} == higher
+    assert {key for key, metric in STOP_METRICS.items() if metric.scale == "fraction"} == higher
 
 
 def test_labels_of_axes() -> None:

@@ -375,17 +375,17 @@ ALL = (
 
 
 def test_every_algorithm_has_one_look_and_the_papers_groups_differ() -> None:
-    assert figures.look_of("DecHW") == figures.look_of("dechw") == (figures.BLUE, "o")
-    assert figures.look_of("decdiff_vt") == figures.look_of("decdiff-vt")
-    assert figures.look_of("my-own") == figures.look_of("my-own")
-    assert len(set(figures.LOOKS.values())) == len(figures.LOOKS)
+    assert figures.curve_style("DecHW") == figures.curve_style("dechw") == (figures.BLUE, "o")
+    assert figures.curve_style("decdiff_vt") == figures.curve_style("decdiff-vt")
+    assert figures.curve_style("my-own") == figures.curve_style("my-own")
+    assert len(set(figures.CURVE_STYLES.values())) == len(figures.CURVE_STYLES)
     for group in (
         ("dechw", "decavg", "cfa", "decdiff", "decdiff-vt", "desa"),
         ("dfml", "fedavg", "fedprox", "def-kt", "heterofl", "fedrolex", "fml"),
         ("hwa", "fedavg", "fedprox", "fedcurv", "fednl"),
         ("facade", "el", "dpsgd", "deprl", "dac", "ifca"),
     ):
-        for part in zip(*map(figures.look_of, group), strict=True):
+        for part in zip(*map(figures.curve_style, group), strict=True):
             assert len(set(part)) == len(group)
 
 
@@ -425,7 +425,7 @@ def test_time_of_losses_and_of_own_work_is_shown_under_its_name(tmp_path: Path) 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.01, 0.2))
 def test_spread_labels_keep_order_distance_and_centre(heights: list[float], gap: float) -> None:
-    result = figures.spread(heights, gap)
+    result = figures.space_labels(heights, gap)
     order = sorted(range(len(heights)), key=lambda k: heights[k])
     placed = [result[k] for k in order]
     assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))

@@ -33,15 +33,15 @@ def settings(**changes: Any) -> Experiment:
 
 def test_rounds_grow_by_the_factor_and_never_stand_still() -> None:
     """P4: the next round number is the last one times 1.1, rounded up."""
-    chosen = sorted(Evaluation(growth=1.1).judged(40))
+    chosen = sorted(Evaluation(growth=1.1).evaluated_rounds(40))
     assert chosen == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 21, 24, 27, 30, 33, 37, 40]
-    assert sorted(Evaluation(growth=2).judged(9)) == [1, 2, 4, 8, 9]
-    assert Evaluation(growth=3).judged(1) == {1}
+    assert sorted(Evaluation(growth=2).evaluated_rounds(9)) == [1, 2, 4, 8, 9]
+    assert Evaluation(growth=3).evaluated_rounds(1) == {1}
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
 def test_every_so_many_rounds_and_the_last(every: int, expected: list[int]) -> None:
-    assert sorted(Evaluation(every=every).judged(5)) == expected
+    assert sorted(Evaluation(every=every).evaluated_rounds(5)) == expected
 
 
 def test_a_run_is_judged_then() -> None:

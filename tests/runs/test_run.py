@@ -22,7 +22,7 @@ from peerage.models import MODELS
 from peerage.records.environment import environment
 from peerage.records.rows import RunRecord, read_metrics
 from peerage.runs import run as running
-from peerage.runs.run import check_free, locked, taken
+from peerage.runs.run import check_empty, locked, new_run_folder
 from peerage.runs.verify import first_difference
 from peerage.work.training import LocalSGD
 
@@ -652,27 +652,27 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_was_taken_in_the_meantime_stays_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with taken(folder):
+    with new_run_folder(folder):
         (folder / "experiment.toml").write_text("mine")
-        with pytest.raises(CheckpointError, match="another process"), taken(folder):
+        with pytest.raises(CheckpointError, match="another process"), new_run_folder(folder):
             pass
-    with pytest.raises(InputError, match="already holds a run"), taken(folder):
+    with pytest.raises(InputError, match="already holds a run"), new_run_folder(folder):
         pass
     assert (folder / "experiment.toml").read_text() == "mine"
 
 
 def test_a_folder_that_stays_empty_goes_away(tmp_path: Path) -> None:
     def fail() -> None:
-        with taken(tmp_path / "run"):
+        with new_run_folder(tmp_path / "run"):
             (tmp_path / "run" / "setup.json").write_text("half")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not (tmp_path / "run").exists()
-    with taken(tmp_path / "run"), pytest.raises(CheckpointError), locked(tmp_path / "run"):
+    with new_run_folder(tmp_path / "run"), pytest.raises(CheckpointError), locked(tmp_path / "run"):
         pass
-    check_free(tmp_path / "run")
+    check_empty(tmp_path / "run")
 
 
 # Verification

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from peerage import Compute, DecHW, Node
-from peerage.work.context import Local
+from peerage.work.context import LocalContext
 
 GATES = "PEERAGE_TEST_GATES"
 ALGORITHM = f"{__file__}:Gated"
@@ -31,12 +31,12 @@ def gates(folder: Path, victims: Mapping[int, int], meeting: int) -> Iterator[No
 
 
 @dataclass(frozen=True)
-class Gate(Compute[None]):
+class Authenticator(Compute[None]):
     phase: ClassVar[str] = "gate"
     node: int
     round: int
 
-    def run(self, local: Local) -> None:
+    def run(self, local: LocalContext) -> None:
         if GATES not in os.environ:
             return
         plan = json.loads(os.environ[GATES])
@@ -57,5 +57,5 @@ class Gated(DecHW):
     """DecHW behind gates."""
 
     async def round(self, node: Node[Any]) -> None:
-        await Gate(node.id, node.round)
+        await Authenticator(node.id, node.round)
         await super().round(node)

@@ -17,7 +17,7 @@ from support.processes import PATIENCE
 
 from peerage import Experiment
 from peerage.net.deploy.up import free_ports
-from peerage.net.peer.network import Member, Network, Patience
+from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.records.rows import Row, read_metrics
 
@@ -31,7 +31,7 @@ class Machines:
         self,
         home: Path,
         experiment: Experiment,
-        patience: Patience,
+        timeouts: Timeouts,
         hosts: Sequence[str] | None = None,
     ) -> None:
         self.home = home
@@ -39,7 +39,7 @@ class Machines:
         hosts = hosts or ["127.0.0.1"] * count
         addresses = zip(hosts, free_ports(count), strict=True)
         members = tuple(Member(f"node-{i}", f"{h}:{p}") for i, (h, p) in enumerate(addresses))
-        network = Network("test", experiment, members, patience)
+        network = Network("test", experiment, members, timeouts)
         (home / "experiment.toml").write_text(experiment.to_toml())
         (home / "network.toml").write_text(network.to_toml("experiment.toml"))
         authority = Authority.create(home / "certs", "tests")

@@ -15,17 +15,17 @@ from peerage import Experiment
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.net.deploy.up import free_ports
-from peerage.net.peer.network import Member, Network, Patience
+from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
 from peerage.net.wire.grpc import GrpcTransport, Limits
-from peerage.net.wire.transport import MemoryTransport, Post, Transport
+from peerage.net.wire.transport import MemoryNetwork, MemoryTransport, Transport
 
-QUICK = Patience(start=300.0, step=300.0, gone=1.0)  # where peers go, and come back
-CALM = Patience(start=600.0, step=300.0, gone=30.0)  # where all are there, if slow at times
+QUICK = Timeouts(start=300.0, message=300.0, idle=1.0)  # where peers go, and come back
+CALM = Timeouts(start=600.0, message=300.0, idle=30.0)  # where all are there, if slow at times
 BROKEN = 300.0  # seconds; only a broken program needs them
 # Of connections between peers that are all there, however slow their machine is.
-CALM_LIMITS = Limits(patience=3600.0, pace=1 << 16, grace=120.0)
+CALM_LIMITS = Limits(idle_timeout=3600.0, min_rate=1 << 16, grace=120.0)
 Result = TypeVar("Result")
 
 
@@ -66,7 +66,7 @@ def network_of(experiment: Experiment, ports: Sequence[int] = (), **changes: Any
         Member(f"node-{number}", f"127.0.0.1:{port}")
         for number, port in enumerate(ports or range(10_000, 10_000 + count))
     )
-    settings: dict[str, Any] = {"patience": QUICK}
+    settings: dict[str, Any] = {"timeouts": QUICK}
     return Network("test", experiment, members, **(settings | changes))
 
 
@@ -74,7 +74,7 @@ class InMemory:
     """Makes the ends of a network in memory."""
 
     def __init__(self) -> None:
-        self.post = Post()
+        self.post = MemoryNetwork()
 
     def __call__(self, network: Network, me: int) -> Transport:
         return MemoryTransport(self.post, me)
@@ -107,7 +107,7 @@ def play(
 
     async def together() -> list[Peer]:
         ports = free_ports(experiment.nodes_and_hub) if isinstance(make, OverSockets) else ()
-        network = network_of(experiment, ports, **({"patience": CALM} | changes))
+        network = network_of(experiment, ports, **({"timeouts": CALM} | changes))
         with ThreadPoolExecutor(1) as executor:
             peers = [
                 Peer(
@@ -144,7 +144,7 @@ class Stage:
     def __init__(self, experiment: Experiment, home: Path, **changes: Any) -> None:
         self.experiment, self.home = experiment, home
         self.network = network_of(experiment, **changes)
-        self.post, self.executor = Post(), ThreadPoolExecutor(1)
+        self.post, self.executor = MemoryNetwork(), ThreadPoolExecutor(1)
         self.peers: dict[int, Peer] = {}
         self.tasks: dict[int, asyncio.Task[Tensor]] = {}
 

@@ -41,8 +41,8 @@ class Silent:
         pass
 
 
-def carry_out(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
-    return runner.carry_out(runner.Store(home), jobs, watcher or Silent(), Speeds())
+def run_jobs(home: Path, jobs: list[Job], watcher: Silent | None = None) -> runner.Outcome:
+    return runner.run_jobs(runner.Store(home), jobs, watcher or Silent(), Speeds())
 
 
 def smoke_files(id: str, home: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from peerage.errors import InputError, PeerageError
 from peerage.vectors import FlatModel
-from peerage.work.context import Examples, Local
+from peerage.work.context import Examples, LocalContext
 from peerage.work.curvature import KINDS, LARGE_BATCH, Curvature, Gradient, Losses, check_kind
 
 EXAMPLES = 17
@@ -61,15 +61,15 @@ def linear() -> nn.Module:
 NETWORKS = {f.__name__: f for f in (convolutional, normalised, grouped, transposed, linear)}
 
 
-def local_data(module: nn.Module, count: int = EXAMPLES) -> Local:
+def local_data(module: nn.Module, count: int = EXAMPLES) -> LocalContext:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(30, 2, 4, 4, generator=generator)
     data = Examples(x, torch.randint(3, (30,), generator=generator))
     models = {"net": FlatModel(module)}
-    return Local(1, 0, 7, data, torch.arange(6, 6 + count), "net", models, {})
+    return LocalContext(1, 0, 7, data, torch.arange(6, 6 + count), "net", models, {})
 
 
-def node(name: str) -> tuple[Local, Tensor, Tensor]:
+def node(name: str) -> tuple[LocalContext, Tensor, Tensor]:
     """A node's data, parameters and running statistics that are not the initial ones."""
     torch.manual_seed(9)
     local = local_data(NETWORKS[name]())
@@ -77,7 +77,7 @@ def node(name: str) -> tuple[Local, Tensor, Tensor]:
     return local, model.params.clone(), model.buffers + 0.5
 
 
-def gradient_of(local: Local, examples: Tensor, params: Tensor, buffers: Tensor) -> Tensor:
+def gradient_of(local: LocalContext, examples: Tensor, params: Tensor, buffers: Tensor) -> Tensor:
     """[d] of the mean loss over these examples in evaluation mode, by one backward pass."""
     model = local.model(params, buffers)
     model.module.eval()
@@ -126,7 +126,7 @@ def test_by_hand():
     # label 0 is (-x/2, x/2), and its negative for label 1.
     module = nn.Linear(1, 2, bias=False)
     data = Examples(torch.tensor([[1.0], [2.0], [6.0]]), torch.tensor([0, 0, 1]))
-    local = Local(0, 0, 0, data, torch.arange(3), "net", {"net": FlatModel(module)}, {})
+    local = LocalContext(0, 0, 0, data, torch.arange(3), "net", {"net": FlatModel(module)}, {})
     zero, none = torch.zeros(2), torch.empty(0)
     # Batches of two: the means of -1/2, -2/2 and then 6/2 alone.
     assert Curvature(zero, none, "batch", 2).run(local).tolist() == [0.75**2 + 9] * 2
@@ -176,7 +176,7 @@ def test_gradient_of_the_mean_loss(name, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def loss_of(local: Local, examples: Tensor, params: Tensor, buffers: Tensor) -> float:
+def loss_of(local: LocalContext, examples: Tensor, params: Tensor, buffers: Tensor) -> float:
     model = local.model(params, buffers)
     model.module.eval()
     x, y = local.data.take(examples)

@@ -14,9 +14,9 @@ from peerage.vectors import FlatModel
 from peerage.work.context import Examples
 from peerage.work.evaluation import (
     CHUNK,
+    ConsensusSums,
     Deviations,
     Movement,
-    Spread,
     consensus_distance,
     movement,
     score,
@@ -61,7 +61,7 @@ def measured(
     """As the engine does it: every shard adds its nodes, then the sums are merged."""
     spreads = []
     for nodes in shards:
-        spread = Spread()
+        spread = ConsensusSums()
         for node in nodes:
             spread.add(node, (architecture or {}).get(node, "net"), x[node])
         spreads.append(spread)
@@ -112,9 +112,9 @@ def test_architectures_are_kept_apart():
 def test_parameters_stay_as_they_are():
     x = models(1, 10, 0)
     before = x.clone()
-    Spread().add(0, "net", x[0])
+    ConsensusSums().add(0, "net", x[0])
     double = x[0].double()
-    Spread().add(0, "net", double)
+    ConsensusSums().add(0, "net", double)
     assert torch.equal(x, before)
     assert torch.equal(double, before[0].double())
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from peerage.models import MODELS
 from peerage.vectors import FlatModel
 from peerage.work import curvature, training
-from peerage.work.gradients import by_autograd, by_hand, linear_layers
+from peerage.work.gradients import analytic_gradients, autograd_gradients, linear_layers
 from peerage.work.losses import CrossEntropy, Proximal, VirtualTeacher
 from peerage.work.training import LocalSGD, train
 
@@ -56,8 +56,8 @@ def test_loss_and_gradients_are_those_of_autograd(name, clamp, dtype):
     module = build(name).to(dtype)
     tensors = list(module.parameters())
     loss = CrossEntropy()
-    hand = by_hand(module, loss, clamp)
-    auto = by_autograd(lambda x, y: loss(module(x), y), tensors, clamp)
+    hand = analytic_gradients(module, loss, clamp)
+    auto = autograd_gradients(lambda x, y: loss(module(x), y), tensors, clamp)
     above = 0
     for x, y in batches():
         (l1, g1), (l2, g2) = hand(x.to(dtype), y), auto(x.to(dtype), y)
@@ -74,8 +74,8 @@ def test_loss_and_gradients_are_those_of_autograd(name, clamp, dtype):
 def test_gradients_of_the_last_layers_only(first):
     module = build("hwa-mlp")
     x, y = batches()[0]
-    _, whole = by_hand(module, CrossEntropy())(x, y)
-    _, some = by_hand(module, CrossEntropy(), first=first)(x, y)
+    _, whole = analytic_gradients(module, CrossEntropy())(x, y)
+    _, some = analytic_gradients(module, CrossEntropy(), first=first)(x, y)
     assert len(some) == 6 - 2 * first
     assert all(torch.equal(a, b) for a, b in zip(some, whole[2 * first :], strict=True))
 
@@ -83,11 +83,11 @@ def test_gradients_of_the_last_layers_only(first):
 def test_gradients_in_a_room_of_their_own():
     model = FlatModel(build("hwa-mlp"))
     vector = torch.full_like(model.params, torch.nan)
-    room = model.like_tensors(vector)
+    out = model.like_tensors(vector)
     for x, y in batches():
-        _, new = by_hand(model.module, CrossEntropy())(x, y)
-        _, there = by_hand(model.module, CrossEntropy(), room=room)(x, y)
-        assert all(a is b for a, b in zip(there, room, strict=True))
+        _, new = analytic_gradients(model.module, CrossEntropy())(x, y)
+        _, there = analytic_gradients(model.module, CrossEntropy(), out=out)(x, y)
+        assert all(a is b for a, b in zip(there, out, strict=True))
         assert_close(vector, torch.cat([gradient.flatten() for gradient in new]))
 
 
@@ -97,7 +97,7 @@ def test_curvature_is_that_of_autograd(kind, scope, monkeypatch):
     found = []
     for quick in (True, False):
         if not quick:
-            monkeypatch.setattr(curvature, "by_hand", lambda *_, **__: None)
+            monkeypatch.setattr(curvature, "analytic_gradients", lambda *_, **__: None)
         model = FlatModel(build("hwa-mlp"))
         part = curvature.scope_of(model.layout, scope)
         found.append(curvature.KINDS[kind](model, iter(batches()), part))
@@ -120,7 +120,7 @@ def test_training_ends_as_with_autograd(order, shape, monkeypatch):
     ended = []
     for quick in (True, False):
         if not quick:
-            monkeypatch.setattr(training, "by_hand", lambda *_, **__: None)
+            monkeypatch.setattr(training, "analytic_gradients", lambda *_, **__: None)
         model = FlatModel(build("mlp", shape))
         stats = train(model, ORDERS[order], iter(batches(shape=shape)), gather=range(2, 5))
         ended.append((model.params, stats.squares, torch.tensor(stats.loss)))
@@ -132,7 +132,7 @@ def test_images_with_their_channels_last():
     module = build("mlp", (3, 6, 6))
     x = torch.randn(5, 6, 6, 3).permute(0, 3, 1, 2)
     y = torch.arange(5)
-    _, g1 = by_hand(module, CrossEntropy())(x, y)
+    _, g1 = analytic_gradients(module, CrossEntropy())(x, y)
     g2 = torch.autograd.grad(CrossEntropy()(module(x), y), list(module.parameters()))
     for a, b in zip(g1, g2, strict=True):
         assert_close(a, b)
@@ -141,7 +141,7 @@ def test_images_with_their_channels_last():
 def test_a_loss_that_is_no_number_stays_one():
     module = build("mlp")
     x, y = batches()[0]
-    loss, _ = by_hand(module, CrossEntropy(), 10.0)(x * float("nan"), y)
+    loss, _ = analytic_gradients(module, CrossEntropy(), 10.0)(x * float("nan"), y)
     assert torch.isnan(loss)
 
 
@@ -190,10 +190,10 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_everything_else_is_left_to_autograd(name):
     assert linear_layers(OTHERS[name]) == []
-    assert by_hand(OTHERS[name], CrossEntropy(), None) is None
+    assert analytic_gradients(OTHERS[name], CrossEntropy(), None) is None
 
 
 def test_other_losses_are_left_to_autograd():
-    assert by_hand(build("mlp"), VirtualTeacher(), None) is None
+    assert analytic_gradients(build("mlp"), VirtualTeacher(), None) is None
     work = replace(ORDERS["sgd"], loss=VirtualTeacher())
     assert train(FlatModel(build("mlp")), work, iter(batches())).loss > 0

@@ -17,10 +17,10 @@ from peerage.errors import InputError
 from peerage.testing import NODES, dealt, simulate, toy
 from peerage.vectors import FlatModel, Layout, float_buffers
 from peerage.work import training as training_module
-from peerage.work.context import Examples, Local
+from peerage.work.context import Examples, LocalContext
 from peerage.work.curvature import Curvature
 from peerage.work.evaluation import Score
-from peerage.work.losses import CrossEntropy, Lesson
+from peerage.work.losses import CrossEntropy, ModelLoss
 from peerage.work.training import LocalSGD, Train, Trained
 
 EXAMPLES = 23  # no multiple of any batch size here
@@ -55,9 +55,13 @@ def examples() -> Examples:
 
 
 def local_data(
-    module: nn.Module, *, node: int = 1, round: int = 0, memory: dict[str, Tensor] | None = None
-) -> Local:
-    return Local(
+    module: nn.Module,
+    *,
+    node: int = 1,
+    round: int = 0,
+    persistent_tensors: dict[str, Tensor] | None = None,
+) -> LocalContext:
+    return LocalContext(
         node=node,
         round=round,
         seed=7,
@@ -65,11 +69,13 @@ def local_data(
         indices=torch.arange(10, 10 + EXAMPLES),
         architecture="net",
         models={"net": FlatModel(module)},
-        memory={} if memory is None else memory,
+        persistent_tensors={} if persistent_tensors is None else persistent_tensors,
     )
 
 
-def train(work: LocalSGD, local: Local, *, squares: bool = False, **given: Tensor) -> Trained:
+def train(
+    work: LocalSGD, local: LocalContext, *, squares: bool = False, **given: Tensor
+) -> Trained:
     """Train from the values that the workbench holds."""
     model = local.models["net"]
     return Train(work, model.params.clone(), model.buffers.clone(), given, squares).run(local)
@@ -205,10 +211,10 @@ def test_keep_optimizer_carries_moments_over(name):
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 def test_otherwise_the_optimiser_is_fresh_in_every_round(name):
-    memory: dict[str, Tensor] = {}
-    first = train(WORKS[name], local_data(network(), memory=memory))
-    again = train(WORKS[name], local_data(network(), memory=memory))
-    assert memory == {}
+    persistent_tensors: dict[str, Tensor] = {}
+    first = train(WORKS[name], local_data(network(), persistent_tensors=persistent_tensors))
+    again = train(WORKS[name], local_data(network(), persistent_tensors=persistent_tensors))
+    assert persistent_tensors == {}
     assert torch.equal(again.params, first.params)
 
 
@@ -222,39 +228,39 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_training_leaves_what_was_remembered_before_as_it_is(name):
     """So that a round can be taken back: the memory of then is its tensors of then."""
-    memory: dict[str, Tensor] = {}
-    train(KEPT[name], local_data(network(), memory=memory))
-    before = dict(memory)
+    persistent_tensors: dict[str, Tensor] = {}
+    train(KEPT[name], local_data(network(), persistent_tensors=persistent_tensors))
+    before = dict(persistent_tensors)
     values = {key: tensor.clone() for key, tensor in before.items()}
     assert values
-    first = train(KEPT[name], local_data(network(), round=1, memory=memory))
+    first = train(KEPT[name], local_data(network(), round=1, persistent_tensors=persistent_tensors))
     for key, tensor in before.items():
         assert torch.equal(tensor, values[key])
-        assert not torch.equal(memory[key], values[key])
-    memory.clear()
-    memory.update(before)
-    again = train(KEPT[name], local_data(network(), round=1, memory=memory))
+        assert not torch.equal(persistent_tensors[key], values[key])
+    persistent_tensors.clear()
+    persistent_tensors.update(before)
+    again = train(KEPT[name], local_data(network(), round=1, persistent_tensors=persistent_tensors))
     assert torch.equal(again.params, first.params)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 def test_a_round_that_is_taken_back_takes_back_what_the_optimiser_remembers(name, monkeypatch):
     scripted(monkeypatch, 1.0, 2.0)  # the only epoch of the second training makes it worse
-    memory: dict[str, Tensor] = {}
-    train(KEPT[name], local_data(network(), memory=memory))
-    values = {key: tensor.clone() for key, tensor in memory.items()}
+    persistent_tensors: dict[str, Tensor] = {}
+    train(KEPT[name], local_data(network(), persistent_tensors=persistent_tensors))
+    values = {key: tensor.clone() for key, tensor in persistent_tensors.items()}
     worse = replace(KEPT[name], early_stop="rollback")
-    local = held_out(local_data(network(), round=1, memory=memory))
+    local = held_out(local_data(network(), round=1, persistent_tensors=persistent_tensors))
     start = local.models["net"].params.clone()
     assert torch.equal(train(worse, local).params, start)
-    assert memory.keys() == values.keys()
-    assert all(torch.equal(memory[key], values[key]) for key in values)
+    assert persistent_tensors.keys() == values.keys()
+    assert all(torch.equal(persistent_tensors[key], values[key]) for key in values)
 
 
 # Corrections
 
 
-def linear_gradient(x: Tensor, local: Local) -> Tensor:
+def linear_gradient(x: Tensor, local: LocalContext) -> Tensor:
     """Of the mean loss of a linear model [3 x 32 + 3] over the node's own examples."""
     images, labels = local.data.take(local.indices)
     x = x.clone().requires_grad_()
@@ -361,7 +367,7 @@ def test_proximal_refuses_a_push():
 # Squared gradients of the last pass
 
 
-def torch_squares(module: nn.Module, work: LocalSGD, local: Local, last: int) -> Tensor:
+def torch_squares(module: nn.Module, work: LocalSGD, local: LocalContext, last: int) -> Tensor:
     """Of the last batches, by the obvious loop; in the order of torch."""
     module.train()
     optimiser = torch.optim.SGD(
@@ -500,7 +506,7 @@ def test_momentum_and_weight_decay_go_on_above_the_clamp():
 
 def test_a_lesson_is_clamped_too():
     @dataclass(frozen=True)
-    class Far(Lesson):
+    class Far(ModelLoss):
         def prepare(
             self, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
         ) -> Callable[[Tensor, Tensor], Tensor]:
@@ -530,7 +536,7 @@ def noisy_network() -> nn.Module:
     return nn.Sequential(*network()[:5], nn.Dropout(0.5), *network()[5:])  # type: ignore[index]
 
 
-def held_out(local: Local, *, shift: int = 0) -> Local:
+def held_out(local: LocalContext, *, shift: int = 0) -> LocalContext:
     """A node that is judged on its own examples, under their own labels or under wrong ones."""
     x, y = local.data.take(local.indices)
     return replace(local, held_out=Examples(x, (y + shift) % 3))
@@ -587,7 +593,7 @@ def test_a_round_in_which_the_validation_loss_rises_is_taken_back(monkeypatch, l
 def test_rollback_against_the_obvious_loop(shift, taken_back):
     """Learning the labels makes the loss under other labels rise."""
 
-    def judge() -> float:
+    def validation_loss() -> float:
         with torch.no_grad():
             return float(F.cross_entropy(expected(x), y))
 
@@ -596,11 +602,11 @@ def test_rollback_against_the_obvious_loop(shift, taken_back):
     assert local.held_out is not None
     x, y = local.held_out.take(torch.arange(EXAMPLES))
     expected = linear()
-    losses = [judge()]
+    losses = [validation_loss()]
     for epoch in range(3):
         batches = list(local_data(linear()).epoch(EXAMPLES))
         torch_trained(expected, replace(work, epochs=1), iter(batches))
-        losses.append(judge())
+        losses.append(validation_loss())
         assert (losses[epoch + 1] > losses[epoch]) == taken_back
     before = linear() if taken_back else expected
     wanted = nn.utils.parameters_to_vector(before.parameters()).detach()
@@ -693,9 +699,9 @@ def labels_as_numbers(count: int) -> Examples:
     return Examples(torch.zeros(count, 1), torch.arange(count))
 
 
-def stream(node: int = 0, round: int = 0, seed: int = 0, **changes: Any) -> Local:
+def stream(node: int = 0, round: int = 0, seed: int = 0, **changes: Any) -> LocalContext:
     """A node with the examples 100 to 109, which can be told apart by their labels."""
-    return Local(
+    return LocalContext(
         node=node,
         round=round,
         seed=seed,
@@ -703,7 +709,7 @@ def stream(node: int = 0, round: int = 0, seed: int = 0, **changes: Any) -> Loca
         indices=torch.arange(100, 110),
         architecture="",
         models={},
-        memory=changes.get("memory", {}),
+        persistent_tensors=changes.get("persistent_tensors", {}),
     )
 
 
@@ -738,8 +744,11 @@ def test_the_order_depends_on_seed_node_and_round_only():
 
 @pytest.mark.parametrize("size", [3, 4, 10, 25])
 def test_the_endless_stream_sees_every_example_once_per_pass_across_rounds(size):
-    memory: dict[str, Tensor] = {}
-    rounds = [seen(stream(round=r, memory=memory).steps(7, size)) for r in range(5)]
+    persistent_tensors: dict[str, Tensor] = {}
+    rounds = [
+        seen(stream(round=r, persistent_tensors=persistent_tensors).steps(7, size))
+        for r in range(5)
+    ]
     assert all([len(batch) for batch in batches] == [size] * 7 for batches in rounds)
     order = flat([batch for batches in rounds for batch in batches])
     passes = [order[i : i + 10] for i in range(0, len(order) - 9, 10)]
@@ -748,8 +757,10 @@ def test_the_endless_stream_sees_every_example_once_per_pass_across_rounds(size)
 
 
 def test_the_endless_stream_does_not_depend_on_where_rounds_end():
-    memory: dict[str, Tensor] = {}
-    parts = [seen(stream(round=r, memory=memory).steps(2, 3)) for r in range(6)]
+    persistent_tensors: dict[str, Tensor] = {}
+    parts = [
+        seen(stream(round=r, persistent_tensors=persistent_tensors).steps(2, 3)) for r in range(6)
+    ]
     assert [batch for part in parts for batch in part] == seen(stream().steps(12, 3))
 
 

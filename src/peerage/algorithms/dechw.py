@@ -64,7 +64,7 @@ class DecHW(Algorithm[Memory]):
             raise InputError(f"trace must be the number of a parameter, got {self.trace}")
         check_kind(self.curvature, ONLINE)
 
-    def fits(self, layout: Layout) -> None:
+    def check_layout(self, layout: Layout) -> None:
         part = scope_of(layout, self.scope)
         if self.trace is not None and not part.start <= self.trace < part.stop:
             raise InputError(
@@ -76,9 +76,9 @@ class DecHW(Algorithm[Memory]):
         part = scope_of(node.layout, self.scope)
         return Memory(torch.zeros(part.stop - part.start), {})
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().speaks(dimensions), "h": TensorSpec((part.stop - part.start,))}
+        return {**super().message_schema(dimensions), "h": TensorSpec((part.stop - part.start,))}
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         part = scope_of(dimensions.layout, self.scope)

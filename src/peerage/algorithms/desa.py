@@ -18,8 +18,8 @@ from peerage.errors import InputError
 from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import head_layer
 from peerage.work.losses import (
-    Lesson,
     Loss,
+    ModelLoss,
     distillation,
     supervised_contrastive,
     with_features,
@@ -74,14 +74,14 @@ class DESA(Algorithm[ByClass]):
         return Synthesis(self.ipc, self.iterations, self.batch, self.width, self.augment)
 
     def own_loss(self) -> Loss:
-        if isinstance(self.local.loss, Lesson):
+        if isinstance(self.local.loss, ModelLoss):
             raise InputError(
                 f"desa takes the loss on the own data from `local`, got {self.local.loss}; "
                 "give a loss of logits and labels, such as CrossEntropy()"
             )
         return self.local.loss
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         numbers = range(dimensions.classes)
         images = {f"image{c}": TensorSpec((self.ipc, *dimensions.example)) for c in numbers}
         return images | {f"class{c}": TensorSpec((self.ipc, dimensions.classes)) for c in numbers}
@@ -108,7 +108,9 @@ class DESA(Algorithm[ByClass]):
             await node.train(self.local)
         else:
             work = replace(self.local, loss=AnchoredLoss(self))
-            await node.train(work, squares=False, **lesson(node.state, z, inbox.others()))
+            await node.train(
+                work, squares=False, **distillation_targets(node.state, z, inbox.others())
+            )
 
     async def anchors(self, node: Node[ByClass]) -> ByClass:
         """Element by element, the mean over the nodes that hold a class."""
@@ -130,7 +132,7 @@ class DESA(Algorithm[ByClass]):
 
 
 @dataclass(frozen=True)
-class AnchoredLoss(Lesson):
+class AnchoredLoss(ModelLoss):
     """What a node of DESA descends on, for a batch of its own and an equal number of anchors.
 
     lambda_own CE(own) + lambda_kd ((1 - alpha) CE(anchors) + alpha T^2 KL(neighbours || own model))
@@ -162,7 +164,7 @@ class AnchoredLoss(Lesson):
         return loss
 
 
-def lesson(anchors: ByClass, z: ByClass, others: Inbox) -> dict[str, Tensor]:
+def distillation_targets(anchors: ByClass, z: ByClass, others: Inbox) -> dict[str, Tensor]:
     """All anchors, their labels [A], the neighbours' mean logits [A, C], and which have any [A]."""
     heard = {name: said(others, name) for name in anchors}
     means = [

@@ -23,7 +23,7 @@ class FedAvg(HubAlgorithm[None]):
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         return Cost(vectors=1.0)
 
-    async def answer(self, node: Node[None], order: Mapping[str, Tensor]) -> Payload:
+    async def answer(self, node: Node[None], hub_message: Mapping[str, Tensor]) -> Payload:
         await node.train(self.local)
         return {"x": node.params, "b": node.buffers}
 

@@ -51,9 +51,13 @@ class FedCurv(HubAlgorithm[Consolidated]):
         if self.local.correct is not None:
             raise InputError("fedcurv corrects gradients itself; leave local.correct out")
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         sums = {"f": TensorSpec((None,)), "fx": TensorSpec((None,))}  # empty in the first round
-        return {**super().speaks(dimensions), **sums, "who": TensorSpec((None,), torch.int64)}
+        return {
+            **super().message_schema(dimensions),
+            **sums,
+            "who": TensorSpec((None,), torch.int64),
+        }
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         return Cost(vectors=3.0, passes=PASSES[self.curvature], state=2.0)
@@ -61,16 +65,16 @@ class FedCurv(HubAlgorithm[Consolidated]):
     def init(self, node: Node[Consolidated]) -> Consolidated:
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
 
-    def scatter(self, node: Node[Consolidated]) -> Payload:
+    def broadcast(self, node: Node[Consolidated]) -> Payload:
         sums = self.recent(node)
-        return {**super().scatter(node), "f": sums.f, "fx": sums.fx, "who": sums.who}
+        return {**super().broadcast(node), "f": sums.f, "fx": sums.fx, "who": sums.who}
 
     def recent(self, node: Node[Consolidated]) -> Consolidated:
         """What the node remembers of the last round; what is older is in no sum any more."""
         return node.state if node.state.round in (None, node.round - 1) else self.init(node)
 
-    async def answer(self, node: Node[Consolidated], order: Mapping[str, Tensor]) -> Payload:
-        others = self.others(node, order)
+    async def answer(self, node: Node[Consolidated], hub_message: Mapping[str, Tensor]) -> Payload:
+        others = self.others(node, hub_message)
         if others is None:
             await node.train(self.local)
         else:
@@ -82,15 +86,15 @@ class FedCurv(HubAlgorithm[Consolidated]):
         return {"x": node.params, "b": node.buffers, "f": f, "fx": node.state.fx}
 
     def others(
-        self, node: Node[Consolidated], order: Mapping[str, Tensor]
+        self, node: Node[Consolidated], hub_message: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor] | None:
         """The sums without this client's part; None if they are empty or the part is forgotten."""
-        if not order["who"].numel():
+        if not hub_message["who"].numel():
             return None
-        if node.id not in order["who"]:  # the last answer was lost, or there was none
-            return order["f"], order["fx"]
+        if node.id not in hub_message["who"]:  # the last answer was lost, or there was none
+            return hub_message["f"], hub_message["fx"]
         part = self.recent(node)
-        return (order["f"] - part.f, order["fx"] - part.fx) if part.f.numel() else None
+        return (hub_message["f"] - part.f, hub_message["fx"] - part.fx) if part.f.numel() else None
 
     def terms(self, node: Node[Consolidated]) -> int:
         """How many squared gradients were added up, of which the information is the mean."""
@@ -104,5 +108,5 @@ class FedCurv(HubAlgorithm[Consolidated]):
         f, fx = (inbox.stack(name).sum(0) for name in ("f", "fx"))
         node.state = Consolidated(f, fx, torch.tensor(inbox.senders), node.round)
 
-    def rest(self, node: Node[Consolidated]) -> None:
+    def skip_round(self, node: Node[Consolidated]) -> None:
         node.state = self.init(node)  # it will be in no sum, so there is nothing to remember

@@ -62,7 +62,7 @@ class FedNL(HubAlgorithm[Learned]):
     all that ever were, both weighted by examples.
     """
 
-    exact: ClassVar[bool] = True  # the hub and a client add up the same differences
+    lossless_messages: ClassVar[bool] = True  # the hub and a client add up the same differences
     rank: int = 2  # of what is learned of a Hessian in a round
     option: int = 2  # of the paper, how H is made safe: 1 by projection, 2 by l I
     penalty: float = 1e-3  # lambda in (lambda / 2) |x|^2
@@ -82,7 +82,7 @@ class FedNL(HubAlgorithm[Learned]):
         if self.option == 1 and self.norm != "frobenius":
             raise InputError(f"option 1 has no l and so no norm; leave norm={self.norm} out")
 
-    def fits(self, layout: Layout) -> None:
+    def check_layout(self, layout: Layout) -> None:
         _, size = problems(layout)
         if self.rank > size:
             raise InputError(
@@ -90,10 +90,10 @@ class FedNL(HubAlgorithm[Learned]):
                 f"use {size} or less"
             )
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         classes, size = problems(dimensions.layout)
         return {
-            **super().speaks(dimensions),
+            **super().message_schema(dimensions),
             "rounds": TensorSpec((dimensions.nodes - 1,), torch.int64),
             "g": TensorSpec((classes, size)),
             "l": TensorSpec((classes,)),
@@ -119,12 +119,12 @@ class FedNL(HubAlgorithm[Learned]):
             h, rounds = torch.empty(classes, 0, size), torch.tensor([NEVER])
         return Learned(h, rounds, 0, *nothing(h))
 
-    def scatter(self, node: Node[Learned]) -> Payload:
-        return {**super().scatter(node), "rounds": node.state.rounds}
+    def broadcast(self, node: Node[Learned]) -> Payload:
+        return {**super().broadcast(node), "rounds": node.state.rounds}
 
-    async def answer(self, node: Node[Learned], order: Mapping[str, Tensor]) -> Payload:
+    async def answer(self, node: Node[Learned], hub_message: Mapping[str, Tensor]) -> Payload:
         g, a = await Derivatives(node.params, node.buffers, self.penalty)
-        arrived = int(order["rounds"][node.id])
+        arrived = int(hub_message["rounds"][node.id])
         if arrived == NEVER and self.start == "exact":
             self.remember(node, a, *nothing(a))
             return self.message(torch.zeros(len(a)), g=g, triangle=upper(a))

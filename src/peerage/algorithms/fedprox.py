@@ -27,6 +27,6 @@ class FedProx(FedAvg):
         if self.local.correct is not None:
             raise InputError("fedprox corrects gradients itself; leave local.correct out")
 
-    async def answer(self, node: Node[None], order: Mapping[str, Tensor]) -> Payload:
+    async def answer(self, node: Node[None], hub_message: Mapping[str, Tensor]) -> Payload:
         await node.train(replace(self.local, correct=Proximal(self.mu)))
         return {"x": node.params, "b": node.buffers}

@@ -35,12 +35,12 @@ class HWA(HubAlgorithm[None]):
         super().__post_init__()
         check_kind(self.curvature)
 
-    def fits(self, layout: Layout) -> None:
+    def check_layout(self, layout: Layout) -> None:
         scope_of(layout, self.scope)  # complains about layers that are not there
 
-    def speaks(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+    def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().speaks(dimensions), "h": TensorSpec((part.stop - part.start,))}
+        return {**super().message_schema(dimensions), "h": TensorSpec((part.stop - part.start,))}
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         part = scope_of(dimensions.layout, self.scope)
@@ -54,7 +54,7 @@ class HWA(HubAlgorithm[None]):
                 "to one, so merging shrinks the output layer; normalise=parameter does not"
             )
 
-    async def answer(self, node: Node[None], order: Mapping[str, Tensor]) -> Payload:
+    async def answer(self, node: Node[None], hub_message: Mapping[str, Tensor]) -> Payload:
         await node.train(self.local)
         part = scope_of(node.layout, self.scope)
         h = await node.curvature(self.curvature, self.local.batch_size, part)

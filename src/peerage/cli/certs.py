@@ -128,8 +128,8 @@ def _facts(issued: "Issued") -> dict[str, Any]:
         "name": issued.name,
         "status": issued.status,
         "serial": f"{issued.serial:x}",  # too long for a number in JSON
-        "from": issued.begins.isoformat(),
-        "until": issued.ends.isoformat(),
+        "from": issued.not_before.isoformat(),
+        "until": issued.not_after.isoformat(),
         "revoked": None if issued.revoked is None else issued.revoked.isoformat(),
         "hosts": list(issued.hosts),
     }

@@ -34,13 +34,13 @@ def topology(
     from peerage.report.graphs import plot as draw
 
     graph = _built(spec, nodes, seed, assortativity)
-    facts = describe(graph).as_dict()
+    dataset_info = describe(graph).as_dict()
     if plot is not None:
         draw(graph, plot)
     if as_json:
-        print(json.dumps({"topology": spec, "seed": seed, **facts}))
+        print(json.dumps({"topology": spec, "seed": seed, **dataset_info}))
     else:
-        _print_facts(facts)
+        _print_facts(dataset_info)
 
 
 def diffuse(
@@ -90,17 +90,17 @@ def diffuse(
         save(deviation_curves(found), plot)
     about = describe(graph).as_dict()
     network = {key: about[key] for key in ("gain", "spectral_gap", "mixing_time", "connected")}
-    facts = {**found.as_dict(), **network}
+    dataset_info = {**found.as_dict(), **network}
     if as_json:
-        print(json.dumps({"topology": topology, **facts}))
+        print(json.dumps({"topology": topology, **dataset_info}))
         return
-    curves = {name: facts.pop(name) for name in ("sigma_ap", "sigma_an")}
+    curves = {name: dataset_info.pop(name) for name in ("sigma_ap", "sigma_an")}
     ends = {
         f"{name} {when}": curve[position]
         for name, curve in curves.items()
         for when, position in (("start", 0), ("end", -1))
     }
-    _print_facts({**facts, **ends})
+    _print_facts({**dataset_info, **ends})
 
 
 def plan(
@@ -121,7 +121,7 @@ def plan(
     from peerage import specs
     from peerage.algorithm import Dimensions
     from peerage.data import cache_folder
-    from peerage.data.datasets import DATASETS, facts
+    from peerage.data.datasets import DATASETS, dataset_info
     from peerage.errors import check_choice
     from peerage.models import MODELS, default_model
     from peerage.models.start import weights
@@ -132,7 +132,7 @@ def plan(
     check_choice("optimizer", optimizer, floats)
     data = specs.parse(dataset, "dataset", DATASETS)
     name = dataset.partition(":")[0]
-    if known := facts(data):
+    if known := dataset_info(data):
         shape, classes = known.shape, known.classes
     else:
         loaded = data.load(cache_folder())
@@ -162,8 +162,8 @@ def _built(spec: str, nodes: int, seed: int, assortativity: float | None) -> "Gr
     return with_assortativity(graph, assortativity, seed)
 
 
-def _print_facts(facts: dict[str, Any]) -> None:
-    for key, value in facts.items():
+def _print_facts(dataset_info: dict[str, Any]) -> None:
+    for key, value in dataset_info.items():
         print(f"{key.replace('_', ' '):18} {_readable(value)}")
 
 

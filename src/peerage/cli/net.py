@@ -20,10 +20,10 @@ from rich.text import Text
 from peerage.cli.flags import Json, Out, Settings, experiment_flags
 from peerage.cli.run import run_folder, show_runs
 from peerage.errors import InputError
-from peerage.net.deploy.parent_pipe import VARIABLE, end_with
+from peerage.net.deploy.parent_pipe import VARIABLE, exit_with_parent
 
 if TYPE_CHECKING:
-    from peerage.net.deploy.up import Seen, Show
+    from peerage.net.deploy.up import PeerProgress, Show
 
 Rejoin = Annotated[
     str, typer.Option(help="Model that a restarted peer continues with: own or neighbour.")
@@ -74,15 +74,15 @@ def node(
 ) -> None:
     """Run one peer of a network, from its last checkpoint if any."""
     check_installed()
-    end_with(os.environ.pop(VARIABLE, None))  # with the `peerage up` that started it
+    exit_with_parent(os.environ.pop(VARIABLE, None))  # with the `peerage up` that started it
     # What gRPC has to say about strangers is in our own counters, and its lines are not for people.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from peerage.net.peer.node import Place, ending, run_node, set_up_log
+    from peerage.net.peer.node import PeerConfig, ending, run_node, set_up_log
     from peerage.net.peer.private_data import parse_classes
 
     set_up_log(log, identity)
     with ending(log):
-        place = Place(
+        config = PeerConfig(
             network,
             identity,
             certs,
@@ -94,7 +94,7 @@ def node(
             classes=None if classes is None else parse_classes(classes),
             rejoin=rejoin,
         )
-        summary = run_node(place)
+        summary = run_node(config)
     if as_json:
         print(json.dumps(summary))
 
@@ -125,19 +125,19 @@ def up(
     experiment = settings.experiment()
     with run_folder(out, experiment, "up") as home:
         check_installed()
-        from peerage.graphs.faults import moments
-        from peerage.net.deploy.up import Up
-        from peerage.net.peer.network import Patience
+        from peerage.graphs.faults import parse_schedule
+        from peerage.net.deploy.up import LocalNetwork
+        from peerage.net.peer.network import Timeouts
 
         with live_table() as show:
-            summary = Up(
+            summary = LocalNetwork(
                 experiment,
                 home,
-                Patience(start=start_timeout, step=message_timeout),
+                Timeouts(start=start_timeout, message=message_timeout),
                 wire,
                 pack,
-                moments("kill", kill or ""),
-                moments("restart", restart or ""),
+                parse_schedule("kill", kill or ""),
+                parse_schedule("restart", restart or ""),
                 rejoin,
                 show,
             ).run()
@@ -185,7 +185,7 @@ class Lines:
     def __init__(self) -> None:
         self.next, self.last = 0.0, ""
 
-    def __call__(self, seen: "Sequence[Seen]") -> None:
+    def __call__(self, seen: "Sequence[PeerProgress]") -> None:
         rounds = [one.round for one in seen]
         states = Counter(one.state for one in seen)
         known = ", ".join(f"{count} {state}" for state, count in states.items())
@@ -195,7 +195,7 @@ class Lines:
             self.next, self.last = monotonic() + PAUSE, line
 
 
-def table_of(seen: "Sequence[Seen]") -> Table:
+def table_of(seen: "Sequence[PeerProgress]") -> Table:
     table = Table("peer", "state")
     for title in ("round", "accuracy", "heard"):
         table.add_column(title, justify="right")

@@ -73,7 +73,7 @@ def reproduce(
     methods = [name.strip() for name in (only or "").split(",") if name.strip()]
     wanted = [job for study in studies for job in runner.jobs_of(study, plan, methods)]
     with ExitStack() as stack:
-        outcome = runner.carry_out(
+        outcome = runner.run_jobs(
             store, wanted, lambda costs: stack.enter_context(StudyProgress(costs)), Speeds()
         )
     written = []

@@ -68,7 +68,7 @@ def compare(
     from peerage.algorithms import ALGORITHMS
     from peerage.experiment.experiment import HUB, display_name, reference
     from peerage.experiment.readers import read_algorithm
-    from peerage.runs.run import check_free
+    from peerage.runs.run import check_empty
     from peerage.runs.run import run as run_experiment
 
     experiments = [
@@ -79,7 +79,7 @@ def compare(
     experiments += [reference(name, experiments[0]) for name in names]
     results = {}
     with run_folder(out, experiments[0], "compare") as home:
-        check_free(home)
+        check_empty(home)
         for number, experiment in enumerate(experiments, start=1):
             folder = home / f"{number}-{display_name(experiment.algorithm, ALGORITHMS)}"
             with progress(experiment) as watch:

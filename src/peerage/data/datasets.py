@@ -27,12 +27,12 @@ from peerage.randomness import numpy_stream
 
 __all__ = [
     "DATASETS",
-    "FACTS",
+    "DATASET_INFO",
     "Cifar10",
     "Dataset",
+    "DatasetInfo",
     "DatasetSpec",
     "Digits",
-    "Facts",
     "FashionMnist",
     "Femnist",
     "Folder",
@@ -40,7 +40,7 @@ __all__ = [
     "Mnist",
     "Npz",
     "So2Sat",
-    "facts",
+    "dataset_info",
     "in_memory",
 ]
 
@@ -72,7 +72,7 @@ THINGS = (
 )
 
 
-class Facts(NamedTuple):
+class DatasetInfo(NamedTuple):
     """What is known about a published data set without loading it."""
 
     shape: tuple[int, ...]  # of an example
@@ -82,14 +82,14 @@ class Facts(NamedTuple):
     groups: int | None = None  # such as writers
 
 
-FACTS = {
-    "digits": Facts((1, 8, 8), 10, 1437, 360),
-    "mnist": Facts((1, 28, 28), 10, 60_000, 10_000),
-    "fashion-mnist": Facts((1, 28, 28), 10, 60_000, 10_000),
-    "cifar10": Facts((3, 32, 32), 10, 50_000, 10_000),
+DATASET_INFO = {
+    "digits": DatasetInfo((1, 8, 8), 10, 1437, 360),
+    "mnist": DatasetInfo((1, 28, 28), 10, 60_000, 10_000),
+    "fashion-mnist": DatasetInfo((1, 28, 28), 10, 60_000, 10_000),
+    "cifar10": DatasetInfo((3, 32, 32), 10, 50_000, 10_000),
     # Of 805 263; how a tenth of every writer's rounds up is known only by loading them.
-    "femnist": Facts((1, 28, 28), len(CHARACTERS), 723_000, 82_000, groups=3550),
-    "so2sat": Facts((10, 32, 32), 17, 352_366, 30_000),
+    "femnist": DatasetInfo((1, 28, 28), len(CHARACTERS), 723_000, 82_000, groups=3550),
+    "so2sat": DatasetInfo((10, 32, 32), 17, 352_366, 30_000),
 }
 
 
@@ -216,14 +216,14 @@ DATASETS: dict[str, type[DatasetSpec]] = {
 }
 
 
-def facts(dataset: Any) -> Facts | None:
+def dataset_info(dataset: Any) -> DatasetInfo | None:
     """What is known about a data set with these options before it is loaded; of one's own, nothing.
 
-    >>> facts(Cifar10()).shape, facts(Cifar10(grey=True, side=28)).shape
+    >>> dataset_info(Cifar10()).shape, dataset_info(Cifar10(grey=True, side=28)).shape
     ((3, 32, 32), (1, 28, 28))
     """
     name = next((name for name, cls in DATASETS.items() if type(dataset) is cls), "")
-    known = FACTS.get(name)
+    known = DATASET_INFO.get(name)
     if known and isinstance(dataset, Cifar10):
         channels, height, width = known.shape
         shape = (1 if dataset.grey else channels, dataset.side or height, dataset.side or width)

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peerage.data.download import discard_partials
-from peerage.data.sources import PUBLISHED, ByHand, ByScript, Published, Source
+from peerage.data.sources import PUBLISHED, ManualDownload, Published, ScriptBuilt, Source
 from peerage.data.store import (
-    Content,
-    Intake,
+    ExpectedFile,
     Progress,
     State,
+    VerifiedFiles,
     cache_folder,
     disk_errors,
     read_checked,
@@ -56,11 +56,11 @@ def fetch(
         return shelf
     with disk_errors(shelf):
         shelf.mkdir(parents=True, exist_ok=True)
-    intake = Intake(shelf, wanted, progress or _silent)
+    verified = VerifiedFiles(shelf, wanted, progress or _silent)
     if folder is not None:
-        _from_folder(name, folder, intake)
+        _from_folder(name, folder, verified)
     else:
-        _from_sources(name, _chosen(published, source), intake)
+        _from_sources(name, _chosen(published, source), verified)
     discard_partials(shelf)
     return shelf
 
@@ -85,22 +85,22 @@ def read_files(name: str, cache: Path) -> dict[str, NDArray[np.uint8]]:
     return {content.name: read_checked(cache / name, content, name) for content in _contents(name)}
 
 
-def _from_folder(name: str, folder: Path, intake: Intake) -> None:
+def _from_folder(name: str, folder: Path, verified: VerifiedFiles) -> None:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; name the one that holds the files of {name}")
-    intake.offer_folder(folder)
+    verified.add_folder(folder)
     try:
-        intake.require(*intake.wanted)
+        verified.require(*verified.wanted)
     except DataError as error:
         raise DataError(f"{folder}: {error}; {name} needs {_file_names(name)}") from None
 
 
-def _from_sources(name: str, sources: Sequence[Source], intake: Intake) -> None:
+def _from_sources(name: str, sources: Sequence[Source], verified: VerifiedFiles) -> None:
     reasons = []
     for source in sources:
-        intake.complaints.clear()
+        verified.failures.clear()
         try:
-            source.supply(intake)
+            source.supply(verified)
             return
         except DataError as error:
             reasons.append(f"{source.label} ({error})")
@@ -119,12 +119,12 @@ def _chosen(published: Published, source: str) -> list[Source]:
     return [place for place in sites_first if source in ("auto", place.kind)]
 
 
-def _contents(name: str) -> tuple[Content, ...]:
+def _contents(name: str) -> tuple[ExpectedFile, ...]:
     published = _published(name)
     return published.files if isinstance(published, Published) else ()
 
 
-def _published(name: str) -> Published | ByHand | ByScript:
+def _published(name: str) -> Published | ManualDownload | ScriptBuilt:
     if name not in PUBLISHED:
         raise InputError(
             f"no data set to fetch is called {name!r}; {did_you_mean(name, PUBLISHED)}"

@@ -30,7 +30,7 @@ SIDE = 28
 PIXELS = SIDE * SIDE
 CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)
 KEYS = ("users", "num_samples", "user_data")
-AGAIN = "write the files anew with LEAF's preprocess.sh"
+REMEDY = "write the files anew with LEAF's preprocess.sh"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Femnist:
         for name, parts in (("training", train), ("test", test)):
             if not parts:
                 raise DataError(
-                    f"{root} holds no {name} examples of the writers; {AGAIN}, with -t sample"
+                    f"{root} holds no {name} examples of the writers; {REMEDY}, with -t sample"
                 )
         sizes = [len(train[writer][1]) for writer in sorted(train)]
         groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -140,20 +140,20 @@ def _content(path: Path) -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:
             content: dict[str, Any] = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}; {AGAIN}") from None
+        raise DataError(f"{path} cannot be read as JSON: {error}; {REMEDY}") from None
     for key in KEYS:
         if not isinstance(content, dict) or key not in content:
-            raise DataError(f"{path} has no {key}, it needs {', '.join(KEYS)}; {AGAIN}")
+            raise DataError(f"{path} has no {key}, it needs {', '.join(KEYS)}; {REMEDY}")
     users, counts, data = (content[key] for key in KEYS)
     named = isinstance(users, list) and all(isinstance(user, str) for user in users)
     if not (named and isinstance(counts, list) and isinstance(data, dict)):
         raise DataError(
             f"{path}: users must be a list of names, num_samples a list and user_data a table; "
-            f"{AGAIN}"
+            f"{REMEDY}"
         )
     if len(users) != len(counts):
         raise DataError(
-            f"{path} has {len(users)} users but {len(counts)} numbers in num_samples; {AGAIN}"
+            f"{path} has {len(users)} users but {len(counts)} numbers in num_samples; {REMEDY}"
         )
     return content
 
@@ -161,14 +161,14 @@ def _content(path: Path) -> dict[str, Any]:
 def _lists(data: Any, count: Any, where: str) -> tuple[list[Any], list[Any]]:
     """The images and labels of a writer, as many as they should be."""
     if not isinstance(data, dict):
-        raise DataError(f"{where} has no data in user_data; {AGAIN}")
+        raise DataError(f"{where} has no data in user_data; {REMEDY}")
     x, y = data.get("x"), data.get("y")
     if not (isinstance(x, list) and isinstance(y, list)):
-        raise DataError(f"{where} needs the lists x and y in user_data; {AGAIN}")
+        raise DataError(f"{where} needs the lists x and y in user_data; {REMEDY}")
     if len(x) != count:
-        raise DataError(f"{where} has {len(x)} images but num_samples says {count}; {AGAIN}")
+        raise DataError(f"{where} has {len(x)} images but num_samples says {count}; {REMEDY}")
     if len(x) != len(y):
-        raise DataError(f"{where} has {len(x)} images but {len(y)} labels; {AGAIN}")
+        raise DataError(f"{where} has {len(x)} images but {len(y)} labels; {REMEDY}")
     return x, y
 
 
@@ -177,10 +177,10 @@ def _images(rows: list[Any], where: str) -> Images:
     if x is None or x.shape != (len(rows), PIXELS):
         shapes = ((number, _numbers(row)) for number, row in enumerate(rows))
         bad = next(number for number, row in shapes if row is None or row.shape != (PIXELS,))
-        raise DataError(f"{where}: image {bad} is not a list of {PIXELS} numbers; {AGAIN}")
+        raise DataError(f"{where}: image {bad} is not a list of {PIXELS} numbers; {REMEDY}")
     outside = ~((x >= 0) & (x <= 1))  # also what is no number
     if outside.any():
-        raise DataError(f"{where} has a pixel of {x[outside][0]}, not from 0 to 1; {AGAIN}")
+        raise DataError(f"{where} has a pixel of {x[outside][0]}, not from 0 to 1; {REMEDY}")
     return x.astype(np.float32)
 
 
@@ -198,6 +198,6 @@ def _labels(labels: list[Any], where: str) -> Ints:
         if type(label) is not int or not 0 <= label < len(CHARACTERS):
             raise DataError(
                 f"{where} has the label {label!r}, not a whole number from 0 to "
-                f"{len(CHARACTERS) - 1}; {AGAIN}"
+                f"{len(CHARACTERS) - 1}; {REMEDY}"
             )
     return np.array(labels, dtype=np.int64)

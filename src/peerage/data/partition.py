@@ -65,7 +65,7 @@ class BalancedIid:
                 f"class {counts.argmin()} has {counts.min()} samples, too few for {max(each, 1)} "
                 f"on each of {nodes} nodes; lower items or the number of nodes"
             )
-        return _deal(labels, np.full((classes, nodes), each, dtype=np.int64), rng)
+        return _split_by_counts(labels, np.full((classes, nodes), each, dtype=np.int64), rng)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Dirichlet:
         for _ in range(TRIES):
             sizes = self._sizes(counts, nodes, rng)
             if sizes.sum(0).min() >= self.min_size:
-                return _deal(labels, sizes, rng)
+                return _split_by_counts(labels, sizes, rng)
         remedy = "raise alpha or lower min_size" if self.min_size > 1 else "raise alpha"
         raise InputError(
             f"alpha={self.alpha} left one of {nodes} nodes with fewer than {self.min_size} of "
@@ -156,10 +156,10 @@ class Shards:
         shards = np.split(ordered, [len(labels) * cut // number for cut in range(1, number)])
         ends = labels[[[shard[0], shard[-1]] for shard in shards]]  # first and last label of each
         kinds = np.where(ends[:, 0] == ends[:, 1], ends[:, 0], classes + np.arange(number))
-        hands = self._hands(kinds.astype(np.int64), nodes, rng)
+        hands = self._assign_shards(kinds.astype(np.int64), nodes, rng)
         return [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in hands]
 
-    def _hands(self, kind: Ints, nodes: int, rng: np.random.Generator) -> Ints:
+    def _assign_shards(self, kind: Ints, nodes: int, rng: np.random.Generator) -> Ints:
         """The shards of every node, [nodes, per_node], without two of one kind in a hand."""
         count = np.bincount(kind)
         if count.max() > nodes:
@@ -227,7 +227,7 @@ class Zipf:
             # Clipped, so that the sum of huge draws cannot overflow; it is too large anyway.
             z = np.minimum(rng.zipf(self.a, nodes), smallest)
             if z.sum() <= smallest:
-                return _deal(labels, zipf_quota(z, counts), rng)
+                return _split_by_counts(labels, zipf_quota(z, counts), rng)
         raise InputError(
             f"a={self.a} never gave {nodes} numbers with a sum of at most {smallest}, the size of "
             f"the smallest class, in {TRIES} draws; raise a or lower the number of nodes"
@@ -317,7 +317,7 @@ def label_counts(labels: Labels, parts: list[Ints], classes: int) -> Ints:
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 
-def _deal(labels: Labels, sizes: Ints, rng: np.random.Generator) -> list[Ints]:
+def _split_by_counts(labels: Labels, sizes: Ints, rng: np.random.Generator) -> list[Ints]:
     """Cut every shuffled class into the given sizes, [classes, nodes]; what is left is dropped."""
     hands: list[list[Ints]] = [[] for _ in range(sizes.shape[1])]
     for label, row in enumerate(sizes):

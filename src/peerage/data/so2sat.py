@@ -47,7 +47,7 @@ ZONES = (
 )
 BLOCK = 256  # images that are read or summed up at a time: 20 MB
 GAP = 2  # reading one image that nobody wants takes no longer than beginning a second read
-AGAIN = f"get {SO2SAT.title} anew"
+REMEDY = f"get {SO2SAT.title} anew"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, RuntimeError) as error:  # whatever HDF5 says on opening and on reading
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path} cannot be read as HDF5: {reason}; {AGAIN}") from None
+        raise DataError(f"{path} cannot be read as HDF5: {reason}; {REMEDY}") from None
 
 
 def _array(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> Any:
@@ -152,13 +152,13 @@ def _array(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> Any:
     found = file.get(key)
     if not isinstance(found, h5py.Dataset):
         raise DataError(
-            f"{path} has no array {key!r}, it holds {', '.join(sorted(file)) or 'nothing'}; {AGAIN}"
+            f"{path} has no array {key!r}, only {', '.join(sorted(file)) or 'nothing'}; {REMEDY}"
         )
     if found.dtype.kind not in "buif" or not found.shape or found.shape[1:] != shape:
         wanted = ", ".join(map(str, ("N", *shape)))
         raise DataError(
             f"{path}: {key} must be numbers of shape ({wanted}), "
-            f"got {found.dtype} of shape {found.shape}; {AGAIN}"
+            f"got {found.dtype} of shape {found.shape}; {REMEDY}"
         )
     return found
 
@@ -167,11 +167,11 @@ def _labels(file: Any, path: Path) -> Ints:
     """The class numbers of all examples."""
     hot = _array(file, path, "label", (len(ZONES),))[:]
     if len(hot) == 0:
-        raise DataError(f"{path} is empty; {AGAIN}")
+        raise DataError(f"{path} is empty; {REMEDY}")
     bad = np.flatnonzero(((hot != 0) & (hot != 1)).any(1) | (hot.sum(1) != 1))
     if len(bad):
         raise DataError(
-            f"{path}: label {bad[0]} is not one-hot, it must be one 1 among zeros; {AGAIN}"
+            f"{path}: label {bad[0]} is not one-hot, it must be one 1 among zeros; {REMEDY}"
         )
     numbers: Ints = hot.argmax(1).astype(np.int64)
     return numbers
@@ -189,7 +189,7 @@ def _images(file: Any, path: Path, rows: Ints) -> Images:
     data = _array(file, path, "sen2", IMAGE)
     labels = len(file["label"])
     if len(data) != labels:
-        raise DataError(f"{path} has {len(data)} images in sen2 but {labels} labels; {AGAIN}")
+        raise DataError(f"{path} has {len(data)} images in sen2 but {labels} labels; {REMEDY}")
     x = np.empty((len(rows), *IMAGE), dtype=np.float32)
     done = 0
     # HDF5 reads a chunk as a whole, if the file has chunks.
@@ -200,7 +200,7 @@ def _images(file: Any, path: Path, rows: Ints) -> Images:
         if not np.isfinite(part).all():
             raise DataError(
                 f"{path}: sen2 has values that are not finite in the images {run[0]} to {run[-1]}; "
-                f"{AGAIN}"
+                f"{REMEDY}"
             )
         done += len(run)
     return x

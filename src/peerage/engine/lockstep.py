@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
-from peerage.engine.router import PostOffice, Step, check_combined, check_finite
-from peerage.engine.shard import BEFORE, NodeReport, References, Shard, ShardReport
+from peerage.engine.router import MessageRouter, ShardOutput, check_combined, check_finite
+from peerage.engine.shard import PRE_ROUND, InProcessStore, NodeReport, Shard, ShardReport
 from peerage.engine.world import World
 from peerage.isolation import exclusive_torch
 from peerage.records.phases import no_time
@@ -21,7 +21,7 @@ class Team(Protocol):
     """Shards that carry out orders, all at once if they can."""
 
     @property
-    def members(self) -> Sequence[Sequence[int]]:
+    def shard_nodes(self) -> Sequence[Sequence[int]]:
         """Which nodes each shard holds."""
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -35,8 +35,8 @@ class SerialTeam:
     """One shard with all nodes, in this process: the reference."""
 
     def __init__(self, world: World) -> None:
-        self.members = [range(world.nodes)]
-        self.shard = Shard(world, range(world.nodes), References())
+        self.shard_nodes = [range(world.nodes)]
+        self.shard = Shard(world, range(world.nodes), InProcessStore())
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return [getattr(self.shard, method)(*arguments[0])]
@@ -71,7 +71,7 @@ class Lockstep:
 
     def __init__(self, world: World, team: Team) -> None:
         self.world, self.team = world, team
-        self.owner = {node: i for i, nodes in enumerate(team.members) for node in nodes}
+        self.owner = {node: i for i, nodes in enumerate(team.shard_nodes) for node in nodes}
 
     def __enter__(self) -> Self:
         return self
@@ -86,21 +86,21 @@ class Lockstep:
 
     def round(self, round: int, evaluate: bool) -> RoundReport:
         start = perf_counter()
-        sent = self._converse(round, self._all("begin", round, evaluate))
+        sent = self._run_exchanges(round, self._all("begin", round, evaluate))
         reports = self._all("finish")
         check_combined(round, (node for report in reports for node in report.broken))
         return self._merge(reports, sent, perf_counter() - start)
 
-    def prelude(self) -> int:
+    def pre_round(self) -> int:
         """Let the nodes find out what they need before the first round; the bytes they send."""
-        if self.world.prelude is None:
+        if self.world.pre_round is None:
             return 0
-        return self._converse(BEFORE, self._all("prelude"))
+        return self._run_exchanges(PRE_ROUND, self._all("pre_round"))
 
-    def _converse(self, round: int, steps: list[Step]) -> int:
+    def _run_exchanges(self, round: int, steps: list[ShardOutput]) -> int:
         """Carry messages until every node has finished; how many bytes were sent."""
         absent = set(range(self.world.nodes)).difference(self.world.present(round))
-        office = PostOffice(self.world.way(round), absent)
+        office = MessageRouter(self.world.link_faults(round), absent)
         while True:
             check_finite(round, steps)
             for step in steps:
@@ -108,22 +108,22 @@ class Lockstep:
             deliveries = office.deliver()
             if not deliveries:
                 return office.bytes
-            orders: list[dict[int, Any]] = [{} for _ in self.team.members]
-            for node, parcels in deliveries.items():
-                orders[self.owner[node]][node] = parcels
+            orders: list[dict[int, Any]] = [{} for _ in self.team.shard_nodes]
+            for node, packets in deliveries.items():
+                orders[self.owner[node]][node] = packets
             steps = self.team.call("resume", [(order,) for order in orders])
 
-    def measure(self, sent: int = 0) -> RoundReport:
+    def evaluate_models(self, sent: int = 0) -> RoundReport:
         """Judge the models as they are, after so many bytes were sent to get there."""
         start = perf_counter()
-        return self._merge(self._all("measure"), sent, perf_counter() - start)
+        return self._merge(self._all("evaluate_models"), sent, perf_counter() - start)
 
     def deviations(self, round: int) -> dict[str, dict[str, float]]:
         """How the tensors of those who are there spread over parameters and over nodes (P4)."""
         found = Deviations()
         with exclusive_torch():
             present = self.world.present(round)
-            for node in dict.fromkeys(self.world.keeper(node) for node in present):
+            for node in dict.fromkeys(self.world.model_owner(node) for node in present):
                 architecture = self.world.architecture(node)
                 found.add(architecture.name, architecture.layout.views(self.parameters(node)))
             return found.layers()
@@ -137,7 +137,7 @@ class Lockstep:
         """Copies of what a node that keeps a model holds."""
         shard = self.owner[node]
         arguments = [
-            (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.members)
+            (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.shard_nodes)
         ]
         place, other, buffers = self.team.call("model", arguments)[shard]
         params = self.team.open(place).clone()
@@ -150,7 +150,7 @@ class Lockstep:
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Write every shard's part; (trees, file of each node) go into the manifest."""
-        names = [f"part-{i}.safetensors" for i in range(len(self.team.members))]
+        names = [f"part-{i}.safetensors" for i in range(len(self.team.shard_nodes))]
         answers = self.team.call("save", [(str(folder / name),) for name in names])
         trees = {node: tree for answer in answers for node, tree in answer.items()}
         return trees, {node: names[self.owner[int(node)]] for node in trees}
@@ -161,7 +161,7 @@ class Lockstep:
         self._all("restore", str(folder), trees, parts, rounds)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return self.team.call(method, [arguments] * len(self.team.members))
+        return self.team.call(method, [arguments] * len(self.team.shard_nodes))
 
     @exclusive_torch()
     def _merge(self, reports: list[ShardReport], sent: int, wall: float) -> RoundReport:

@@ -33,7 +33,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 @dataclass(frozen=True)
-class Place:
+class SharedTensorRef:
     """Where a tensor lies in shared memory."""
 
     worker: int
@@ -51,7 +51,7 @@ class Arena:
         self.start = self.bytes.data_ptr()
         self.end = self.start + size
 
-    def view(self, place: Place) -> Tensor:
+    def view(self, place: SharedTensorRef) -> Tensor:
         size = prod(place.shape) * place.dtype.itemsize
         flat = self.bytes[place.offset : place.offset + size]
         return flat.view(place.dtype).view(place.shape)
@@ -82,16 +82,16 @@ class SharedStore:
         """Room for a vector [size] in shared memory: to send it later costs no copy."""
         return self.open(self._place((size,), torch.float32))
 
-    def put(self, tensor: Tensor) -> Place:
+    def put(self, tensor: Tensor) -> SharedTensorRef:
         offset = tensor.data_ptr() - self.arenas[self.worker].start
         if 0 <= offset < self.used and tensor.is_contiguous():
-            return Place(self.worker, offset, tuple(tensor.shape), tensor.dtype)
+            return SharedTensorRef(self.worker, offset, tuple(tensor.shape), tensor.dtype)
         place = self._place(tuple(tensor.shape), tensor.dtype)
         self.open(place).copy_(tensor)
         return place
 
-    def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Place:
-        place = Place(self.worker, self.used, shape, dtype)
+    def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedTensorRef:
+        place = SharedTensorRef(self.worker, self.used, shape, dtype)
         end = self.used + prod(shape) * dtype.itemsize
         room = len(self.arenas[self.worker].bytes)
         if end > room:
@@ -102,11 +102,11 @@ class SharedStore:
         self.used = -(-end // ALIGNMENT) * ALIGNMENT
         return place
 
-    def open(self, place: Place) -> Tensor:
+    def open(self, place: SharedTensorRef) -> Tensor:
         # `data` has a count of changes of its own; that of a view is the count of the whole arena.
         return self.arenas[place.worker].view(place).data
 
-    def own(self, tensor: Tensor) -> Tensor:
+    def to_private(self, tensor: Tensor) -> Tensor:
         """A tensor that stays as it is after `clear`: a copy if it lies in shared memory."""
         address = tensor.data_ptr()
         borrowed = any(arena.start <= address < arena.end for arena in self.arenas)
@@ -122,11 +122,13 @@ class PoolTeam:
     def __init__(self, world: World, workers: int) -> None:
         if not hasattr(os, "fork") or sys.platform == "darwin":
             raise InputError("engine 'pool' needs Linux; use --engine serial on this system")
-        self.members = spread([world.work(node) for node in range(world.nodes)], workers)
-        self.arenas = reserve(len(self.members))
+        self.shard_nodes = balance_nodes(
+            [world.expected_cost(node) for node in range(world.nodes)], workers
+        )
+        self.arenas = reserve(len(self.shard_nodes))
         arguments = [
             (world, nodes, SharedStore(self.arenas, worker))
-            for worker, nodes in enumerate(self.members)
+            for worker, nodes in enumerate(self.shard_nodes)
         ]
         self.workers = Workers(_work, arguments)
         try:
@@ -140,7 +142,7 @@ class PoolTeam:
             self.workers.send(worker, (method, values))
         return self._gather()
 
-    def open(self, place: Place) -> Tensor:
+    def open(self, place: SharedTensorRef) -> Tensor:
         return self.arenas[place.worker].view(place)
 
     def close(self) -> None:
@@ -151,7 +153,7 @@ class PoolTeam:
     def _gather(self) -> list[Any]:
         """One answer of every worker, in their order."""
         answers: dict[int, Any] = {}
-        everyone = range(len(self.members))
+        everyone = range(len(self.shard_nodes))
         for worker, answer in self.workers.receive(everyone):
             if answer is ENDED:
                 raise self.workers.died(worker)
@@ -169,10 +171,10 @@ def keep_freed_memory() -> None:
         library.mallopt(M_TRIM_THRESHOLD, 256 << 20)
 
 
-def spread(work: Sequence[int], workers: int) -> list[list[int]]:
+def balance_nodes(work: Sequence[int], workers: int) -> list[list[int]]:
     """Nodes dealt to workers, the heaviest first and always to the least loaded one.
 
-    >>> spread([5, 4, 3, 3, 3], 2)
+    >>> balance_nodes([5, 4, 3, 3, 3], 2)
     [[0, 3], [1, 2, 4]]
     """
     workers = min(workers, len(work))

@@ -43,7 +43,7 @@ def prepare(
     experiment = with_model(experiment, dataset.shape)
     architectures, dtype = build_architectures(experiment, dataset)
     for architecture in architectures.values():
-        experiment.algorithm.fits(architecture.layout)
+        experiment.algorithm.check_layout(architecture.layout)
     names = list(architectures)
     parts, validation = split(experiment, dataset)
     if experiment.algorithm.with_hub:  # one node more, without data
@@ -77,7 +77,7 @@ def whole_numbers(world: World) -> Iterable[str]:
     names = {
         name
         for kind in world.architectures.values()
-        for name, spec in world.algorithm.speaks(world.dimensions(kind)).items()
+        for name, spec in world.algorithm.message_schema(world.dimensions(kind)).items()
         if not spec.dtype.is_floating_point
     }
     if names:

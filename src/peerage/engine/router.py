@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peerage.errors import Diverged, PeerageError
-from peerage.graphs.faults import Way
+from peerage.graphs.faults import LinkFaults
 from peerage.requests import Envelope, Enveloped
 
 
 @dataclass(frozen=True)
-class Parcel(Enveloped):
+class Packet(Enveloped):
     """One message on its way: its envelope, and where the payload lies."""
 
     envelope: Envelope
@@ -27,10 +27,10 @@ class Parcel(Enveloped):
 
 
 @dataclass
-class Step:
+class ShardOutput:
     """What a shard did until every one of its nodes waited or had finished."""
 
-    parcels: list[Parcel] = field(default_factory=list)
+    packets: list[Packet] = field(default_factory=list)
     waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # node -> senders
     finished: list[int] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)  # in training
@@ -38,7 +38,7 @@ class Step:
     spoilt: dict[int, str] = field(default_factory=dict)  # sender -> a tensor that is not finite
 
 
-def check_finite(round: int, steps: Iterable[Step]) -> None:
+def check_finite(round: int, steps: Iterable[ShardOutput]) -> None:
     """Raise `Diverged` if numbers became NaN or infinite in training, or were sent like that."""
     steps = list(steps)
     check_combined(round - 1, (node for step in steps for node in step.broken))
@@ -72,38 +72,38 @@ def _nodes(nodes: list[int]) -> str:
     return f"node{'s' * (len(nodes) > 1)} {some}"
 
 
-class PostOffice:
+class MessageRouter:
     """One round's messages; `absent` nodes take no part in it."""
 
-    def __init__(self, way: Way, absent: Iterable[int] = ()) -> None:
+    def __init__(self, link_faults: LinkFaults, absent: Iterable[int] = ()) -> None:
         # (recipient, sender) -> parcels in order; None is one that a fault has taken away
-        self.boxes: defaultdict[tuple[int, int], deque[Parcel | None]] = defaultdict(deque)
+        self.queues: defaultdict[tuple[int, int], deque[Packet | None]] = defaultdict(deque)
         self.waiting: dict[int, tuple[int, ...]] = {}
         self.finished: set[int] = set(absent)
-        self.way = way
-        self.posted: Counter[tuple[int, int]] = Counter()
+        self.link_faults = link_faults
+        self.sent_counts: Counter[tuple[int, int]] = Counter()
         self.bytes = 0
 
-    def accept(self, step: Step) -> None:
-        for parcel in step.parcels:
-            sender = parcel.sender
-            for recipient in parcel.to:
-                self.boxes[recipient, sender].append(self._carry(parcel, sender, recipient))
+    def accept(self, step: ShardOutput) -> None:
+        for packet in step.packets:
+            sender = packet.sender
+            for recipient in packet.to:
+                self.queues[recipient, sender].append(self._carry(packet, sender, recipient))
         self.waiting |= step.waiting
         self.finished.update(step.finished)
 
-    def _carry(self, parcel: Parcel, sender: int, recipient: int) -> Parcel | None:
+    def _carry(self, packet: Packet, sender: int, recipient: int) -> Packet | None:
         """What arrives of a parcel; it counts if it was sent at all."""
-        if not self.way.open(sender, recipient):
+        if not self.link_faults.link_up(sender, recipient):
             return None
-        self.bytes += parcel.bytes
-        if not self.way.faults.loss:  # then nobody asks for numbers
-            return parcel
-        number = self.posted[recipient, sender]
-        self.posted[recipient, sender] += 1
-        return None if self.way.lost(sender, recipient, number) else parcel
+        self.bytes += packet.bytes
+        if not self.link_faults.faults.loss:  # then nobody asks for numbers
+            return packet
+        number = self.sent_counts[recipient, sender]
+        self.sent_counts[recipient, sender] += 1
+        return None if self.link_faults.message_lost(sender, recipient, number) else packet
 
-    def deliver(self) -> dict[int, list[Parcel]]:
+    def deliver(self) -> dict[int, list[Packet]]:
         """The parcels of every node that can go on; empty when the round is over."""
         ready = {
             node: senders for node, senders in self.waiting.items() if self._ready(node, senders)
@@ -117,10 +117,10 @@ class PostOffice:
         deliveries = {}
         for node, senders in ready.items():
             del self.waiting[node]
-            boxes = [self.boxes.get((node, sender)) for sender in sorted(senders)]
-            arrived = [box.popleft() for box in boxes if box]
-            deliveries[node] = [parcel for parcel in arrived if parcel is not None]
+            queues = [self.queues.get((node, sender)) for sender in sorted(senders)]
+            arrived = [box.popleft() for box in queues if box]
+            deliveries[node] = [packet for packet in arrived if packet is not None]
         return deliveries
 
     def _ready(self, node: int, senders: tuple[int, ...]) -> bool:
-        return all(self.boxes.get((node, s)) or s in self.finished for s in senders)
+        return all(self.queues.get((node, s)) or s in self.finished for s in senders)

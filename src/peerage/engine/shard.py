@@ -13,23 +13,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peerage.algorithm import Algorithm, Node
-from peerage.engine.router import Parcel, Step
+from peerage.engine.router import Packet, ShardOutput
 from peerage.engine.world import World
 from peerage.errors import InputError, PeerageError
 from peerage.graphs.graph import Neighbours
 from peerage.isolation import exclusive_torch
-from peerage.privacy import Veil
+from peerage.privacy import PrivacyFilter
 from peerage.randomness import torch_stream
 from peerage.records.metrics import VALIDATION
 from peerage.records.phases import no_time
-from peerage.requests import UNNUMBERED, Compute, Message, Receive, Send, Shared, check_dtype
+from peerage.requests import UNNUMBERED, Compute, MeanCache, Message, Receive, Send, check_dtype
 from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
 from peerage.vectors import all_finite
-from peerage.work.context import Local
-from peerage.work.evaluation import Movement, Spread, movement, score
+from peerage.work.context import LocalContext
+from peerage.work.evaluation import ConsensusSums, Movement, movement, score
 from peerage.work.training import Train, Trained
 
-BEFORE = -1  # the round before the first, in which nodes learn about the network
+PRE_ROUND = -1  # the round before the first, in which nodes learn about the network
 
 
 class Store(Protocol):
@@ -38,11 +38,11 @@ class Store(Protocol):
     def empty(self, size: int) -> Tensor: ...
     def put(self, tensor: Tensor) -> Any: ...
     def open(self, place: Any) -> Tensor: ...
-    def own(self, tensor: Tensor) -> Tensor: ...
+    def to_private(self, tensor: Tensor) -> Tensor: ...
     def clear(self) -> None: ...
 
 
-class References:
+class InProcessStore:
     """The store of a single process: a payload is the tensor itself."""
 
     def empty(self, size: int) -> Tensor:
@@ -55,7 +55,7 @@ class References:
     def open(self, place: Tensor) -> Tensor:
         return place
 
-    def own(self, tensor: Tensor) -> Tensor:
+    def to_private(self, tensor: Tensor) -> Tensor:
         """A tensor that stays as it is after `clear`."""
         return tensor
 
@@ -83,13 +83,13 @@ class ShardReport:
 
 
 @dataclass
-class Member:
+class NodeRuntime:
     """A node with the machinery around it."""
 
     node: Node[Any]
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    persistent_tensors: dict[str, Tensor] = field(default_factory=dict)
     classes: Classes = field(default_factory=dict)  # of which its state may be made
-    local: Local | None = None
+    local: LocalContext | None = None
     coroutine: Coroutine[Any, Any, None] | None = None
     answer: Any = None
     train_loss: float = 0.0
@@ -110,8 +110,10 @@ class Member:
         return self.scores | {"train_loss": self.train_loss / self.train_examples}
 
 
-Play = Callable[[Node[Any]], Coroutine[Any, Any, None]]
-Stamped = tuple[int, str, Tensor, int]  # sender, name, tensor, how often it had been changed
+RoundFunction = Callable[[Node[Any]], Coroutine[Any, Any, None]]
+VersionedTensor = tuple[
+    int, str, Tensor, int
+]  # sender, name, tensor, how often it had been changed
 
 
 class Shard:
@@ -121,9 +123,9 @@ class Shard:
     def __init__(self, world: World, nodes: Sequence[int], store: Store) -> None:
         self.world, self.store = world, store
         self.kept: set[int] = set()  # addresses of what nodes keep after this round
-        self.shared: Shared = {}  # results that nodes of this shard have in common
+        self.mean_cache: MeanCache = {}  # results that nodes of this shard have in common
         self.opened: dict[tuple[int, int], Message] = {}  # messages of this round by sender, number
-        self.models = {name: a.workbench() for name, a in world.architectures.items()}
+        self.models = {name: a.build_flat() for name, a in world.architectures.items()}
         self.members = {node: self._member(node) for node in sorted(nodes)}
         self.held_out = {
             node: world.train.subset(world.validation[node])
@@ -131,20 +133,22 @@ class Shard:
             if len(world.validation[node])
         }
         self.seconds = no_time()
-        self.spread = Spread()
-        self.sent: list[Stamped] = []  # what must not change in this round
+        self.spread = ConsensusSums()
+        self.sent: list[VersionedTensor] = []  # what must not change in this round
         self.evaluating = False
-        self.play: Play = world.algorithm.round  # what a node does from beginning to end
+        self.round_function: RoundFunction = (
+            world.algorithm.round
+        )  # what a node does from beginning to end
 
-    def _member(self, node: int) -> Member:
+    def _member(self, node: int) -> NodeRuntime:
         world = self.world
         architecture = world.architecture(node)
         start = None if world.experiment.init.start == "shared" else node
         params, buffers = architecture.initial(world.seed, start, float(world.gains[node]))
-        if world.keeper(node) != node:
+        if world.model_owner(node) != node:
             params, buffers = torch.empty(0), torch.empty(0)
         counts = world.label_counts[node]
-        member = Member(
+        member = NodeRuntime(
             Node(
                 id=node,
                 num_nodes=world.nodes,
@@ -159,7 +163,7 @@ class Shard:
                 hub=world.hub,
             )
         )
-        self._enter(member.node, 0, world.neighbours(0), world.listeners(0))
+        self._begin_round(member.node, 0, world.neighbours(0), world.out_neighbours(0))
         # Not the streams of round 0: there, the same numbers would come again.
         member.node.rng = torch_stream(world.seed, "init-node", node)
         member.node.coin = torch_stream(world.seed, "init-coin")
@@ -167,49 +171,53 @@ class Shard:
         member.classes = classes_in(member.node.state)
         check_state(member.node.state, member.classes)
         self._keep(member)
-        world.veil(node, member.memory).heard([{"x": params}])
+        world.privacy_filter(node, member.persistent_tensors).set_reference([{"x": params}])
         return member
 
-    def _enter(
-        self, node: Node[Any], round: int, neighbours: Neighbours, listeners: Neighbours
+    def _begin_round(
+        self, node: Node[Any], round: int, neighbours: Neighbours, out_neighbours: Neighbours
     ) -> None:
-        trust = self.world.trust(node.id, round)
-        node.enter(round, neighbours, listeners, trust, self.shared)
+        edge_weights = self.world.edge_weights(node.id, round)
+        node.begin_round(round, neighbours, out_neighbours, edge_weights, self.mean_cache)
 
     # The round
 
     @exclusive_torch()
-    def begin(self, round: int, evaluate: bool) -> Step:
+    def begin(self, round: int, evaluate: bool) -> ShardOutput:
         return self._start(round, evaluate, self.world.algorithm.round)
 
     @exclusive_torch()
-    def prelude(self) -> Step:
+    def pre_round(self) -> ShardOutput:
         """As `begin`, for what comes before the first round: its answer scales initial weights."""
-        return self._start(BEFORE, False, self._amplify)
+        return self._start(PRE_ROUND, False, self._amplify)
 
     async def _amplify(self, node: Node[Any]) -> None:
-        assert self.world.prelude is not None
-        gain = await self.world.prelude.estimate(node)
-        if self.world.keeper(node.id) == node.id:
+        assert self.world.pre_round is not None
+        gain = await self.world.pre_round.estimate(node)
+        if self.world.model_owner(node.id) == node.id:
             node.params = self.world.architecture(node.id).amplified(node.params, gain)
 
-    def _start(self, round: int, evaluate: bool, play: Play) -> Step:
+    def _start(self, round: int, evaluate: bool, round_function: RoundFunction) -> ShardOutput:
         """Let everyone who is there begin to play."""
-        self.play = play
+        self.round_function = round_function
         self.store.clear()
-        self.shared.clear()
+        self.mean_cache.clear()
         self.opened.clear()
         self._reset(round, evaluate)
-        graph, listeners = self.world.neighbours(round), self.world.listeners(round)
+        graph, out_neighbours = self.world.neighbours(round), self.world.out_neighbours(round)
         for member in self.present:
             node = member.node
-            self._enter(node, round, graph, listeners)
+            self._begin_round(node, round, graph, out_neighbours)
             # Before the first round, nobody says anything about data.
-            node.veil = Veil() if round == BEFORE else self.world.veil(node.id, member.memory)
+            node.privacy_filter = (
+                PrivacyFilter()
+                if round == PRE_ROUND
+                else self.world.privacy_filter(node.id, member.persistent_tensors)
+            )
             member.start = (node.params, node.buffers)
             measured = evaluate and self.world.experiment.evaluation.spread
             member.before = node.params if measured else None
-            member.local = Local(
+            member.local = LocalContext(
                 node=node.id,
                 round=round,
                 seed=self.world.seed,
@@ -217,7 +225,7 @@ class Shard:
                 indices=self.world.parts[node.id],
                 architecture=node.architecture,
                 models=self.models,
-                memory=member.memory,
+                persistent_tensors=member.persistent_tensors,
                 held_out=self.held_out.get(node.id),
                 allocate=self.store.empty,
                 cache=self.world.cache,
@@ -226,9 +234,9 @@ class Shard:
         return self._advance(member.node.id for member in self.present)
 
     @exclusive_torch()
-    def resume(self, deliveries: Mapping[int, list[Parcel]]) -> Step:
-        for node, parcels in deliveries.items():
-            self.members[node].answer = tuple(self._timed("exchange", self._open, parcels))
+    def resume(self, deliveries: Mapping[int, list[Packet]]) -> ShardOutput:
+        for node, packets in deliveries.items():
+            self.members[node].answer = tuple(self._timed("exchange", self._open, packets))
         return self._advance(deliveries)
 
     @exclusive_torch()
@@ -240,22 +248,22 @@ class Shard:
             if member.before is not None:
                 member.moved = movement(member.before, member.node.params, member.trained)
             self._settle(member)
-            self._judge(member)
+            self._evaluate_if_due(member)
         return self._report()
 
     @exclusive_torch()
-    def measure(self) -> ShardReport:
+    def evaluate_models(self) -> ShardReport:
         """Judge the models as they are, without a round."""
         self.store.clear()
-        self._reset(BEFORE, evaluate=True)
+        self._reset(PRE_ROUND, evaluate=True)
         for member in self.present:
-            self._judge(member)
+            self._evaluate_if_due(member)
         return self._report()
 
-    def _advance(self, nodes: Iterable[int]) -> Step:
-        step = Step()
+    def _advance(self, nodes: Iterable[int]) -> ShardOutput:
+        step = ShardOutput()
         for node in sorted(nodes):
-            received = _stamped(self.members[node].answer or ())
+            received = _with_versions(self.members[node].answer or ())
             try:
                 self._drive(self.members[node], step)
             except PeerageError:
@@ -266,7 +274,7 @@ class Shard:
             _check_unchanged(received)
         return step
 
-    def _drive(self, member: Member, step: Step) -> None:
+    def _drive(self, member: NodeRuntime, step: ShardOutput) -> None:
         """Run one node until it waits for messages or its round is over."""
         assert member.local is not None
         node = member.node
@@ -292,17 +300,17 @@ class Shard:
                     return
             elif isinstance(request, Send | Receive):
                 if self.world.experiment.evaluation.at == "exchange" and member.train_examples:
-                    self._judge(member)
+                    self._evaluate_if_due(member)
                 if isinstance(request, Receive):
                     step.waiting[node.id] = request.senders
                     return
-                step.parcels.append(self._timed("exchange", self._post, node, request))
+                step.packets.append(self._timed("exchange", self._post, node, request))
                 step.spoilt |= self._timed("exchange", self._spoilt, member, request.message)
             else:
                 raise PeerageError(f"the algorithm awaited {request!r}, which is not a request")
 
     def _coroutine(self, node: Node[Any]) -> Coroutine[Any, Any, None]:
-        coroutine: Any = self.play(node)
+        coroutine: Any = self.round_function(node)
         if not isinstance(coroutine, Coroutine):
             name = type(self.world.algorithm).__name__
             raise PeerageError(
@@ -311,20 +319,20 @@ class Shard:
             )
         return coroutine
 
-    def _spoilt(self, member: Member, message: Message) -> dict[int, str]:
+    def _spoilt(self, member: NodeRuntime, message: Message) -> dict[int, str]:
         """The node and the name of a tensor that it sends, if that has NaN or infinite entries."""
         for name, tensor in message.payload.items():
             if not self._is_finite(member, tensor):
                 return {member.node.id: name}
         return {}
 
-    def _is_finite(self, member: Member, tensor: Tensor) -> bool:
+    def _is_finite(self, member: NodeRuntime, tensor: Tensor) -> bool:
         """Whether no entry is NaN or infinite; training has looked at its result already."""
         known = member.finite
         unchanged = known is not None and tensor is known[0] and tensor._version == known[1]
         return unchanged or all_finite(tensor)
 
-    def _note(self, member: Member, trained: Trained) -> bool:
+    def _note(self, member: NodeRuntime, trained: Trained) -> bool:
         """Record a training result; False if it is no longer made of finite numbers."""
         stats = trained.stats
         member.finite = trained.params, trained.params._version
@@ -334,7 +342,7 @@ class Shard:
         member.train_examples += stats.examples
         return trained.finite
 
-    def _post(self, node: Node[Any], request: Send) -> Parcel:
+    def _post(self, node: Node[Any], request: Send) -> Packet:
         unknown = [
             peer for peer in request.to if not 0 <= peer < self.world.nodes or peer == node.id
         ]
@@ -348,15 +356,15 @@ class Shard:
             )
         for name, tensor in message.payload.items():
             check_dtype(tensor.dtype, f"node {node.id} sends tensor {name!r}")
-        self.sent += _stamped([message])
+        self.sent += _with_versions([message])
         places = {name: self.store.put(tensor) for name, tensor in message.payload.items()}
         size = sum(tensor.numel() * tensor.element_size() for tensor in message.payload.values())
-        return Parcel(message.envelope, request.to, places, size)
+        return Packet(message.envelope, request.to, places, size)
 
-    def _open(self, parcels: list[Parcel]) -> list[Message]:
+    def _open(self, packets: list[Packet]) -> list[Message]:
         """The messages in the parcels; one that several nodes of this shard get is opened once."""
         messages = []
-        for p in parcels:
+        for p in packets:
             message = self.opened.get((p.sender, p.number))
             if message is None:
                 payload = {name: self.store.open(place) for name, place in p.payload.items()}
@@ -366,11 +374,11 @@ class Shard:
             messages.append(message)
         return messages
 
-    def _settle(self, member: Member) -> None:
+    def _settle(self, member: NodeRuntime) -> None:
         """What a node keeps must be whole and its own: payloads are forgotten after the round."""
         node = member.node
         check_state(node.state, member.classes)
-        if self.world.keeper(node.id) != node.id:
+        if self.world.model_owner(node.id) != node.id:
             node.params, node.buffers = torch.empty(0), torch.empty(0)
         elif node.params.shape != (node.layout.size,) or node.params.dtype != torch.float32:
             raise PeerageError(
@@ -383,14 +391,14 @@ class Shard:
             member.broken = not all(self._is_finite(member, tensor) for tensor in kept)
         self._keep(member)
 
-    def _keep(self, member: Member) -> None:
+    def _keep(self, member: NodeRuntime) -> None:
         """Give what a node keeps memory of its own, so that no other node can change it."""
         node = member.node
-        node.params, node.buffers = self._own(node.params), self._own(node.buffers)
-        node.state = map_tensors(self._own, node.state)
+        node.params, node.buffers = self._to_private(node.params), self._to_private(node.buffers)
+        node.state = map_tensors(self._to_private, node.state)
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        own = self.store.own(tensor)
+    def _to_private(self, tensor: Tensor) -> Tensor:
+        own = self.store.to_private(tensor)
         if own.numel() and own.untyped_storage().data_ptr() in self.kept:
             own = own.clone()
         self.kept.add(own.untyped_storage().data_ptr())
@@ -403,7 +411,7 @@ class Shard:
         there = set(self.world.present(round))
         self.present = [member for id, member in self.members.items() if id in there]
         self.seconds = no_time()
-        self.spread = Spread()
+        self.spread = ConsensusSums()
         self.sent = []
         for member in self.members.values():
             member.answer = None
@@ -412,13 +420,13 @@ class Shard:
             member.before, member.trained, member.moved = None, [], None
             member.start, member.finite, member.broken = (), None, False
 
-    def _judge(self, member: Member) -> None:
+    def _evaluate_if_due(self, member: NodeRuntime) -> None:
         """Once in a round that is judged, and only those who keep a model."""
-        keeps = self.world.keeper(member.node.id) == member.node.id
+        keeps = self.world.model_owner(member.node.id) == member.node.id
         if self.evaluating and keeps and not member.broken and not member.scores:
             self._timed("evaluate", self._evaluate, member)
 
-    def _evaluate(self, member: Member) -> None:
+    def _evaluate(self, member: NodeRuntime) -> None:
         node = member.node
         params = self.world.algorithm.evaluated(node)
         model = self.models[node.architecture]
@@ -444,8 +452,15 @@ class Shard:
 
     def released(self) -> dict[int, int]:
         """How many messages each node has released, of those that noise was laid over."""
-        veils = {id: self.world.veil(id, member.memory) for id, member in self.members.items()}
-        return {id: veil.messages for id, veil in veils.items() if veil.noise.active}
+        veils = {
+            id: self.world.privacy_filter(id, member.persistent_tensors)
+            for id, member in self.members.items()
+        }
+        return {
+            id: privacy_filter.messages
+            for id, privacy_filter in veils.items()
+            if privacy_filter.noise.active
+        }
 
     # Saving
 
@@ -471,9 +486,9 @@ class Shard:
                 tensors[f"{id}.buffers"] = member.node.buffers
             trees[str(id)] = {
                 "state": pack(member.node.state, tensors, f"{id}.state"),
-                "memory": pack(member.memory, tensors, f"{id}.memory"),
+                "memory": pack(member.persistent_tensors, tensors, f"{id}.memory"),
             }
-            if saves_evaluated(self.world.algorithm) and self.world.keeper(id) == id:
+            if saves_evaluated(self.world.algorithm) and self.world.model_owner(id) == id:
                 tensors[f"{id}.evaluated"] = self.world.algorithm.evaluated(member.node)
         save_file(_apart(tensors), path)
         return trees
@@ -495,16 +510,18 @@ class Shard:
             node.params = tensors[f"{id}.params"]
             node.buffers = tensors.get(f"{id}.buffers", node.buffers)
             node.state = unpack(tree["state"], tensors, node.state)
-            member.memory = unpack(tree["memory"], tensors, {})
-        self._enter_again(rounds)
+            member.persistent_tensors = unpack(tree["memory"], tensors, {})
+        self._begin_last_round(rounds)
 
-    def _enter_again(self, rounds: int) -> None:
+    def _begin_last_round(self, rounds: int) -> None:
         """Put every node into the last round that it took part in: `evaluated` may depend on it."""
-        graph = cache(lambda round: (self.world.neighbours(round), self.world.listeners(round)))
+        graph = cache(
+            lambda round: (self.world.neighbours(round), self.world.out_neighbours(round))
+        )
         for id, member in self.members.items():
             present = (r for r in reversed(range(rounds)) if self.world.faults.present(id, r))
             last = next(present, 0)
-            self._enter(member.node, last, *graph(last))
+            self._begin_round(member.node, last, *graph(last))
 
 
 def saves_evaluated(algorithm: Algorithm[Any]) -> bool:
@@ -512,7 +529,7 @@ def saves_evaluated(algorithm: Algorithm[Any]) -> bool:
     return type(algorithm).evaluated is not Algorithm.evaluated
 
 
-def _stamped(messages: Iterable[Message]) -> list[Stamped]:
+def _with_versions(messages: Iterable[Message]) -> list[VersionedTensor]:
     return [(m.sender, name, x, x._version) for m in messages for name, x in m.payload.items()]
 
 
@@ -526,7 +543,7 @@ def _check_awaited(node: Node[Any]) -> None:
         )
 
 
-def _check_unchanged(stamped: Iterable[Stamped]) -> None:
+def _check_unchanged(stamped: Iterable[VersionedTensor]) -> None:
     for sender, name, tensor, version in stamped:
         if tensor._version != version:
             raise PeerageError(

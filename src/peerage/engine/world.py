@@ -11,18 +11,18 @@ from torch import Tensor
 
 from peerage.algorithm import Algorithm, Dimensions, Node
 from peerage.experiment.experiment import Experiment
-from peerage.graphs.faults import Faults, NoLinkFaults, Way
+from peerage.graphs.faults import Faults, LinkFaults, NoLinkFaults
 from peerage.graphs.graph import Graph, Neighbours
 from peerage.graphs.mixing import describe
 from peerage.graphs.topology import DynamicGraph
 from peerage.models.start import Architecture
-from peerage.privacy import Noise, Veil
+from peerage.privacy import Noise, PrivacyFilter
 from peerage.vectors import Layout
 from peerage.work.context import Examples
 
 
 @runtime_checkable
-class Prelude(Protocol):
+class PreRound(Protocol):
     """A protocol between nodes by which each learns the gain of its initial weights (P4)."""
 
     async def estimate(self, node: Node[Any]) -> float: ...
@@ -47,7 +47,7 @@ class World:
     assignment: Sequence[str]  # node -> name of its architecture
     gains: Sequence[float]  # node -> factor on the initial weights
     cache: Path | None = None  # where local work may keep what is dear to compute
-    secret: int | None = field(default=None, repr=False)  # seed of the noise of a real peer
+    noise_seed: int | None = field(default=None, repr=False)  # seed of the noise of a real peer
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -70,10 +70,10 @@ class World:
         return self.experiment.noise
 
     @property
-    def prelude(self) -> Prelude | None:
+    def pre_round(self) -> PreRound | None:
         """How nodes estimate the gain before the first round, if they do."""
         gain = self.experiment.init.gain
-        return gain if isinstance(gain, Prelude) else None
+        return gain if isinstance(gain, PreRound) else None
 
     @property
     def nodes(self) -> int:
@@ -86,11 +86,11 @@ class World:
         return self.nodes - 1 if self.algorithm.with_hub else None
 
     @property
-    def peers(self) -> int:
+    def num_data_nodes(self) -> int:
         """How many nodes have data."""
         return self.nodes if self.hub is None else self.nodes - 1
 
-    def keeper(self, node: int) -> int:
+    def model_owner(self, node: int) -> int:
         """Who keeps the model of a node between rounds: itself, or the hub for its clients."""
         return node if self.hub is None else self.hub
 
@@ -98,9 +98,9 @@ class World:
         """Whom every node hears in this round, if no message gets lost."""
         return self._members(self.graph.neighbours, round)
 
-    def listeners(self, round: int) -> Neighbours:
+    def out_neighbours(self, round: int) -> Neighbours:
         """Who hears every node: the same, unless the graph is directed."""
-        return self._members(self.graph.listeners, round)
+        return self._members(self.graph.out_neighbours, round)
 
     def _members(self, graph: Callable[[int], Neighbours], round: int) -> Neighbours:
         """The graph among those who are there; one that changes anyway is drawn for them alone."""
@@ -108,29 +108,29 @@ class World:
             return self.graph.among(tuple(self.present(round)), round)
         return self.faults.membership(graph(round), round)
 
-    def trust(self, node: int, round: int) -> dict[int, float]:
+    def edge_weights(self, node: int, round: int) -> dict[int, float]:
         """The weights that a node gives those whom it hears and itself, in a weighted graph."""
         if not self.graph.weighted:
             return {}
         links = self.graph.links(round)
         row = slice(links.indptr[node], links.indptr[node + 1])
         heard = zip(links.indices[row].tolist(), links.data[row].tolist(), strict=True)
-        own = 1.0 if self.graph.own is None else float(self.graph.own[node])
+        own = 1.0 if self.graph.self_loops is None else float(self.graph.self_loops[node])
         return {**dict(heard), node: own}
 
     def present(self, round: int) -> list[int]:
         """The nodes that take part in this round; before the first, those that begin."""
         return [node for node in range(self.nodes) if self.faults.present(node, max(round, 0))]
 
-    def way(self, round: int) -> Way:
+    def link_faults(self, round: int) -> LinkFaults:
         """What happens to the messages of this round."""
         faulty = self.faults != Faults()
-        return Way(self.faults, self.seed, round) if faulty else NoLinkFaults()
+        return LinkFaults(self.faults, self.seed, round) if faulty else NoLinkFaults()
 
-    def veil(self, node: int, memory: dict[str, Tensor]) -> Veil:
+    def privacy_filter(self, node: int, persistent_tensors: dict[str, Tensor]) -> PrivacyFilter:
         """What becomes of a node's messages; a hub's data are those that others have released."""
         noise = Noise() if node == self.hub else self.noise
-        return Veil(noise, self.algorithm.nonnegative, memory, self.secret)
+        return PrivacyFilter(noise, self.algorithm.nonnegative, persistent_tensors, self.noise_seed)
 
     def architecture(self, node: int) -> Architecture:
         return self.architectures[self.assignment[node]]
@@ -143,7 +143,7 @@ class World:
         buffers = kind.buffer_layout.size
         return Dimensions(kind.layout, buffers, self.nodes, len(self.classes), self.test.example)
 
-    def work(self, node: int) -> int:
+    def expected_cost(self, node: int) -> int:
         """The expected cost of a node's round, in examples."""
         steps = getattr(getattr(self.algorithm, "local", None), "steps", None)
         return len(self.parts[node]) if steps is None else 1
@@ -151,7 +151,7 @@ class World:
     @cached_property
     def setup(self) -> dict[str, Any]:
         """What reports show of the data, the graph and the models."""
-        counts = self.label_counts[: self.peers]  # of those who have data, without a hub
+        counts = self.label_counts[: self.num_data_nodes]  # of those who have data, without a hub
         constants = constants_of(self.architectures)
         return {
             "allocation": counts.tolist(),
@@ -165,14 +165,14 @@ class World:
             **({"constants": constants} if constants else {}),
         }
 
-    def restrict_to_node(self, node: int, secret: int | None = None) -> "World":
-        """The same world with the training data of one node only; `secret` seeds its noise."""
+    def restrict_to_node(self, node: int, noise_seed: int | None = None) -> "World":
+        """The same world with the training data of one node only; `noise_seed` seeds its noise."""
         own, held = self.parts[node], self.validation[node]
         place = torch.arange(len(own) + len(held))
         parts, validation = ([own[:0]] * self.nodes for _ in range(2))
         parts[node], validation[node] = place[: len(own)], place[len(own) :]
         train = self.train.subset(torch.cat([own, held]))
-        return replace(self, train=train, parts=parts, validation=validation, secret=secret)
+        return replace(self, train=train, parts=parts, validation=validation, noise_seed=noise_seed)
 
 
 def constants_of(architectures: Mapping[str, Architecture]) -> dict[str, str]:

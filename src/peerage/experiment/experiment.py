@@ -34,7 +34,7 @@ from peerage.experiment.readers import (
     reader,
 )
 from peerage.experiment.toml import local_table, merged, table_of, toml
-from peerage.experiment.until import Until, read_until
+from peerage.experiment.until import StopCondition, read_until
 from peerage.graphs.estimation import EstimatedGain
 from peerage.graphs.faults import Faults
 from peerage.graphs.gains import GAINS, Gain, NoGain
@@ -120,7 +120,7 @@ class Evaluation(Section):
             raise InputError(f"validation must lie in [0, 1), got {self.validation}")
         return self
 
-    def judged(self, rounds: int) -> frozenset[int]:
+    def evaluated_rounds(self, rounds: int) -> frozenset[int]:
         """The rounds of a run, numbered from 1, after which models are judged."""
         if self.growth is None:
             return frozenset({*range(self.every, rounds + 1, self.every), rounds})
@@ -163,7 +163,7 @@ class Experiment(Section):
         alpha=0.2
     )
     rounds: int = 20  # at most, if the run has something to end it earlier
-    until: Annotated[Until | None, ReadBy(read_until)] = None  # e.g. accuracy=0.469
+    until: Annotated[StopCondition | None, ReadBy(read_until)] = None  # e.g. accuracy=0.469
     local: Annotated[LocalSGD, ReadBy(read_local)] = LocalSGD()  # as in the algorithm
     init: Init = Init()
     faults: Annotated[Faults, ReadBy(read_faults)] = Faults()
@@ -303,7 +303,7 @@ def reference(name: str, experiment: Experiment) -> Experiment:
 
 def _one_line(error: ValidationError, where: str) -> str:
     key = str(error.errors()[-1]["loc"][0])
-    return f"{'' if where == 'experiment' else f'{where}: '}{key} {specs.complaint(error)}"
+    return f"{'' if where == 'experiment' else f'{where}: '}{key} {specs.describe_error(error)}"
 
 
 def display_name(value: Any, family: specs.Family) -> str:

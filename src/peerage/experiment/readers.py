@@ -25,7 +25,7 @@ from peerage.work.training import LocalSGD
 OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 
 
-def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any]:
+def reader(kind: str, family: specs.Family, *model_server: str) -> Callable[[Any], Any]:
     """Accepts the text, the table and the object form of a member of a family.
 
     An object may be of a class of the user's own that offers one of these methods.
@@ -42,8 +42,10 @@ def reader(kind: str, family: specs.Family, *offers: str) -> Callable[[Any], Any
                     "peerage.resume(folder, experiment=...), or verify in the same way"
                 )
             return specs.from_table(value, kind, family)
-        forgotten = isinstance(value, type) and hasattr(value, offers[0])  # Ring instead of Ring()
-        if forgotten or not any(hasattr(value, name) for name in offers):
+        forgotten = isinstance(value, type) and hasattr(
+            value, model_server[0]
+        )  # Ring instead of Ring()
+        if forgotten or not any(hasattr(value, name) for name in model_server):
             raise InputError(
                 f"{kind} cannot be {shorten(repr(value), 80)}; give a name such as "
                 f"{next(iter(family))!r}, a table with a name, or an object"

@@ -129,7 +129,7 @@ class Diffusion:
         }
 
     @cached_property
-    def _around(self) -> "Around | None":
+    def _around(self) -> "ConsensusVariance | None":
         return variance_around_consensus(self.graph)
 
     @cached_property
@@ -247,14 +247,14 @@ def fit_exponent(sizes: ArrayLike, values: ArrayLike) -> tuple[float, float]:
     return _line(np.log(n), np.log(y))
 
 
-class Around(NamedTuple):
+class ConsensusVariance(NamedTuple):
     """The variance of a node around the consensus of its component, for noise of deviation 1."""
 
     variance: float
     exact: bool  # otherwise a lower bound
 
 
-def variance_around_consensus(graph: Graph) -> Around | None:
+def variance_around_consensus(graph: Graph) -> ConsensusVariance | None:
     """sum_t ||C A^t||_F^2 / n with C = 1 - the mean over a component; None if it is infinite.
 
     Noise of t rounds ago has been averaged t times since. For a regular graph this is the sum of
@@ -270,12 +270,12 @@ def variance_around_consensus(graph: Graph) -> Around | None:
     if graph.nodes > EXACT_NODES:
         first = graph.nodes - len(count)
         second = (a.data**2).sum() - (a.sum(axis=0) ** 2 / count[labels]).sum()
-        return Around(float(first + second) / graph.nodes, exact=False)
+        return ConsensusVariance(float(first + second) / graph.nodes, exact=False)
     c = np.eye(graph.nodes) - (labels[:, None] == labels) / count[labels]
     b, p = c @ a.toarray(), c  # C A C = C A, hence C A^t = (C A)^t
     while np.abs(b).max() > 1e-9:  # p holds the terms below some power of two, b is that power
         p, b = p + b @ p @ b.T, b @ b
-    return Around(float(np.trace(p)) / graph.nodes, exact=True)
+    return ConsensusVariance(float(np.trace(p)) / graph.nodes, exact=True)
 
 
 class _Spread:

@@ -45,12 +45,12 @@ class Faults:
     @cached_property
     def joined(self) -> dict[int, int]:
         """node -> its first round"""
-        return moments("join", self.join)
+        return parse_schedule("join", self.join)
 
     @cached_property
     def left(self) -> dict[int, int]:
         """node -> the first round without it"""
-        return moments("leave", self.leave)
+        return parse_schedule("leave", self.leave)
 
     def check(self, nodes: int) -> None:
         """Refuse what names a node that does not exist."""
@@ -76,14 +76,14 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Way:
+class LinkFaults:
     """What happens to messages in one round, of which the first is 0."""
 
     faults: Faults
     seed: int
     round: int
 
-    def open(self, sender: int, recipient: int) -> bool:
+    def link_up(self, sender: int, recipient: int) -> bool:
         """Whether anything can pass from one node to the other in this round.
 
         Before the first round, while nodes still learn about the network, everything can.
@@ -100,7 +100,7 @@ class Way:
         pair = ends if faults.directed else sorted(ends)
         return faults.links == 1 or self._chance("link activity", *pair) < faults.links
 
-    def lost(self, sender: int, recipient: int, number: int) -> bool:
+    def message_lost(self, sender: int, recipient: int, number: int) -> bool:
         """Whether the message with this number between the two is lost."""
         loss = self.faults.loss
         return loss > 0 and self._chance("loss", sender, recipient, number) < loss
@@ -110,23 +110,23 @@ class Way:
         return stream_seed(self.seed, purpose, self.round, *index) / 2.0**63
 
 
-class NoLinkFaults(Way):
+class NoLinkFaults(LinkFaults):
     """Links that are always up and lose nothing, as fast as can be."""
 
     def __init__(self) -> None:
         super().__init__(Faults(), seed=0, round=0)
 
-    def open(self, sender: int, recipient: int) -> bool:
+    def link_up(self, sender: int, recipient: int) -> bool:
         return True
 
-    def lost(self, sender: int, recipient: int, number: int) -> bool:
+    def message_lost(self, sender: int, recipient: int, number: int) -> bool:
         return False
 
 
-def moments(name: str, text: str) -> dict[int, int]:
+def parse_schedule(name: str, text: str) -> dict[int, int]:
     """Nodes and rounds from `7@10, 8@12`.
 
-    >>> moments("join", "7@10, 8@12")
+    >>> parse_schedule("join", "7@10, 8@12")
     {7: 10, 8: 12}
     """
     found: dict[int, int] = {}

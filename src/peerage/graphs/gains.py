@@ -27,7 +27,7 @@ class NoGain:
 
 
 @dataclass(frozen=True)
-class GainOfGraph:
+class ConnectedGraphGain:
     """What the kinds have in common that look at the graph: it must be in one piece.
 
     One in several would train as several networks, which is seldom meant; who does mean it says
@@ -53,7 +53,7 @@ class GainOfGraph:
 
 
 @dataclass(frozen=True)
-class SqrtGain(GainOfGraph):
+class SqrtGain(ConnectedGraphGain):
     """The square root of the number of nodes: exact on complete and regular graphs."""
 
     def factors(self, graph: Graph) -> np.ndarray:
@@ -62,7 +62,7 @@ class SqrtGain(GainOfGraph):
 
 
 @dataclass(frozen=True)
-class GraphGain(GainOfGraph):
+class GraphGain(ConnectedGraphGain):
     """1 / |v|, with v the stationary vector of averaging on this graph (P4)."""
 
     def factors(self, graph: Graph) -> np.ndarray:
@@ -71,7 +71,7 @@ class GraphGain(GainOfGraph):
 
 
 @dataclass(frozen=True)
-class DegreeGain(GainOfGraph):
+class DegreeGain(ConnectedGraphGain):
     """The gain of the graph from its degrees k alone: sum(k + 1) / sqrt(sum((k + 1)^2)) (P4).
 
     Exact for uniform averaging over undirected links.
@@ -90,7 +90,7 @@ class DegreeGain(GainOfGraph):
 
 
 @dataclass(frozen=True)
-class ExponentGain(GainOfGraph):
+class ExponentGain(ConnectedGraphGain):
     """n^a, for graphs of which only the kind is known: a = 1/2 is exact on regular ones (P4)."""
 
     a: float

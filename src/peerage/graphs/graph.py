@@ -35,7 +35,7 @@ class Graph(ABC):
     directed: bool = field(default=False, kw_only=True)
     weighted: bool = field(default=False, kw_only=True)
     # The weight that every node gives itself; None: 1 each.
-    own: Vector | None = field(default=None, kw_only=True, repr=False, compare=False)
+    self_loops: Vector | None = field(default=None, kw_only=True, repr=False, compare=False)
     dynamic: ClassVar[bool] = False
     # What was derived from the last links that were asked for, by name.
     _derived: dict[str, tuple[sparse.csr_array, Any]] = field(
@@ -50,7 +50,7 @@ class Graph(ABC):
         """Whom every node hears, in order, without the node itself."""
         return self.derived("neighbours", round, _rows)
 
-    def listeners(self, round: int) -> Neighbours:
+    def out_neighbours(self, round: int) -> Neighbours:
         """Who hears every node; the same as `neighbours` unless the graph is directed."""
         if not self.directed:
             return self.neighbours(round)
@@ -65,7 +65,7 @@ class Graph(ABC):
         made: Made = known[1]
         return made
 
-    def ends(self, round: int = 0) -> NDArray[np.int64]:
+    def edge_array(self, round: int = 0) -> NDArray[np.int64]:
         """The edges as an array [m, 2]: each once, in order; see `edges`."""
         links = self.links(round)
         links = links.T.tocsr() if self.directed else sparse.triu(links, k=1, format="csr")
@@ -74,7 +74,7 @@ class Graph(ABC):
 
     def edges(self, round: int = 0) -> tuple[tuple[int, int], ...]:
         """Each edge once, smaller id first; of a directed graph the sender first."""
-        a, b = self.ends(round).T.tolist()
+        a, b = self.edge_array(round).T.tolist()
         return tuple(zip(a, b, strict=True))
 
     def networkx(self, round: int = 0) -> nx.Graph:
@@ -86,8 +86,8 @@ class Graph(ABC):
         heard = self.links(round).tocoo()
         triples = zip(heard.col.tolist(), heard.row.tolist(), heard.data.tolist(), strict=True)
         graph.add_weighted_edges_from(triples)
-        if self.own is not None:
-            graph.add_weighted_edges_from((i, i, w) for i, w in enumerate(self.own.tolist()))
+        if self.self_loops is not None:
+            graph.add_weighted_edges_from((i, i, w) for i, w in enumerate(self.self_loops.tolist()))
         return graph
 
 
@@ -106,7 +106,7 @@ class StaticGraph(Graph):
         *,
         weights: ArrayLike | None = None,
         directed: bool = False,
-        own: ArrayLike | None = None,
+        self_loops: ArrayLike | None = None,
     ) -> "StaticGraph":
         """Edges in any order; repeated ones count once, self-loops not at all.
 
@@ -115,7 +115,7 @@ class StaticGraph(Graph):
         """
         ends = _checked_ends(nodes, edges)
         w = None if weights is None else _checked_weights(weights, len(ends), "edges")
-        mine = None if own is None else _checked_weights(own, nodes, "nodes").copy()
+        mine = None if self_loops is None else _checked_weights(self_loops, nodes, "nodes").copy()
         loops = ends[:, 0] == ends[:, 1]
         if loops.any():
             if w is not None:
@@ -128,7 +128,7 @@ class StaticGraph(Graph):
             _linked(nodes, ends, w, directed),
             directed=directed,
             weighted=w is not None or mine is not None,
-            own=None if mine is None or (mine == 1).all() else mine,
+            self_loops=None if mine is None or (mine == 1).all() else mine,
         )
 
     def links(self, round: int) -> sparse.csr_array:
@@ -150,12 +150,12 @@ class StaticGraph(Graph):
 
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         matrix = self.matrix
-        return matrix.indptr, matrix.indices, matrix.data, own_weights(self)
+        return matrix.indptr, matrix.indices, matrix.data, self_weights(self)
 
 
-def own_weights(graph: Graph) -> Vector:
+def self_weights(graph: Graph) -> Vector:
     """What every node gives itself, beside the weights of its links."""
-    return np.ones(graph.nodes) if graph.own is None else graph.own
+    return np.ones(graph.nodes) if graph.self_loops is None else graph.self_loops
 
 
 def adjacency_matrix(graph: Graph) -> sparse.csr_array:
@@ -213,7 +213,7 @@ def diameter(graph: Graph) -> int:
 
     The ball around every node is one integer with a bit per node, and grows by a step at a time.
     """
-    refuse_disconnected(graph, "has no diameter")
+    require_connected(graph, "has no diameter")
     if not is_strongly_connected(graph):
         raise InputError("a directed graph that is not strongly connected has no diameter")
     near = graph.neighbours(0)
@@ -226,7 +226,7 @@ def diameter(graph: Graph) -> int:
     return steps
 
 
-def refuse_disconnected(graph: Graph, why: str) -> None:
+def require_connected(graph: Graph, why: str) -> None:
     """`why` completes the sentence: a graph with several components ..."""
     if not is_connected(graph):
         raise InputError(f"a graph with {component_labels(graph).max() + 1} components {why}")
@@ -253,11 +253,11 @@ def _checked_weights(weights: ArrayLike, count: int, what: str) -> Vector:
     return w
 
 
-def _with_loops(own: Vector, loops: NDArray[np.int64], weights: Vector) -> Vector:
-    """`own`, but for the nodes that have a self-loop its weight."""
+def _with_loops(self_loops: Vector, loops: NDArray[np.int64], weights: Vector) -> Vector:
+    """`self_loops`, but for the nodes that have a self-loop its weight."""
     ids, given = _sorted_once(loops[:, 0], weights, lambda node: f"node {node} gives itself")
-    own[ids] = given
-    return own
+    self_loops[ids] = given
+    return self_loops
 
 
 def _linked(
@@ -265,10 +265,10 @@ def _linked(
 ) -> sparse.csr_array:
     """The matrix of links, by sorting one number per link: its listener, then its sender."""
     bits = nodes.bit_length()
-    senders, listeners = ends[:, 0], ends[:, 1]
-    codes = listeners << bits | senders
+    senders, out_neighbours = ends[:, 0], ends[:, 1]
+    codes = out_neighbours << bits | senders
     if not directed:
-        codes = np.concatenate([codes, senders << bits | listeners])
+        codes = np.concatenate([codes, senders << bits | out_neighbours])
         weights = None if weights is None else np.concatenate([weights, weights])
     if weights is None:
         codes.sort()  # numpy.unique takes many times as long

@@ -25,8 +25,8 @@ from peerage.graphs.graph import (
     diameter,
     is_connected,
     is_strongly_connected,
-    own_weights,
-    refuse_disconnected,
+    require_connected,
+    self_weights,
     strong_labels,
 )
 from peerage.randomness import numpy_stream
@@ -76,7 +76,7 @@ def stationary(
     _check_weights(graph, weights)
     mass: Vector
     if graph.directed:
-        _refuse_one_way(graph)
+        _require_strongly_connected(graph)
         mass = _left_eigenvector(graph, weights, examples)
     elif weights == "metropolis":
         mass = np.ones(graph.nodes)
@@ -118,7 +118,7 @@ def gains(graph: Graph, weights: Weights = "graph", examples: ArrayLike | None =
 
 def gain(graph: Graph, weights: Weights = "graph", examples: ArrayLike | None = None) -> float:
     """The one gain of a connected graph."""
-    refuse_disconnected(graph, "has one gain per component; ask for gains")
+    require_connected(graph, "has one gain per component; ask for gains")
     return float(gains(graph, weights, examples)[0])
 
 
@@ -133,7 +133,7 @@ def degree_gain(degrees: ArrayLike, nodes: float) -> float:
     return float(math.sqrt(nodes) * closed.mean() / math.sqrt((closed**2).mean()))
 
 
-def critical_ratio(graph: Graph) -> float:
+def mean_excess_degree(graph: Graph) -> float:
     """The mean excess degree <k^2> / <k> - 1: how many further links lie behind a link.
 
     Near 1 and below a random graph falls into small pieces (P4 Section 5); 0 without any link.
@@ -184,7 +184,7 @@ def mixing_time(graph: Graph, epsilon: float = 0.25) -> MixingTime:
     if not 0 < epsilon < 1:
         raise InputError(f"epsilon must lie strictly between 0 and 1, got {epsilon}")
     if is_connected(graph):
-        _refuse_one_way(graph)
+        _require_strongly_connected(graph)
     return _speed(graph, epsilon)[1]
 
 
@@ -286,7 +286,7 @@ def _speed(graph: Graph, epsilon: float) -> tuple[float, MixingTime]:
 def _closed(graph: Graph, weights: Weights) -> sparse.csr_array:
     """Links and self-loops, with the weights of the graph or all 1."""
     if weights == "graph":
-        return graph.links(0) + sparse.diags_array(own_weights(graph))
+        return graph.links(0) + sparse.diags_array(self_weights(graph))
     return adjacency_matrix(graph) + sparse.eye_array(graph.nodes)
 
 
@@ -308,7 +308,7 @@ def _one_way(graph: Graph) -> int | None:
     return int(np.flatnonzero(parts[labels] > 1)[0])
 
 
-def _refuse_one_way(graph: Graph) -> None:
+def _require_strongly_connected(graph: Graph) -> None:
     node = _one_way(graph)
     if node is not None:
         raise InputError(

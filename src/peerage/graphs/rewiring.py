@@ -114,7 +114,7 @@ def _annealed(
     graph: Graph, fixed: Degrees, target: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     k, near = fixed.k.tolist(), [set(others) for others in graph.neighbours(0)]
-    one, other = graph.ends().T.tolist()
+    one, other = graph.edge_array().T.tolist()
     total, goal = _total(graph), fixed.total(target)
     enough = max(0.5, CLOSE / fixed.step)
     sharpness, accepted, refused = FIRST_SHARPNESS * fixed.step, 0, 0

@@ -43,7 +43,9 @@ from peerage.graphs.random_edges import (
 )
 from peerage.randomness import numpy_stream
 
-HOPELESS = 20  # isolated nodes that are expected: the chance that there are none is e^-20
+MAX_EXPECTED_ISOLATED = (
+    20  # isolated nodes that are expected: the chance that there are none is e^-20
+)
 MANY_PIECES = 50  # components in one draw: the next ones will not be connected either
 
 
@@ -186,7 +188,7 @@ class ErdosRenyi(RandomTopology):
 
     def build(self, nodes: int, seed: int) -> Graph:
         if self.connected and nodes > 1:
-            self._check_hope(nodes)
+            self._check_connectable(nodes)
         return super().build(nodes, seed)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
@@ -201,10 +203,10 @@ class ErdosRenyi(RandomTopology):
         _check_mean_degree(self.degree, nodes)
         return self.degree / (nodes - 1)
 
-    def _check_hope(self, nodes: int) -> None:
+    def _check_connectable(self, nodes: int) -> None:
         """Isolated nodes are what keeps such a graph from being connected. Erdos, Renyi, 1960."""
         isolated = nodes * (1 - self._chance(nodes)) ** (nodes - 1)
-        if isolated > HOPELESS:
+        if isolated > MAX_EXPECTED_ISOLATED:
             enough = ceil(log(nodes)) + 1
             raise InputError(
                 f"topology {_text(self)!r} with {nodes} nodes cannot be connected: about "
@@ -337,7 +339,7 @@ class SmallWorld(RandomTopology):
         return small_world_edges(nodes, self.k, self.p, rng)
 
 
-class Given(NamedTuple):
+class EdgeData(NamedTuple):
     """What the user wrote down, with ids from 0 to n - 1."""
 
     ends: NDArray[np.int64]  # [m, 2]
@@ -346,11 +348,11 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GivenTopology(Topology):
+class UserTopology(Topology):
     """The user's own edges, which may have directions and weights."""
 
     @abstractmethod
-    def read(self, nodes: int) -> Given:
+    def read(self, nodes: int) -> EdgeData:
         """Checked for this number of nodes."""
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
@@ -363,7 +365,7 @@ class GivenTopology(Topology):
 
 
 @dataclass(frozen=True)
-class EdgeList(GivenTopology):
+class EdgeList(UserTopology):
     """A text file with two ids from 0 to n - 1 on every line; # begins a comment.
 
     An undirected edge may be listed in either direction, or in both; `a b` in a directed list says
@@ -375,7 +377,7 @@ class EdgeList(GivenTopology):
     directed: bool = False
     weighted: bool = False
 
-    def read(self, nodes: int) -> Given:
+    def read(self, nodes: int) -> EdgeData:
         try:
             text = Path(self.path).read_text(encoding="utf-8-sig")
         except OSError as error:
@@ -393,7 +395,7 @@ class EdgeList(GivenTopology):
             )
         return given
 
-    def _listed(self, lines: Sequence[str], nodes: int) -> Given:
+    def _listed(self, lines: Sequence[str], nodes: int) -> EdgeData:
         """Line by line, to say which one is wrong."""
         seen: dict[tuple[int, int], float] = {}
         for number, line in enumerate(lines, start=1):
@@ -410,7 +412,9 @@ class EdgeList(GivenTopology):
                     "keep one"
                 )
         ends = np.array(list(seen), dtype=np.int64).reshape(-1, 2)
-        return Given(ends, np.array(list(seen.values())) if self.weighted else None, self.directed)
+        return EdgeData(
+            ends, np.array(list(seen.values())) if self.weighted else None, self.directed
+        )
 
 
 @dataclass(frozen=True)
@@ -476,7 +480,7 @@ class DynamicGraph(Graph):
 
 
 @dataclass(frozen=True)
-class FromGraph(GivenTopology):
+class FromGraph(UserTopology):
     """Any simple networkx graph; from Python only, as it cannot be written to a file.
 
     Its nodes become 0..n-1 in sorted order, or in the order of insertion if they have no order. In
@@ -499,7 +503,7 @@ class FromGraph(GivenTopology):
     def _weighted(self) -> bool:
         return any("weight" in options for _, _, options in self.graph.edges(data=True))
 
-    def read(self, nodes: int) -> Given:
+    def read(self, nodes: int) -> EdgeData:
         if len(self.graph) != nodes:
             raise InputError(
                 f"the networkx graph has {len(self.graph)} nodes, not {nodes}; make them equal"
@@ -512,7 +516,7 @@ class FromGraph(GivenTopology):
         triples = list(self.graph.edges(data="weight", default=1))
         ends = np.array([(ids[a], ids[b]) for a, b, _ in triples], dtype=np.int64).reshape(-1, 2)
         weights = [_edge_weight(a, b, weight) for a, b, weight in triples]
-        return Given(
+        return EdgeData(
             ends, np.array(weights) if self._weighted() else None, self.graph.is_directed()
         )
 
@@ -536,7 +540,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 
 def _listed_at_once(
     lines: Sequence[str], nodes: int, directed: bool, weighted: bool
-) -> Given | None:
+) -> EdgeData | None:
     """All lines of an edge list, or None if one of them is not as it should be."""
     columns = [("a", np.int64), ("b", np.int64), ("weight", np.float64)]
     try:
@@ -549,14 +553,14 @@ def _listed_at_once(
     if ends.min() < 0 or ends.max() >= nodes:
         return None
     if not weighted:
-        return None if (ends[:, 0] == ends[:, 1]).any() else Given(ends, None, directed)
+        return None if (ends[:, 0] == ends[:, 1]).any() else EdgeData(ends, None, directed)
     weights = table["weight"]
     if not (np.isfinite(weights).all() and (weights > 0).all()):
         return None
     codes = (ends if directed else np.sort(ends)) @ [nodes, 1]
     order = np.argsort(codes)
     conflict = (np.diff(codes[order]) == 0) & (np.diff(weights[order]) != 0)
-    return None if conflict.any() else Given(ends, weights, directed)
+    return None if conflict.any() else EdgeData(ends, weights, directed)
 
 
 def _listed_ids(words: list[str], nodes: int, where: str, weighted: bool) -> tuple[int, int]:

@@ -80,7 +80,7 @@ class Architecture:
         module = self.specimen()
         return frozenset(weights(module)).union(biases(module) if self.bias == "scaled" else ())
 
-    def workbench(self) -> FlatModel:
+    def build_flat(self) -> FlatModel:
         return FlatModel(self.specimen())
 
     def initial(self, seed: int, start: int | None, gain: float = 1.0) -> tuple[Tensor, Tensor]:

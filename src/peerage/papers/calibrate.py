@@ -13,7 +13,7 @@ import torch
 from peerage.aggregation import weighted_mean
 from peerage.algorithm import Algorithm, Cost, Dimensions
 from peerage.data import cache_folder
-from peerage.data.datasets import DATASETS, FACTS, Facts, facts
+from peerage.data.datasets import DATASET_INFO, DATASETS, DatasetInfo, dataset_info
 from peerage.data.partition import BalancedIid, ByGroup
 from peerage.errors import DiskError
 from peerage.experiment.experiment import Experiment, display_name
@@ -69,7 +69,7 @@ class Speeds:
     def _training(self, experiment: Experiment) -> float | None:
         dataset = display_name(experiment.dataset, DATASETS)
         model = display_name(experiment.model[0], MODELS)
-        if dataset not in FACTS or model not in MODELS:
+        if dataset not in DATASET_INFO or model not in MODELS:
             return None
         cost = mean_cost(experiment)
         if cost is None:
@@ -83,16 +83,16 @@ class Speeds:
         trained = examples_per_round(experiment) + cost.passes * seen
         tested = experiment.evaluation.samples or known.test
         models = 1 if experiment.algorithm.with_hub else nodes
-        judged = tested * models * len(experiment.evaluation.judged(rounds))
+        judged = tested * models * len(experiment.evaluation.evaluated_rounds(rounds))
         forward = judged + rounds * cost.forward * seen
         averaged = rounds * numbers_averaged(experiment, cost) / self.averaged()
         busy = rounds * trained / rate.trained + forward / rate.judged + averaged
         return START + busy / cores
 
-    def rate(self, dataset: str, model: str, batch: int, known: Facts | None = None) -> Rate:
+    def rate(self, dataset: str, model: str, batch: int, known: DatasetInfo | None = None) -> Rate:
         """The rate with the images of a data set, whose options may have changed their shape."""
-        known = known or FACTS[dataset]
-        if known.shape != FACTS[dataset].shape:
+        known = known or DATASET_INFO[dataset]
+        if known.shape != DATASET_INFO[dataset].shape:
             dataset += " " + "x".join(map(str, known.shape))
         return Rate(*self._once(f"{dataset} {model} {batch}", lambda: measure(known, model, batch)))
 
@@ -138,8 +138,8 @@ def examples(experiment: Experiment) -> int:
     return int(getattr(experiment.dataset, "train", None) or known.train)
 
 
-def known_facts(experiment: Experiment) -> Facts:
-    known = facts(experiment.dataset)
+def known_facts(experiment: Experiment) -> DatasetInfo:
+    known = dataset_info(experiment.dataset)
     assert known is not None  # `seconds` has asked
     return known
 
@@ -171,7 +171,7 @@ def dimensions(experiment: Experiment) -> Dimensions:
 
 
 @cache
-def _dimensions(model: Any, known: Facts, nodes: int) -> Dimensions:
+def _dimensions(model: Any, known: DatasetInfo, nodes: int) -> Dimensions:
     with torch.device("meta"):  # shapes without values: a large model takes no time
         module = model.build(known.shape, known.classes)
     return Dimensions.of(module, nodes, known.classes, known.shape)
@@ -219,11 +219,11 @@ def _mean_cost(
     return Cost(**means, shared_mean=all(cost.shared_mean for cost in stated))
 
 
-def measure(known: Facts, model: str, batch: int) -> Rate:
+def measure(known: DatasetInfo, model: str, batch: int) -> Rate:
     """Train and judge random images for a moment."""
     shape, classes = known.shape, known.classes
     architecture = Architecture(model, partial(MODELS[model]().build, shape, classes), "torch")
-    bench = architecture.workbench()
+    bench = architecture.build_flat()
     bench.load(*architecture.initial(0, 0, gain=1.0))
     count = TRIAL if bench.params.numel() < LARGE else 2 * batch
     images = Examples(torch.randn(count, *shape), torch.arange(count) % classes)

@@ -20,20 +20,20 @@ from peerage.records.metrics import BY_KEY, METRICS
 from peerage.records.rows import RunRecord
 from peerage.report.figures import (
     COLOURS,
+    CURVE_STYLES,
     DASHES,
     GREY,
-    LOOKS,
     MARKERS,
     PERCENT,
     SIZE,
     STYLE,
-    Look,
+    CurveStyle,
+    curve_style,
+    curve_styles,
     literal,
-    look_of,
-    looks,
+    needs_log_scale,
     percent_axis,
     phase_bars,
-    span_much,
     visible,
 )
 from peerage.report.series import Key, Series
@@ -182,7 +182,7 @@ def node_lines(panels: Sequence[NodePanel]) -> Figure:
                 markers = _turn(len(rounds), place, len(chosen))
                 axes.plot(rounds, values, markevery=markers, **_node_line(place))
             known = [value for _, values in shown.values() for value in values]
-            if span_much(known) if panel.log is None else panel.log:
+            if needs_log_scale(known) if panel.log is None else panel.log:
                 axes.set_yscale("log")
             axes.set_title(literal(panel.title))
             axes.set_ylabel(literal(panel.ylabel))
@@ -232,22 +232,22 @@ def plots(
     """
     lined = [panel for panel in panels if isinstance(panel, Plot)]
     labels = list(dict.fromkeys(line.label for panel in lined for line in panel.lines))
-    looks = {label: _label_look(label, number) for number, label in enumerate(labels)}
+    curve_styles = {label: _label_look(label, number) for number, label in enumerate(labels)}
     alike = len({(panel.ylabel, "y" in panel.log) for panel in lined}) == 1
     alike = alike and len(lined) == len(panels)
     figure, grid = _panel_grid(len(panels), columns, sharey=alike)
     with matplotlib.rc_context(STYLE):
         for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
             if isinstance(panel, Bars):
-                _draw_bars(axes, panel, looks)
+                _draw_bars(axes, panel, curve_styles)
             else:
-                _draw_plot(axes, panel, looks)
+                _draw_plot(axes, panel, curve_styles)
             if not alike or number % min(columns, len(panels)) == 0:
                 axes.set_ylabel(literal(panel.ylabel))
         for axes, panel in zip(grid, panels, strict=True):
             if isinstance(panel, Plot):
                 _plot_axes(axes, panel, lined if alike else [panel])
-        names = _names(lined, looks)
+        names = _names(lined, curve_styles)
         _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(lined, across)])
         _legend_of_parts(figure, [panel for panel in panels if isinstance(panel, Bars)])
     return figure
@@ -344,14 +344,14 @@ def _panel_grid(count: int, columns: int, **options: Any) -> tuple[Figure, list[
     return figure, list(grid.flat[:count])
 
 
-def _methods(panels: Sequence[Panel]) -> dict[str, Look]:
+def _methods(panels: Sequence[Panel]) -> dict[str, CurveStyle]:
     """The look of every label, the same in all panels, also where another method is missing."""
     algorithms = {s.label: s.algorithm for panel in panels for s in panel.series}
-    return dict(zip(algorithms, looks(list(algorithms.values())), strict=True))
+    return dict(zip(algorithms, curve_styles(list(algorithms.values())), strict=True))
 
 
 def _draw_line(
-    rows: Any, panels: Sequence[Panel], keys: Sequence[str], methods: dict[str, Look]
+    rows: Any, panels: Sequence[Panel], keys: Sequence[str], methods: dict[str, CurveStyle]
 ) -> None:
     """Panels side by side, all of whose keys stand above each other on the same rounds."""
     for row, key in zip(rows, keys, strict=True):
@@ -368,7 +368,7 @@ def _draw_line(
         axes.set_title(literal(panel.title))
 
 
-def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, Look]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, CurveStyle]) -> None:
     for target in panel.targets if key == "accuracy" else ():
         axes.axhline(target, zorder=1, **TARGET)
     order = list(methods)
@@ -382,14 +382,14 @@ def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, Look]) ->
             _draw_band(axes, rounds, means, stds, look.colour)
 
 
-def _draw_plot(axes: Axes, panel: Plot, looks: Mapping[str, dict[str, Any]]) -> None:
+def _draw_plot(axes: Axes, panel: Plot, curve_styles: Mapping[str, dict[str, Any]]) -> None:
     for label, value in panel.levels:
-        colour = {"color": looks[label]["color"]} if label in looks else {}
+        colour = {"color": curve_styles[label]["color"]} if label in curve_styles else {}
         axes.axhline(value, zorder=1, **{**LEVEL, **colour})
-    order = list(looks)
+    order = list(curve_styles)
     for line in panel.lines:
         x, y, deviation = panel.points(line)
-        stroke = _stroke(looks[line.label], dashed=line.dashed)
+        stroke = _stroke(curve_styles[line.label], dashed=line.dashed)
         markers = _turn(len(x), order.index(line.label), len(order))
         axes.plot(x, y, markevery=markers, zorder=2.5 if line.dashed else 2, **stroke)
         if deviation:
@@ -418,12 +418,14 @@ def _band_entry(label: str) -> Patch:
     return Patch(color="#888888", alpha=2 * BAND, label=label)
 
 
-def _draw_bars(axes: Axes, panel: Bars, looks: Mapping[str, dict[str, Any]]) -> None:
+def _draw_bars(axes: Axes, panel: Bars, curve_styles: Mapping[str, dict[str, Any]]) -> None:
     """A bar of one piece has its height above it, and the colour of a line with its name."""
     places = range(len(panel.names))
     bottom = np.zeros(len(panel.names))
     for number, heights in enumerate(panel.parts.values()):
-        single = [looks[name]["color"] if name in looks else GREY for name in panel.names]
+        single = [
+            curve_styles[name]["color"] if name in curve_styles else GREY for name in panel.names
+        ]
         colour: Any = single if len(panel.parts) == 1 else _part_colour(number)
         bars = axes.bar(places, heights, 0.7, bottom, color=colour)
         if len(panel.parts) == 1:
@@ -499,18 +501,18 @@ def _label_look(label: str, number: int) -> dict[str, Any]:
     A variant of it, such as `HWA (examples)`, has its look too: draw the line dashed.
     """
     name, _, _ = label.partition(" (")
-    if name.lower() not in LOOKS:
+    if name.lower() not in CURVE_STYLES:
         return _column(number)
-    colour, marker = look_of(name)
+    colour, marker = curve_style(name)
     return {"color": colour, "marker": marker}
 
 
-def _names(panels: Sequence[Plot], looks: Mapping[str, dict[str, Any]]) -> list[Artist]:
+def _names(panels: Sequence[Plot], curve_styles: Mapping[str, dict[str, Any]]) -> list[Artist]:
     """The labels; one that stands for dashed lines only is dashed."""
     solid = {line.label for panel in panels for line in panel.lines if not line.dashed}
     return [
         Line2D([], [], label=literal(label), **_stroke(look, dashed=label not in solid))
-        for label, look in looks.items()
+        for label, look in curve_styles.items()
     ]
 
 
@@ -548,7 +550,7 @@ def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None
     scale = BY_KEY[key].scale if key in BY_KEY else "number"
     if scale == "fraction":
         percent_axis(line[0])
-    elif scale == "log" or span_much(values):
+    elif scale == "log" or needs_log_scale(values):
         line[0].set_yscale("log")
         positive = [value for value in values if value > 0]
         # A band may reach down to zero or below, where a logarithm has no end.
@@ -562,7 +564,7 @@ def _round_axis(axes: Axes, rounds: Sequence[Sequence[int]]) -> None:
         axes.set_xticks([0])
 
 
-def _entries(methods: dict[str, Look], panels: Sequence[Panel]) -> list[Artist]:
+def _entries(methods: dict[str, CurveStyle], panels: Sequence[Panel]) -> list[Artist]:
     """The legend of curves: the methods, what a band is, what a line across is."""
     entries: list[Artist] = [
         Line2D([], [], label=literal(label), **look.line) for label, look in methods.items()
@@ -659,7 +661,7 @@ def _table_axis(axes: Axes, table: PaperTable, part: Sequence[int]) -> None:
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.set_xlabel("test accuracy")
-    elif table.unit == "rounds" or span_much(values):
+    elif table.unit == "rounds" or needs_log_scale(values):
         if values and min(values) > 0:
             axes.set_xscale("log")
             narrow = max(values) < 50 * min(values)

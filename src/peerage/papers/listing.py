@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peerage.papers.calibrate import Speeds
-from peerage.papers.runner import Store, lacking
+from peerage.papers.runner import Store, missing_datasets
 from peerage.papers.study import Job, Plan, Study
 
 
@@ -21,7 +21,7 @@ def entries(
     rows = []
     wanted = {study.id: list({j.folder: j for j in study.jobs(plan)}.values()) for study in studies}
     # Once for all: whether a data set is here takes a look at every byte of it.
-    away = lacking(job for jobs in wanted.values() for job in jobs)
+    away = missing_datasets(job for jobs in wanted.values() for job in jobs)
     for study in studies:
         jobs = wanted[study.id]
         left = [job for job in jobs if not store.ended(job)]

@@ -26,7 +26,7 @@ from peerage.papers.calibrate import Speeds, mean_cost, parameters
 from peerage.papers.p0.studies import STUDIES as P0
 from peerage.papers.p2.studies import STUDIES as P2
 from peerage.papers.p4.studies import STUDIES as P4
-from peerage.papers.study import Calculation, Job, Place, Plan, Results, Study, Training
+from peerage.papers.study import Calculation, Coordinates, Job, Plan, Results, Study, Training
 from peerage.records import checkpoint
 from peerage.records.rows import Row, RunRecord, read_status
 from peerage.report.series import Series
@@ -53,7 +53,7 @@ class Outcome:
     done: int = 0
     skipped: int = 0  # were finished already
     diverged: list[str] = field(default_factory=list)
-    lacking: list[str] = field(default_factory=list)  # data sets
+    missing_datasets: list[str] = field(default_factory=list)  # data sets
 
 
 def register(study: Study) -> None:
@@ -159,7 +159,7 @@ class Store:
         return recorded(folder) if isinstance(job, Calculation) else (RunRecord.load(folder),)
 
     def results(self, plan: Plan, jobs: Sequence[Job]) -> Results:
-        found: dict[Place, list[RunRecord]] = {}
+        found: dict[Coordinates, list[RunRecord]] = {}
         ended = [job for job in jobs if self.ended(job)]
         for job in ended:
             found.setdefault(job.place, []).extend(self.records(job))
@@ -170,14 +170,14 @@ class Store:
         return Results(plan, jobs, series, len(ended))
 
 
-def lacking(jobs: Iterable[Job]) -> list[str]:
+def missing_datasets(jobs: Iterable[Job]) -> list[str]:
     """Data sets of the jobs that have to be fetched first."""
     names = dict.fromkeys(job.dataset for job in jobs if job.dataset is not None)
     fetched = [name for name in names if name in PUBLISHED and PUBLISHED[name].files]
     return [name for name in fetched if status(name) != "ready"]
 
 
-def carry_out(
+def run_jobs(
     store: Store,
     jobs: Sequence[Job],
     progress: Callable[[list[float]], Progress],
@@ -189,20 +189,20 @@ def carry_out(
     with locked(store.home):
         unique = list({job.folder: job for job in jobs}.values())
         left = [job for job in unique if not store.ended(job)]
-        outcome = Outcome(skipped=len(unique) - len(left), lacking=lacking(left))
-        left = [job for job in left if job.dataset not in outcome.lacking]
-        left.sort(key=shelf)
+        outcome = Outcome(skipped=len(unique) - len(left), missing_datasets=missing_datasets(left))
+        left = [job for job in left if job.dataset not in outcome.missing_datasets]
+        left.sort(key=dataset_key)
         costs = [speeds.seconds(job) for job in left]
         known = [cost for cost in costs if cost is not None]
         usual = fmean(known) if known else 1.0  # for the bar, what is unknown is as long as others
         weights = [usual if cost is None else cost for cost in costs]
         shown = progress(weights)
-        library = Library()
+        library = DatasetCache()
         for number, (job, cost) in enumerate(zip(left, costs, strict=True), start=1):
             done = store.share_done(job)
             shown.start(job.title, number, len(left), weights[number - 1], done=done)
             try:
-                _do(store.folder(job), job, library, shown, cost)
+                _run_job(store.folder(job), job, library, shown, cost)
                 outcome.done += 1
             except Diverged:
                 outcome.diverged.append(job.title)
@@ -216,13 +216,13 @@ def carry_out(
     return outcome
 
 
-def shelf(job: Job) -> str:
+def dataset_key(job: Job) -> str:
     """Jobs on one data set are done together: it is loaded once."""
     return str(job.experiment.dataset) if isinstance(job, Training) else ""
 
 
 @dataclass
-class Library:
+class DatasetCache:
     """The data set of the last job, which the next one usually shares."""
 
     spec: object = None
@@ -236,7 +236,9 @@ class Library:
         return self.loaded
 
 
-def _do(folder: Path, job: Job, library: Library, shown: Progress, cost: float | None) -> None:
+def _run_job(
+    folder: Path, job: Job, library: DatasetCache, shown: Progress, cost: float | None
+) -> None:
     if isinstance(job, Calculation):
         calculate(folder, job, shown.advance)
     elif isinstance(job, Training):
@@ -277,8 +279,8 @@ def saved_every(job: Training, seconds: float | None) -> int | None:
 
 def check_data(outcome: Outcome) -> None:
     """Say in the end what could not be run, and how it can."""
-    if outcome.lacking:
-        names = " ".join(outcome.lacking)
+    if outcome.missing_datasets:
+        names = " ".join(outcome.missing_datasets)
         raise DataError(
             f"runs on {names} were left out, as the data is not here; "
             f"get it with `peerage data get {names}`, then give this command again"

@@ -77,7 +77,7 @@ def with_options(name: str, **options: Any) -> str:
     return name + ("," if ":" in name else ":") + added if added else name
 
 
-class Place(Hashable, Protocol):
+class Coordinates(Hashable, Protocol):
     """Where a job belongs in tables and figures: a named tuple of the paper's own coordinates."""
 
     @property
@@ -91,7 +91,7 @@ class Place(Hashable, Protocol):
 class Job(ABC):
     """A piece of work that is done once, kept in a folder of its own and shared by all studies."""
 
-    place: Place
+    place: Coordinates
 
     @property
     @abstractmethod
@@ -126,7 +126,9 @@ class Training(Job):
     def folder(self) -> str:
         # At smoke scale one data set stands in for all: the name must not tell them apart.
         words = [self.dataset, split_name(self.experiment.partition), self.algorithm]
-        return "-".join([*words, f"seed{self.experiment.seed}", digest(run_key(self.experiment))])
+        return "-".join(
+            [*words, f"seed{self.experiment.seed}", short_hash(run_key(self.experiment))]
+        )
 
     @property
     def algorithm(self) -> str:
@@ -170,7 +172,7 @@ class Calculation(Job):
     def folder(self) -> str:
         content = {"model": self.model.name, **beyond_defaults(self.model)}
         seeds = [self.seeds.start, self.seeds.stop]
-        return f"{self.model.name}-seed{seeds[0]}-{digest({**content, 'seeds': seeds})}"
+        return f"{self.model.name}-seed{seeds[0]}-{short_hash({**content, 'seeds': seeds})}"
 
     @property
     def algorithm(self) -> str:
@@ -187,7 +189,7 @@ def split_name(partition: Any) -> str:
     return display_name(partition, PARTITIONS)
 
 
-def digest(content: Mapping[str, Any]) -> str:
+def short_hash(content: Mapping[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -204,7 +206,7 @@ class Results:
 
     plan: Plan
     jobs: Sequence[Job]
-    series: Mapping[Place, Series]
+    series: Mapping[Coordinates, Series]
     done: int  # jobs that have ended
 
     def values(self, coordinate: str) -> list[Any]:
@@ -264,7 +266,7 @@ def _counted(word: str, counts: set[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
+class StudyOutput:
     """A study as people see it."""
 
     tables: tuple[PaperTable, ...]
@@ -281,5 +283,5 @@ class Study:
     title: str
     claim: str  # what the paper reports, or why we ask
     jobs: Callable[[Plan], list[Job]]
-    show: Callable[[Results], Shown]
+    show: Callable[[Results], StudyOutput]
     command: str = ""  # what `peerage reproduce` calls it, if that is not the id

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from peerage.files import disk_errors, write_bytes
-from peerage.papers.study import Calculation, Job, Plan, Results, Shown, Study, Training
+from peerage.papers.study import Calculation, Job, Plan, Results, Study, StudyOutput, Training
 from peerage.report import figures
 from peerage.report.series import Series
 
@@ -17,7 +17,7 @@ def name_of(study: Study, plan: Plan) -> str:
     return "-".join([study.id, plan.scale, *(["code"] if plan.fidelity == "code" else [])])
 
 
-def write(study: Study, results: Results, shown: Shown, folder: Path) -> list[Path]:
+def write(study: Study, results: Results, shown: StudyOutput, folder: Path) -> list[Path]:
     """Write every form of the study; the answer is what was written."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def write(study: Study, results: Results, shown: Shown, folder: Path) -> list[Pa
     return written
 
 
-def markdown(study: Study, results: Results, shown: Shown, name: str) -> str:
+def markdown(study: Study, results: Results, shown: StudyOutput, name: str) -> str:
     plan = results.plan
     command = f"peerage reproduce {study.command or study.id} --scale {plan.scale}"
     if plan.seeds is not None:
@@ -64,7 +64,7 @@ def finished(results: Results) -> str:
     return f"{results.done} of {len(results.jobs)} runs finished"
 
 
-def as_dict(study: Study, results: Results, shown: Shown) -> dict[str, Any]:
+def as_dict(study: Study, results: Results, shown: StudyOutput) -> dict[str, Any]:
     return {
         "id": study.id,
         "title": study.title,

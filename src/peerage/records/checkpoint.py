@@ -21,7 +21,7 @@ from peerage.files import disk_errors, write_bytes
 KEPT = 2
 
 
-class Saves(Protocol):
+class Checkpointable(Protocol):
     """An engine, or one node's: whatever has nodes to save."""
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -36,7 +36,7 @@ class Checkpoint:
     parts: dict[str, str]
 
 
-def save(engine: Saves, run: Path, round: int, remedy: str = "") -> None:
+def save(engine: Checkpointable, run: Path, round: int, remedy: str = "") -> None:
     """Write the state after `round` rounds; whatever happens, older checkpoints stay readable."""
     home = run / "checkpoint"
     final = home / f"round-{round:06d}"
@@ -92,7 +92,7 @@ def load(run: Path) -> Checkpoint | None:
         raise CheckpointError(f"checkpoint {folder} cannot be read ({error}); {remedy}") from None
 
 
-def _save_parts(engine: Saves, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _save_parts(engine: Checkpointable, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """`engine.save`, with one kind of error for whatever the disk refuses."""
     try:
         return engine.save(folder)

@@ -33,7 +33,7 @@ class MetricWriter:
         self.path, self._remedy = Path(path), remedy
         with disk_errors(self.path, remedy):
             if self.path.is_file():
-                _mend_end(self.path)
+                _drop_partial_line(self.path)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     def append(self, row: Mapping[str, object]) -> None:
@@ -67,7 +67,7 @@ def truncate_after(path: Path, round: int) -> None:
     write_bytes(path, b"".join(line for row, line in _rows(path) if row["round"] <= round))
 
 
-def amend_last(path: Path, row: Mapping[str, object], remedy: str = "") -> None:
+def replace_last_row(path: Path, row: Mapping[str, object], remedy: str = "") -> None:
     """Put another row in the place of the last one."""
     lines = [line for _, line in _rows(path)]
     write_bytes(path, b"".join(lines[:-1]) + dumps(row).encode() + b"\n", remedy)
@@ -188,7 +188,7 @@ def _parse(line: bytes) -> Row | None:
     return row if isinstance(row, dict) and "scope" in row and "round" in row else None
 
 
-def _mend_end(path: Path) -> None:
+def _drop_partial_line(path: Path) -> None:
     """Cut the half line that a crash left, so that the next row does not continue it."""
     content = path.read_bytes()
     start = content.rstrip(b"\n").rfind(b"\n") + 1

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from peerage.graphs.diffusion import Diffusion, Double
-from peerage.report.figures import BLUE, RED, SIZE, STYLE, Look, spread
+from peerage.report.figures import BLUE, RED, SIZE, STYLE, CurveStyle, space_labels
 
 BLACK = "#222222"
 LINES = 0.13  # height of a name of two lines, as a share of the axes
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     values: Double
     limit: float | None
     exact: bool  # otherwise the limit is a bound from below
-    look: Look
+    look: CurveStyle
     dashes: tuple[int, ...]  # of the limit; both can be told apart in grey
 
 
@@ -33,9 +33,9 @@ def deviation_curves(result: Diffusion) -> Figure:
     """sigma_ap and sigma_an over the rounds, dashed limits, and a mark where sigma_an settled."""
     parts = [
         Part(r"over parameters $\sigma_{ap}$", result.sigma_ap, result.limit_ap, True,
-             Look(RED, "s", "-"), (6, 3)),
+             CurveStyle(RED, "s", "-"), (6, 3)),
         Part(r"over nodes $\sigma_{an}$", result.sigma_an, result.limit_an,
-             result.limit_an_exact, Look(BLUE, "o", "-"), (6, 2, 1, 2)),
+             result.limit_an_exact, CurveStyle(BLUE, "o", "-"), (6, 2, 1, 2)),
     ]  # fmt: skip
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
@@ -93,7 +93,7 @@ def _name(axes: Axes, parts: list[Part]) -> None:
     to_axes = axes.transScale + axes.transLimits
     ends = [float(part.values[-1]) for part in parts]
     heights = [float(to_axes.transform((0, end))[1]) if end > 0 else 0.0 for end in ends]
-    for part, end, height in zip(parts, ends, spread(heights, LINES), strict=True):
+    for part, end, height in zip(parts, ends, space_labels(heights, LINES), strict=True):
         zero = "" if end > 0 else ": 0"
         above = "" if part.exact else "above "
         limit = f"\npredicted {above}{_short(part.limit)}" if part.limit else ""

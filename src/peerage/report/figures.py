@@ -34,7 +34,7 @@ BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = COLOURS = (
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
-LOOKS = {
+CURVE_STYLES = {
     "dechw": (BLUE, "o"), "decavg": (RED, "s"), "cfa": (GREEN, "^"), "decdiff": (PINK, "D"),
     "decdiff-vt": (ORANGE, "v"), "desa": (GREY, "X"),
     "dfml": (BLUE, "D"), "fedavg": (GREY, "o"), "fedprox": (GREEN, "v"), "def-kt": (PINK, "s"),
@@ -85,7 +85,7 @@ WIDE = 11.4
 
 
 @dataclass(frozen=True)
-class Look:
+class CurveStyle:
     """How one curve differs from the others, in colour and in grey."""
 
     colour: str
@@ -105,7 +105,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Drawn(Look):
+class Drawn(CurveStyle):
     """A run with the name and the look it has in every figure of a comparison."""
 
     place: int
@@ -115,7 +115,7 @@ class Drawn(Look):
 
 def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
     """The runs of a comparison; equal labels are told apart, and failed runs are called so."""
-    found = looks([record.algorithm for record in records])
+    found = curve_styles([record.algorithm for record in records])
     result = []
     for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
@@ -124,25 +124,25 @@ def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
     return result
 
 
-def looks(algorithms: Sequence[str]) -> list[Look]:
+def curve_styles(algorithms: Sequence[str]) -> list[CurveStyle]:
     """What would look the same gets other shades and dashes of its algorithm's colour."""
     seen: dict[tuple[str, str], int] = {}
     result = []
     for algorithm in algorithms:
-        look = colour, marker = look_of(algorithm)
+        look = colour, marker = curve_style(algorithm)
         repeat = seen[look] = seen.get(look, -1) + 1
         shade = _shade(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
         turned = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
-        result.append(Look(shade, turned, DASHES[repeat % len(DASHES)]))
+        result.append(CurveStyle(shade, turned, DASHES[repeat % len(DASHES)]))
     return result
 
 
-def look_of(algorithm: str) -> tuple[str, str]:
+def curve_style(algorithm: str) -> tuple[str, str]:
     """Colour and marker of an algorithm: chosen for those of the papers, by hash for all others."""
     name = algorithm.lower().replace("_", "-")
     number = crc32(name.encode())
     other = (COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)])
-    return LOOKS.get(name, other)
+    return CURVE_STYLES.get(name, other)
 
 
 def curves(records: Sequence[RunRecord], key: str) -> Figure:
@@ -156,7 +156,9 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
         if metric.scale == "fraction":
             for run in drawn(records):
                 _band(axes, run, key)
-        elif metric.scale == "log" or span_much([y for r in records for y in r.curve(key)[1]]):
+        elif metric.scale == "log" or needs_log_scale(
+            [y for r in records for y in r.curve(key)[1]]
+        ):
             axes.set_yscale("log")
         _curves(axes, records, key, positive=metric.scale == "log")
         if metric.scale == "fraction":
@@ -370,7 +372,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[Drawn, float, float]]) -> None:
     to_axes = axes.transScale + axes.transLimits
     heights = [float(to_axes.transform((x, y))[1]) for _, x, y in ends]
     right = axes.get_xlim()[1]
-    for (run, x, y), height in zip(ends, spread(heights, 0.058), strict=True):
+    for (run, x, y), height in zip(ends, space_labels(heights, 0.058), strict=True):
         axes.annotate(
             run.label if len(run.label) <= 28 else f"{run.label[:27]}…",
             (x, y),
@@ -390,7 +392,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[Drawn, float, float]]) -> None:
     axes.set_xlim(right=right)
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
+def space_labels(heights: Sequence[float], gap: float) -> list[float]:
     """The nearest heights (least squares) that keep their order and a distance of `gap`.
 
     Those that are too close form a block around their mean; blocks that then touch are joined.
@@ -425,7 +427,7 @@ def percent_axis(axes: Axes) -> None:
     axes.set_ylim(low, min(high + 0.04 * (high - low), 1.02))  # no marker is cut by the edge
 
 
-def span_much(values: Sequence[float]) -> bool:
+def needs_log_scale(values: Sequence[float]) -> bool:
     """Whether positive values differ so much that only a logarithmic axis shows them all."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) > 30 * min(positive)

@@ -381,7 +381,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
 def _commands(record: RunRecord) -> list[str]:
     folder = shlex.quote(str(record.folder))
     experiment = shlex.quote(str(record.folder / "experiment.toml"))
-    if not peers.real(record):
+    if not peers.is_network_run(record):
         return [f"peerage run {experiment}", f"peerage verify {folder}"]
     again = [f"peerage verify {folder}"] if not record.unrepeatable else []
     return [f"peerage up {experiment}", *again]

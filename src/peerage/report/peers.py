@@ -13,7 +13,7 @@ FEW = 64  # more peers than this are not told apart
 TITLES = ("peer", "state", "round", "starts", "payload", "on the wire", "troubles")
 
 
-def real(record: RunRecord) -> bool:
+def is_network_run(record: RunRecord) -> bool:
     """Whether the run was between real peers."""
     return bool(record.summary.get("peers"))
 
@@ -21,7 +21,7 @@ def real(record: RunRecord) -> bool:
 def traffic(records: Sequence[RunRecord]) -> dict[str, str]:
     """What went over the wire in runs between real peers, in a sentence, by name."""
     pairs = zip(labels(records), records, strict=True)
-    return {name: _sentence(record.summary) for name, record in pairs if real(record)}
+    return {name: _sentence(record.summary) for name, record in pairs if is_network_run(record)}
 
 
 def _sentence(summary: Mapping[str, Any]) -> str:

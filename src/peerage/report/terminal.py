@@ -23,7 +23,7 @@ MARKERS = "●▲■◆▼★✚○△□◇▽"
 PLAIN_MARKERS = "ox+*#@%&abcd"
 # The bit of each of the 2 x 4 dots of a braille character, [row from the top][column].
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-QUIET = 30.0  # seconds between the lines that a log file gets about one run of many
+LOG_INTERVAL = 30.0  # seconds between the lines that a log file gets about one run of many
 STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
 
@@ -150,7 +150,7 @@ class Headed(Progress):
         yield self.make_tasks_table(self.tasks)
 
 
-class Meter:
+class ProgressDisplay:
     """Bars on standard error while a `with` lasts; in a log file plain lines instead."""
 
     def __init__(
@@ -186,12 +186,12 @@ class Meter:
         if self.console.is_terminal:
             self.bars.stop()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line that stays: above the bars, or in the log."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class RunProgress(Meter):
+class RunProgress(ProgressDisplay):
     """One bar per run; in a log file one plain line about every tenth of it."""
 
     def __init__(
@@ -222,7 +222,7 @@ class RunProgress(Meter):
         if self.task is not None:
             self.bars.update(self.task, completed=round)
         elif 10 * round // max(self.rounds, 1) > 10 * before // max(self.rounds, 1):
-            self.say(f"{self.label}: {self._text()}")
+            self.print_line(f"{self.label}: {self._text()}")
 
     def finish(self) -> None:
         """Stop the clock of this run, whether or not it did all of its rounds."""
@@ -231,7 +231,7 @@ class RunProgress(Meter):
             self.bars.update(self.task, text=lambda: ending)
             self.bars.stop_task(self.task)
         elif self.round < self.rounds:
-            self.say(f"{self.label}: {self._text()}")
+            self.print_line(f"{self.label}: {self._text()}")
         self.task = None
 
     def seconds_left(self) -> float | None:
@@ -255,7 +255,7 @@ class RunProgress(Meter):
         return ", ".join(parts)
 
 
-class StudyProgress(Meter):
+class StudyProgress(ProgressDisplay):
     """One bar for a set of runs; in a log file a line per start and end, and now and then between.
 
     `costs` are what the runs are expected to take, in any unit. The time left follows from the
@@ -297,7 +297,7 @@ class StudyProgress(Meter):
         self.changed = self.clock()
         if self.task is not None:
             self.bars.update(self.task, completed=self.share_of_all(), refresh=True)
-        elif self.changed - self.said >= QUIET:
+        elif self.changed - self.said >= LOG_INTERVAL:
             self._note(f"{self._now()}; {self._state()}")
 
     def finish(self) -> None:
@@ -307,7 +307,7 @@ class StudyProgress(Meter):
         if self.task is None:
             self._note(f"{ending}; {self._state()}")
         else:
-            self.say(ending)
+            self.print_line(ending)
             self.bars.update(self.task, completed=self.share_of_all(), refresh=True)
 
     def share_of_all(self) -> float:
@@ -338,7 +338,7 @@ class StudyProgress(Meter):
 
     def _note(self, line: str) -> None:
         self.said = self.clock()
-        self.say(line)
+        self.print_line(line)
 
 
 def _clock_text(seconds: float) -> str:

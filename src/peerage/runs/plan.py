@@ -19,7 +19,7 @@ from peerage.algorithm import Dimensions
 from peerage.errors import InputError
 from peerage.experiment import Experiment
 from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
-from peerage.graphs.mixing import critical_ratio, describe, gains
+from peerage.graphs.mixing import describe, gains, mean_excess_degree
 from peerage.report.tables import percent, size
 
 __all__ = ["NetworkPlan", "Range", "page", "payload_factor", "plan"]
@@ -139,7 +139,7 @@ def plan(
         raise InputError(f"optimizer_floats must be at least 0, got {optimizer_floats}")
     links = adjacency_matrix(graph)  # row i: whom i hears
     heard = np.diff(links.indptr).astype(np.float64)
-    listeners = np.bincount(links.indices, minlength=graph.nodes)
+    out_neighbours = np.bincount(links.indices, minlength=graph.nodes)
     parts = np.bincount(component_labels(graph))
     strong = csgraph.connected_components(links, connection="strong")[0] == len(parts)
     report = describe(graph) if strong else None  # otherwise there is no stationary vector
@@ -155,7 +155,7 @@ def plan(
         directed=graph.directed,
         dynamic=graph.dynamic,
         degree=_range(heard),
-        excess_degree=critical_ratio(graph) if links.nnz else None,
+        excess_degree=mean_excess_degree(graph) if links.nnz else None,
         components=len(parts),
         largest_component=float(parts.max()) / graph.nodes,
         strongly_connected=strong,
@@ -166,7 +166,7 @@ def plan(
         parameters=parameters,
         layers=layers,
         payload=payload,
-        sent=None if message is None else _range(message * listeners),
+        sent=None if message is None else _range(message * out_neighbours),
         memory=None if message is None else _range(model_bytes + message * heard),
     )
 

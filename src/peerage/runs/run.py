@@ -32,7 +32,7 @@ from peerage.experiment.experiment import Engine, Experiment, display_name
 from peerage.experiment.outside import algorithm_record, check_unchanged
 from peerage.files import disk_errors, read_json, write_bytes, write_json
 from peerage.models.start import Architecture
-from peerage.privacy import account
+from peerage.privacy import privacy_report
 from peerage.records import checkpoint
 from peerage.records.environment import environment
 from peerage.records.rows import MetricWriter, Row, read_metrics, read_status, truncate_after
@@ -106,11 +106,11 @@ def run(
     check_every(checkpoint_every)
     folder = Path(out) if out is not None else None
     if folder is not None:
-        check_free(folder)
+        check_empty(folder)
     world = prepare(experiment, dataset)
     if folder is None:
         return _Run(world, None, checkpoint_every, watch).go()
-    with taken(folder):
+    with new_run_folder(folder):
         text = world.experiment.to_toml()
         write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
         return _Run(world, folder, checkpoint_every, watch).go()
@@ -132,7 +132,7 @@ def resume(
     """
     check_every(checkpoint_every)
     folder = Path(folder)
-    if of_network(folder):
+    if is_network_run(folder):
         raise CheckpointError(
             f"{folder} is of a network of real peers, which cannot be resumed as a simulation; "
             f"run it anew with `peerage up {folder / 'experiment.toml'}`"
@@ -158,7 +158,7 @@ def resume(
         return _Run(world, folder, checkpoint_every, watch).go(saved)
 
 
-def of_network(folder: Path) -> bool:
+def is_network_run(folder: Path) -> bool:
     """Whether real peers played in this folder, or are to play."""
     return (folder / "network.toml").exists()
 
@@ -237,7 +237,7 @@ class _Run:
                 if saved is not None:
                     engine.restore(saved.folder, saved.trees, saved.parts, saved.round)
                 self._rounds(engine, saved.round if saved else 0)
-                keepers = [self.world.keeper(node) for node in range(self.world.nodes)]
+                keepers = [self.world.model_owner(node) for node in range(self.world.nodes)]
                 models = {node: engine.model(node) for node in dict.fromkeys(keepers)}
                 released = engine.released()
         except BaseException as error:
@@ -252,7 +252,7 @@ class _Run:
         architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
         kept = [model.params for model in models.values()]
         hashed = digest(kept, [self.world.layout(node) for node in models])
-        privacy = account(self.world.noise, released) if self.world.noise.active else None
+        privacy = privacy_report(self.world.noise, released) if self.world.noise.active else None
         summary = self._summarise("finished", digest=hashed, privacy=privacy)
         return Result(
             self.experiment,
@@ -289,9 +289,9 @@ class _Run:
 
     def _rounds(self, engine: Lockstep, done: int) -> None:
         last = self.experiment.rounds
-        judged = self.experiment.evaluation.judged(last)
+        judged = self.experiment.evaluation.evaluated_rounds(last)
         if done == 0:
-            self._record(0, engine.measure(engine.prelude()), engine)
+            self._record(0, engine.evaluate_models(engine.pre_round()), engine)
         for round in range(done, last):
             if self._enough():  # asked before a round: a resumed run may have got there already
                 return
@@ -318,7 +318,7 @@ class _Run:
 
     def _record(self, round: int, report: RoundReport, engine: Lockstep) -> None:
         self.bytes_total += report.bytes
-        hubs = self.world.nodes - self.world.peers
+        hubs = self.world.nodes - self.world.num_data_nodes
         row = network_row(round, report, self.bytes_total, len(report.nodes) - hubs)
         if self.experiment.evaluation.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
@@ -409,10 +409,10 @@ def check_every(checkpoint_every: int | None) -> None:
         raise InputError(f"checkpoint-every must be at least 1 round, got {checkpoint_every}")
 
 
-def check_free(folder: Path) -> None:
+def check_empty(folder: Path) -> None:
     if (folder / "experiment.toml").exists():
         remedy = "choose another --out"
-        if not of_network(folder):
+        if not is_network_run(folder):
             remedy += f", or continue that one with `peerage resume {folder}`"
         raise InputError(f"output folder {str(folder)!r} already holds a run; {remedy}")
     if folder.exists() and not folder.is_dir():
@@ -422,12 +422,12 @@ def check_free(folder: Path) -> None:
 
 
 @contextmanager
-def taken(folder: Path) -> Iterator[None]:
+def new_run_folder(folder: Path) -> Iterator[None]:
     """Make and lock a run folder; take it away again if nothing of the run got that far."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        check_free(folder)  # once more: another process may have been faster
+        check_empty(folder)  # once more: another process may have been faster
         try:
             yield
         finally:

@@ -146,14 +146,14 @@ class SavedRun:
 
     def _keeper(self, node: int) -> int:
         """The node whose checkpoint holds the model of a node: itself, or the hub."""
-        keeper = node if self.hub is None else self.hub
-        if keeper not in self.places:
-            hub = "the hub, " if keeper == self.hub else ""
+        model_owner = node if self.hub is None else self.hub
+        if model_owner not in self.places:
+            hub = "the hub, " if model_owner == self.hub else ""
             raise InputError(
-                f"{self.folder} does not hold the model of {hub}node {keeper}; give the folder of "
-                "that peer"
+                f"{self.folder} does not hold the model of {hub}node {model_owner}; give the "
+                "folder of that peer"
             )
-        return keeper
+        return model_owner
 
     def _architecture(self, node: int) -> Architecture:
         return self.architectures[node % len(self.architectures)]

@@ -45,7 +45,7 @@ def summary_of(
         "algorithm": display_name(experiment.algorithm, ALGORITHMS),
         "label": label(experiment),
         "dataset": display_name(experiment.dataset, DATASETS),
-        "nodes": world.peers,
+        "nodes": world.num_data_nodes,
         "rounds": max((row["round"] for row in network), default=0),
         "rounds_planned": experiment.rounds,
         **{m.key + end: final.get(m.key + end) for m in SCORES for end in m.summary},

@@ -8,7 +8,7 @@ from peerage.errors import CheckpointError
 from peerage.experiment import Experiment
 from peerage.records.metrics import METRICS
 from peerage.records.rows import Row, RunRecord, read_metrics
-from peerage.runs.run import Watch, load_experiment, of_network, run
+from peerage.runs.run import Watch, is_network_run, load_experiment, run
 
 # What it takes all models at one place to measure.
 UNSEEN = (*(m.key for m in METRICS if m.source == "network"), "layers", "moved")
@@ -33,7 +33,7 @@ def verify(
     """
     folder = Path(folder)
     record = RunRecord.load(folder)
-    real = of_network(folder)
+    real = is_network_run(folder)
     if record.status != "finished":
         remedy = f"finish it with `peerage resume {folder}`"
         if real:

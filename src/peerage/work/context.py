@@ -67,7 +67,7 @@ class Examples:
 
 
 @dataclass
-class Local:
+class LocalContext:
     """Everything that a compute request of one node may touch in one round."""
 
     node: int
@@ -77,7 +77,9 @@ class Local:
     indices: Tensor  # [d_i] the node's own examples
     architecture: str
     models: Mapping[str, FlatModel]  # one workbench per architecture
-    memory: dict[str, Tensor]  # survives the round: optimiser, position in the stream of batches
+    persistent_tensors: dict[
+        str, Tensor
+    ]  # survives the round: optimiser, position in the stream of batches
     held_out: Examples | None = None  # the node's own validation examples
     allocate: Callable[[int], Tensor] = torch.empty  # room for an answer [d]
     cache: Path | None = None  # the folder for what is dear to compute and may be found again
@@ -111,9 +113,11 @@ class Local:
 
         All have the same size: one that begins in a pass may end in the next.
         """
-        start = int(self.memory["position"]) if "position" in self.memory else 0
+        start = (
+            int(self.persistent_tensors["position"]) if "position" in self.persistent_tensors else 0
+        )
         stop = start + count * size
-        self.memory["position"] = torch.tensor(stop)
+        self.persistent_tensors["position"] = torch.tensor(stop)
         total = len(self.indices)
         passes = range(start // total, (stop - 1) // total + 1)
         order = np.concatenate([self._pass(number) for number in passes])

@@ -20,8 +20,8 @@ from torch import Tensor
 from peerage.errors import InputError, PeerageError, check_choice, did_you_mean
 from peerage.requests import Compute
 from peerage.vectors import FlatModel, Layout
-from peerage.work.context import Batches, Local
-from peerage.work.gradients import Differentiate, by_autograd, by_hand
+from peerage.work.context import Batches, LocalContext
+from peerage.work.gradients import Differentiate, analytic_gradients, autograd_gradients
 from peerage.work.losses import CrossEntropy
 from peerage.work.persample import sum_squared_gradients
 
@@ -80,8 +80,8 @@ def _gradients(model: FlatModel, tensors: list[Tensor]) -> Differentiate:
     to_the_end = [id(t) for t in tensors] == [id(t) for t in model.tensors[left:]]
     hand = None
     if to_the_end and left % 2 == 0:  # whole layers, as each has a weight and a bias
-        hand = by_hand(model.module, loss, first=left // 2)
-    return hand or by_autograd(lambda x, y: loss(model.module(x), y), tensors, None)
+        hand = analytic_gradients(model.module, loss, first=left // 2)
+    return hand or autograd_gradients(lambda x, y: loss(model.module(x), y), tensors, None)
 
 
 KINDS: dict[str, Callable[[FlatModel, Batches, Part], Tensor]] = {
@@ -130,7 +130,7 @@ class Curvature(Compute[Tensor]):
     batch_size: int
     part: Part = None
 
-    def run(self, local: Local) -> Tensor:
+    def run(self, local: LocalContext) -> Tensor:
         model = local.model(self.params, self.buffers)
         model.module.eval()
         batches = local.data.chunks(local.indices, self.batch_size)
@@ -146,7 +146,7 @@ class Gradient(Compute[Tensor]):
     params: Tensor
     buffers: Tensor
 
-    def run(self, local: Local) -> Tensor:
+    def run(self, local: LocalContext) -> Tensor:
         model = local.model(self.params, self.buffers)
         model.module.eval()
         return full_gradient(model, local.data.chunks(local.indices, LARGE_BATCH))
@@ -162,14 +162,14 @@ class Losses(Compute[Tensor]):
     buffers: tuple[Tensor, ...]
     examples: int | None
 
-    def run(self, local: Local) -> Tensor:
+    def run(self, local: LocalContext) -> Tensor:
         models = list(zip(self.candidates, self.buffers, strict=True))
         for params, buffers in models:
             self.check(local, params, buffers)
         batches = list(local.sample(self.examples, LARGE_BATCH))
         return torch.tensor([self.loss(local.model(*model), batches) for model in models])
 
-    def check(self, local: Local, params: Tensor, buffers: Tensor) -> None:
+    def check(self, local: LocalContext, params: Tensor, buffers: Tensor) -> None:
         model = local.models[local.architecture]
         if params.shape != model.params.shape:
             raise PeerageError(

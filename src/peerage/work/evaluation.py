@@ -34,7 +34,7 @@ def score(model: FlatModel, examples: Examples) -> Score:
     return Score(right / len(examples), loss / len(examples))
 
 
-class Spread:
+class ConsensusSums:
     """The sums that the consensus distance needs, exact in any order of nodes and workers.
 
     The distance is the root mean square of |x_i - mean|, which is mean |x_i|^2 - |mean|^2. Nodes of

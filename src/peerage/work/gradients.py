@@ -18,7 +18,7 @@ Gradients = tuple[Tensor, ...]  # one for each parameter
 Differentiate = Callable[[Tensor, Tensor], tuple[Tensor, Gradients]]
 
 
-def by_autograd(
+def autograd_gradients(
     loss_of: Callable[[Tensor, Tensor], Tensor], tensors: Sequence[Tensor], clamp: float | None
 ) -> Differentiate:
     """Of any loss; one above the clamp gives no gradient.
@@ -40,17 +40,17 @@ def by_autograd(
     return differentiate
 
 
-def by_hand(
+def analytic_gradients(
     module: nn.Module,
     loss: object,
     clamp: float | None = None,
     first: int = 0,
-    room: Sequence[Tensor] | None = None,
+    out: Sequence[Tensor] | None = None,
 ) -> Differentiate | None:
     """The same for the cross-entropy of a perceptron; None for everything else.
 
     With `first`, only the gradients of that linear layer and those behind it. They are new, or lie
-    in the `room` for those of all parameters.
+    in the `out` for those of all parameters.
     """
     layers = linear_layers(module)
     if type(loss) is not CrossEntropy or not layers:
@@ -58,7 +58,7 @@ def by_hand(
     weights = [layer.weight.detach() for layer in layers]
     biases = [layer.bias.detach() for layer in layers]
     transposed = [weight.t() for weight in weights]
-    places: Sequence[Tensor | None] = room or [None] * (2 * len(layers))
+    places: Sequence[Tensor | None] = out or [None] * (2 * len(layers))
 
     def differentiate(x: Tensor, y: Tensor) -> tuple[Tensor, Gradients]:
         inputs = [x.flatten(1)]  # of every layer

@@ -18,7 +18,7 @@ class Loss(Protocol):
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor: ...
 
 
-class Lesson:
+class ModelLoss:
     """A loss that needs more than logits and labels: the module, other tensors, random numbers."""
 
     def prepare(

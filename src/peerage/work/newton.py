@@ -14,7 +14,7 @@ from peerage.errors import InputError
 from peerage.randomness import torch_stream
 from peerage.requests import Compute
 from peerage.vectors import FlatModel, Layout, head_layer
-from peerage.work.context import Batches, Local
+from peerage.work.context import Batches, LocalContext
 from peerage.work.losses import with_features
 
 ROWS = 1000  # examples in one product: enough for the processor's full speed, and little memory
@@ -67,7 +67,7 @@ class Derivatives(Compute[tuple[Tensor, Tensor]]):
     buffers: Tensor
     penalty: float
 
-    def run(self, local: Local) -> tuple[Tensor, Tensor]:
+    def run(self, local: LocalContext) -> tuple[Tensor, Tensor]:
         model = local.model(self.params, self.buffers)
         model.module.eval()
         count = max(len(local.indices), 1)
@@ -119,7 +119,7 @@ class Compress(Compute[tuple[Tensor, Tensor, Tensor]]):
     known: Tensor
     rank: int
 
-    def run(self, local: Local) -> tuple[Tensor, Tensor, Tensor]:
+    def run(self, local: LocalContext) -> tuple[Tensor, Tensor, Tensor]:
         found = [self.one(a, h) for a, h in zip(self.matrices, self.known, strict=True)]
         values, vectors, norms = zip(*found, strict=True)
         return torch.stack(values), torch.stack(vectors), torch.stack(norms)

@@ -29,7 +29,7 @@ from peerage.errors import DiskError, InputError
 from peerage.files import write_bytes
 from peerage.randomness import torch_stream
 from peerage.requests import Compute
-from peerage.work.context import Local
+from peerage.work.context import LocalContext
 from peerage.work.evaluation import CHUNK
 
 VERSION = 1  # of what is computed: another number makes older files in the cache unknown
@@ -197,7 +197,7 @@ class Synthesise(Compute[Synthetic]):
 
     options: Synthesis
 
-    def run(self, local: Local) -> Synthetic:
+    def run(self, local: LocalContext) -> Synthetic:
         if len(local.indices) == 0:
             return {}
         x, y = local.data.take(local.indices)
@@ -214,10 +214,10 @@ class Synthesise(Compute[Synthetic]):
                 write(path, found)
         return found
 
-    def stream(self, local: Local) -> torch.Generator:
+    def stream(self, local: LocalContext) -> torch.Generator:
         return torch_stream(local.seed, "synthesis", local.node)
 
-    def path(self, cache: Path, local: Local, x: Tensor, y: Tensor) -> Path:
+    def path(self, cache: Path, local: LocalContext, x: Tensor, y: Tensor) -> Path:
         # It decides about rounding, and no run may depend on what another left in the cache.
         machine = (torch.__version__, torch.backends.cpu.get_cpu_capability())
         about = (VERSION, self.options, local.seed, local.node, tuple(x.shape), machine)
@@ -235,7 +235,7 @@ class Logits(Compute[Tensor]):
     buffers: Tensor
     x: Tensor
 
-    def run(self, local: Local) -> Tensor:
+    def run(self, local: LocalContext) -> Tensor:
         model = local.model(self.params, self.buffers)
         model.module.eval()
         parts = torch.split(channels_to_end(self.x).movedim(-1, 1), CHUNK)

@@ -11,10 +11,10 @@ from peerage import specs
 from peerage.errors import InputError
 from peerage.requests import Compute
 from peerage.vectors import FlatModel
-from peerage.work.context import Batches, Local
+from peerage.work.context import Batches, LocalContext
 from peerage.work.evaluation import score
-from peerage.work.gradients import by_autograd, by_hand
-from peerage.work.losses import Correction, CrossEntropy, Lesson, Loss
+from peerage.work.gradients import analytic_gradients, autograd_gradients
+from peerage.work.losses import Correction, CrossEntropy, Loss, ModelLoss
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LocalSGD:
     # node takes back all training of the round, as the authors' code of P0 does.
     early_stop: Literal["none", "rollback"] = "none"
     loss_clamp: float | None = None  # a batch of a larger loss gives no gradient; 10 in P4's code
-    loss: Loss | Lesson = CrossEntropy()
+    loss: Loss | ModelLoss = CrossEntropy()
     correct: Correction | None = None
     # What happens to the last batch of a pass if one example is left for it: it is kept, merged
     # into the batch before, or dropped. Left open, models with batch statistics (BatchNorm) merge
@@ -73,16 +73,16 @@ class LocalSGD:
                 "leave them out with optimizer adamw"
             )
 
-    def batches(self, local: Local) -> Batches:
+    def batches(self, local: LocalContext) -> Batches:
         if self.steps is not None:
             yield from local.steps(self.steps, self.batch_size)
         for _ in range(self.epochs or 0):
             yield from self.epoch(local)
 
-    def epoch(self, local: Local) -> Batches:
+    def epoch(self, local: LocalContext) -> Batches:
         return local.epoch(self.batch_size, self.of_one(local))
 
-    def of_one(self, local: Local) -> str:
+    def of_one(self, local: LocalContext) -> str:
         """What happens to the last batch of one example, of this node."""
         if self.batch_of_one is not None:
             return self.batch_of_one
@@ -91,7 +91,7 @@ class LocalSGD:
             return "keep"
         return "merge" if len(local.indices) > 1 else "drop"
 
-    def in_a_pass(self, local: Local) -> int:
+    def in_a_pass(self, local: LocalContext) -> int:
         """The number of batches in one pass over the node's examples."""
         whole, left = divmod(len(local.indices), self.batch_size)
         if self.steps is None and left == 1:
@@ -99,7 +99,7 @@ class LocalSGD:
             left = of_one == "keep" or (of_one == "merge" and whole == 0)
         return whole + (left > 0)
 
-    def last_pass(self, local: Local) -> range:
+    def last_pass(self, local: LocalContext) -> range:
         """The numbers of the batches that go over the examples for the last time."""
         one_pass = self.in_a_pass(local)
         total = self.steps if self.steps is not None else (self.epochs or 0) * one_pass
@@ -135,26 +135,30 @@ class Train(Compute[Trained]):
     given: Mapping[str, Tensor]
     squares: bool = False  # whether to gather squared gradients in the last pass
 
-    def run(self, local: Local) -> Trained:
+    def run(self, local: LocalContext) -> Trained:
         if self.work.in_a_pass(local) == 0:
             nothing = torch.zeros_like(self.params) if self.squares else None
             return Trained(self.params, self.buffers, TrainStats(0.0, 0, nothing))
         model = local.model(self.params, self.buffers)
-        memory = remembered(local.memory) if self.work.keep_optimizer else None
+        persistent_tensors = (
+            remembered(local.persistent_tensors) if self.work.keep_optimizer else None
+        )
         local.seed_dropout()
         guard = Rollback(model, self.work, local) if self.work.early_stop == "rollback" else None
         stats = train(
             model,
             self.work,
             guard.batches() if guard else self.work.batches(local),
-            memory,
+            persistent_tensors,
             self.given,
             gather=self.work.last_pass(local) if self.squares else None,
-            rng=local.stream("lesson") if isinstance(self.work.loss, Lesson) else None,
+            rng=local.stream("lesson") if isinstance(self.work.loss, ModelLoss) else None,
         )
         if guard and guard.worse:
             return Trained(self.params, self.buffers, stats)
-        local.memory.update(memory or {})  # only now, when the training stands
+        local.persistent_tensors.update(
+            persistent_tensors or {}
+        )  # only now, when the training stands
         finite = bool(torch.isfinite(model.params.sum() + stats.loss))  # while it is in the cache
         params = local.allocate(model.params.numel()).copy_(model.params)
         return Trained(params, model.buffers.clone(), stats, finite)
@@ -163,22 +167,22 @@ class Train(Compute[Trained]):
 class Rollback:
     """Hands out epochs for as long as the loss on the held-out examples does not rise."""
 
-    def __init__(self, model: FlatModel, work: LocalSGD, local: Local) -> None:
+    def __init__(self, model: FlatModel, work: LocalSGD, local: LocalContext) -> None:
         self.model, self.work, self.local = model, work, local
         self.worse = False
 
     def batches(self) -> Batches:
         """The loop has trained on an epoch when it asks for the next: then it is judged."""
-        before = self.judge()
+        before = self.validation_loss()
         for _ in range(self.work.epochs or 0):
             yield from self.work.epoch(self.local)
-            after = self.judge()
+            after = self.validation_loss()
             self.worse = after > before
             if self.worse:
                 return
             before = after
 
-    def judge(self) -> float:
+    def validation_loss(self) -> float:
         if self.local.held_out is None:
             return 0.0  # a node with too little data to hold any out goes on
         loss = score(self.model, self.local.held_out).loss
@@ -190,12 +194,12 @@ def train(
     model: FlatModel,
     work: LocalSGD,
     batches: Batches,
-    memory: dict[str, Tensor] | None = None,
+    persistent_tensors: dict[str, Tensor] | None = None,
     given: Mapping[str, Tensor] | None = None,
     gather: range | None = None,
     rng: torch.Generator | None = None,
 ) -> TrainStats:
-    """Run the work order on the model in place, and on what the optimiser keeps in `memory`.
+    """Train the model in place; what the optimiser keeps is in `persistent_tensors`.
 
     In the batches whose numbers are in `gather`, squared gradients are added up. What is `given`
     goes to the loss if that is a lesson, which also draws from `rng`, and else to the correction.
@@ -204,11 +208,13 @@ def train(
     squares = None if gather is None else torch.zeros_like(model.params)
     square_parts = [] if squares is None else model.like_tensors(squares)
     model.module.train()
-    optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, memory)
-    left = {} if isinstance(work.loss, Lesson) else given
+    optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, persistent_tensors)
+    left = {} if isinstance(work.loss, ModelLoss) else given
     corrected = Corrected(model, work, work.correct, left) if work.correct else None
-    room = corrected.parts if corrected else None
-    differentiate = by_hand(model.module, work.loss, work.loss_clamp, room=room) or by_autograd(
+    out = corrected.parts if corrected else None
+    differentiate = analytic_gradients(
+        model.module, work.loss, work.loss_clamp, out=out
+    ) or autograd_gradients(
         batch_loss(work.loss, model.module, given, rng), model.tensors, work.loss_clamp
     )
     parameters = [tensor.detach() for tensor in model.tensors]
@@ -248,13 +254,13 @@ def train(
 
 
 def batch_loss(
-    loss: Loss | Lesson,
+    loss: Loss | ModelLoss,
     module: nn.Module,
     given: Mapping[str, Tensor],
     rng: torch.Generator | None,
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss as a function of examples and labels."""
-    if isinstance(loss, Lesson):
+    if isinstance(loss, ModelLoss):
         return loss.prepare(module, given, rng or torch.Generator())
     return lambda x, y: loss(module(x), y)
 
@@ -301,25 +307,27 @@ Remembered = list[list[Tensor]]
 NAMES = ("momentum", "first", "second", "count")  # under which a node's memory keeps them
 
 
-def remembered(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def remembered(persistent_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of what an optimiser keeps from round to round, for one to change in place.
 
     The tensors in a node's memory never change, so that a round can be taken back.
     """
-    return {name: memory[name].clone() for name in NAMES if name in memory}
+    return {name: persistent_tensors[name].clone() for name in NAMES if name in persistent_tensors}
 
 
 class SGD:
     """Stochastic gradient descent with momentum; the fused kernel reads every vector once."""
 
-    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor] | None) -> None:
+    def __init__(
+        self, model: FlatModel, work: LocalSGD, persistent_tensors: dict[str, Tensor] | None
+    ) -> None:
         self.work = work
         # In the first step the kernel overwrites what the buffer holds.
-        self.first = memory is None or "momentum" not in memory
+        self.first = persistent_tensors is None or "momentum" not in persistent_tensors
         self.whole: Remembered = [[]]
         self.parts: Remembered = [[]]
         if work.momentum:
-            shelf = model.scratch if memory is None else memory
+            shelf = model.scratch if persistent_tensors is None else persistent_tensors
             if "momentum" not in shelf:
                 shelf["momentum"] = torch.empty_like(model.params)
             momentum = shelf["momentum"]
@@ -346,13 +354,16 @@ class SGD:
 class AdamW:
     """AdamW with decays 0.9 and 0.999."""
 
-    def __init__(self, model: FlatModel, work: LocalSGD, memory: dict[str, Tensor] | None) -> None:
+    def __init__(
+        self, model: FlatModel, work: LocalSGD, persistent_tensors: dict[str, Tensor] | None
+    ) -> None:
         self.work = work
-        memory = {} if memory is None else memory
+        persistent_tensors = {} if persistent_tensors is None else persistent_tensors
         moments = [
-            memory.setdefault(name, torch.zeros_like(model.params)) for name in ("first", "second")
+            persistent_tensors.setdefault(name, torch.zeros_like(model.params))
+            for name in ("first", "second")
         ]
-        self.count = memory.setdefault("count", torch.zeros(()))
+        self.count = persistent_tensors.setdefault("count", torch.zeros(()))
         self.whole: Remembered = [[moment] for moment in moments]
         self.parts: Remembered = [model.like_tensors(moment) for moment in moments]
 

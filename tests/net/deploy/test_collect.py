@@ -15,8 +15,8 @@ from torch import Tensor
 import peerage as pg
 from peerage.engine.prepare import prepare
 from peerage.errors import CheckpointError
-from peerage.net.deploy.collect import Gathering, totals
-from peerage.net.deploy.up import Seen, Watched
+from peerage.net.deploy.collect import RecordCollector, totals
+from peerage.net.deploy.up import PeerProcess, PeerProgress
 from peerage.records import checkpoint
 from peerage.records.rows import MetricWriter, Row, RunRecord, read_metrics
 from peerage.report.html import notes, page
@@ -61,7 +61,9 @@ class Imitation:
         (home / "network.toml").write_text("")
         network = [row for row in self.result.rows if row["scope"] == "network"]
         for node in range(settings.nodes):
-            peer = Watched(node, Seen(f"node-{node}", "finished"), home / "peers" / f"node-{node}")
+            peer = PeerProcess(
+                node, PeerProgress(f"node-{node}", "finished"), home / "peers" / f"node-{node}"
+            )
             peer.starts = 1
             peer.folder.mkdir()
             self.peers.append(peer)
@@ -86,7 +88,7 @@ class Imitation:
                 writer.append(row)
 
     def gather(self, status: str = "finished", wire: str = "fp32") -> dict[str, Any]:
-        gathering = Gathering(self.home, self.world, wire, perf_counter())
+        gathering = RecordCollector(self.home, self.world, wire, perf_counter())
         return gathering.write(self.peers, status)
 
 

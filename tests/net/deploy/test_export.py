@@ -26,9 +26,9 @@ from peerage.errors import DiskError, InputError, PeerageWarning
 from peerage.models import MODELS, default_model
 from peerage.net.deploy import export as exporting
 from peerage.net.deploy.collect import final_models
-from peerage.net.deploy.export import Host, deal, export, parse_host, read_hosts
-from peerage.net.deploy.up import Seen, Watched, free_ports
-from peerage.net.peer.network import Network, Patience
+from peerage.net.deploy.export import Host, assign_hosts, export, parse_host, read_hosts
+from peerage.net.deploy.up import PeerProcess, PeerProgress, free_ports
+from peerage.net.peer.network import Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity
 from peerage.runs.summary import digest
@@ -83,13 +83,13 @@ def test_hosts_are_names_or_addresses_with_or_without_a_port(text, name, port):
 
 def test_peers_are_dealt_out_in_turn_with_increasing_ports():
     hosts = [Host("a", 7400), Host("b", 9000)]
-    dealt = [host.address for host in deal(hosts, experiment(5))]
+    dealt = [host.address for host in assign_hosts(hosts, experiment(5))]
     assert dealt == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
 
 
 def test_a_host_in_two_lines_never_gives_a_port_twice():
     hosts = [Host("a", 7400), Host("a", 7401)]
-    assert [host.port for host in deal(hosts, experiment(4))] == [7400, 7401, 7402, 7403]
+    assert [host.port for host in assign_hosts(hosts, experiment(4))] == [7400, 7401, 7402, 7403]
 
 
 @settings(deadline=None, max_examples=50)
@@ -101,7 +101,7 @@ def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(host
     one = experiment().model_copy(update={"nodes": nodes})
     unused = hosts[nodes:]
     hosts = hosts[:nodes]
-    dealt = deal(hosts, one)
+    dealt = assign_hosts(hosts, one)
     assert len(set(dealt)) == nodes
     for number, host in enumerate(dealt):
         wanted = hosts[number % len(hosts)]
@@ -109,13 +109,13 @@ def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(host
     assert dealt[: len(hosts)] == hosts
     if unused:
         with pytest.warns(PeerageWarning, match="will not be used"):
-            assert deal([*hosts, *unused], one) == dealt
+            assert assign_hosts([*hosts, *unused], one) == dealt
 
 
 def test_a_hub_is_one_peer_more():
     hosts = [Host("a", 7400), Host("b", 7400), Host("c", 7400), Host("d", 7400), Host("e", 1)]
     with pytest.warns(PeerageWarning) as told:
-        assert deal(hosts, experiment(3, "fedavg")) == hosts[:4]
+        assert assign_hosts(hosts, experiment(3, "fedavg")) == hosts[:4]
     assert str(told[0].message) == (
         "5 hosts for 4 peers, the last of them the hub: e:1 will not be used"
     )
@@ -123,9 +123,9 @@ def test_a_hub_is_one_peer_more():
 
 def test_ports_come_to_an_end():
     with pytest.raises(InputError, match="3 peers: node-2 would get port 65536 of a, and ports"):
-        deal([Host("a", 65534)], experiment(3))
+        assign_hosts([Host("a", 65534)], experiment(3))
     with pytest.raises(InputError, match="the last of them the hub: node-3 would get port 65536"):
-        deal([Host("a", 65533)], experiment(3, "fedavg"))
+        assign_hosts([Host("a", 65533)], experiment(3, "fedavg"))
 
 
 def test_comments_and_blank_lines_are_for_people(tmp_path):
@@ -244,12 +244,12 @@ def test_a_model_that_was_asked_for_stays(place):
 def test_a_named_machine_listens_on_all_its_addresses(place):
     Path("hosts.txt").write_text("alpha:7500\nlocalhost\n10.0.0.3\n")
     export(experiment(), Path("hosts.txt"), Path("deploy"))
-    commands = [by_hand(Path(f"deploy/node-{i}")) for i in range(3)]
+    commands = [analytic_gradients(Path(f"deploy/node-{i}")) for i in range(3)]
     assert ["0.0.0.0:7500" in command for command in commands] == [True, False, False]
     assert ["--bind" in command for command in commands] == [True, False, False]
 
 
-def by_hand(folder: Path) -> list[str]:
+def analytic_gradients(folder: Path) -> list[str]:
     """The words of the command that the README gives for starting the peer."""
     text = (folder / "README.txt").read_text()
     found = re.findall(r"^    (PEERAGE_DATA=.* node .*)$", text, re.MULTILINE)
@@ -369,7 +369,7 @@ def test_the_unit_is_one_that_systemd_understands(unpacked, tmp_path):
     assert service["TimeoutStopSec"] == "30"
     assert "User" not in service
     assert "\n# User=peerage\n" in unit.read_text()
-    started = by_hand(unpacked)
+    started = analytic_gradients(unpacked)
     assert service["ExecStart"].split() == [
         f"{service['WorkingDirectory']}/{started[1]}",
         *started[2:],
@@ -556,7 +556,7 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
         shutil.move(f"deploy/node-{number}", home)
         file = home / "network.toml"  # the machine may be busy
         file.write_text(re.sub("^(start|step) = .*", r"\1 = 300.0", file.read_text(), flags=re.M))
-        assert Network.load(file).patience == Patience(start=300.0, step=300.0)
+        assert Network.load(file).timeouts == Timeouts(start=300.0, message=300.0)
         (home / "venv").symlink_to(Path(sys.executable).parent.parent)
     shutil.rmtree("deploy")
     processes = [started(home) for home in homes]
@@ -568,14 +568,16 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
             process.wait()
     assert [process.returncode for process in processes] == [0, 0, 0], ends
     world = prepare(Network.load(homes[0] / "network.toml").experiment)
-    peers = [Watched(i, Seen(f"node-{i}"), home / "run") for i, home in enumerate(homes)]
+    peers = [
+        PeerProcess(i, PeerProgress(f"node-{i}"), home / "run") for i, home in enumerate(homes)
+    ]
     simulated = peerage(f"run {line} --engine serial --json --out", place / "simulated")
     assert digest(*final_models(peers, world)) == json.loads(simulated.lines[-1])["digest"]
 
 
 def started(home: Path) -> subprocess.Popen[str]:
     """A peer, started as its README says."""
-    setting, *command = by_hand(home)
+    setting, *command = analytic_gradients(home)
     name, _, value = setting.partition("=")
     return subprocess.Popen(
         command,

@@ -13,8 +13,8 @@ from support.machines import Machines, entering, host, two_rooms
 from peerage import Experiment
 from peerage.data import cache_folder
 from peerage.errors import DataError
-from peerage.net.deploy.up import Up
-from peerage.net.peer.network import Patience
+from peerage.net.deploy.up import LocalNetwork
+from peerage.net.peer.network import Timeouts
 
 pytestmark = pytest.mark.slow  # every peer is a process
 
@@ -29,9 +29,9 @@ def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
     """
     experiment = Experiment(nodes=4, topology="complete", partition="iid", rounds=10**6)
     everybody = range(4)
-    patience = Patience(start=600, step=300, gone=5)
+    timeouts = Timeouts(start=600, message=300, idle=5)
     hosts = [host(me) for me in everybody]
-    with two_rooms(*rooms) as cable, Machines(tmp_path, experiment, patience, hosts) as network:
+    with two_rooms(*rooms) as cable, Machines(tmp_path, experiment, timeouts, hosts) as network:
         for me in everybody:
             network.start(me, entering(cable.machines[me]))
         network.until(lambda: min(map(network.round, everybody)) >= 5)
@@ -59,7 +59,7 @@ def often(network: Machines, me: int, heard: list[int], since: int, count: int) 
 def test_a_disk_that_is_really_full_stops_one_peer_and_nobody_else(small_disk, tmp_path):
     settings = {"nodes": 3, "topology": "complete", "partition": "iid", "model": "logistic"}
     experiment = Experiment(**settings, rounds=60, local={"epochs": 1})
-    with Machines(tmp_path, experiment, Patience(start=600, step=300, gone=5)) as network:
+    with Machines(tmp_path, experiment, Timeouts(start=600, message=300, idle=5)) as network:
         network.folders[1] = small_disk / "node-1"
         for me in range(3):
             network.start(me)
@@ -107,7 +107,7 @@ def test_eight_peers_miss_no_message(tmp_path):
         experiment.dataset.load(cache_folder())
     except DataError as error:
         pytest.skip(str(error))
-    up = Up(experiment, tmp_path / "up", patience=Patience(start=600, step=300))
+    up = LocalNetwork(experiment, tmp_path / "up", timeouts=Timeouts(start=600, message=300))
     summary = up.run()
     for peer in up.watched:
         rows = peer.rows

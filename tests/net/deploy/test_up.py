@@ -20,9 +20,9 @@ from support.processes import PATIENCE, gone, until
 
 import peerage as pg
 from peerage.errors import Interrupted
-from peerage.net.deploy.parent_pipe import ended_once
+from peerage.net.deploy.parent_pipe import interrupt_once
 from peerage.net.deploy.up import free_ports
-from peerage.net.peer.network import Member, Network, Patience
+from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.records.rows import RunRecord, read_metrics
 
@@ -154,7 +154,7 @@ def test_nothing_disturbs_the_cleaning_up(number):
     """A terminal that closes tells it twice."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
-        with ended_once():
+        with interrupt_once():
             with pytest.raises(Interrupted, match=f"ended by signal {number.name}"):
                 signal.raise_signal(number)
             signal.raise_signal(number)
@@ -166,7 +166,7 @@ def test_nothing_disturbs_the_cleaning_up(number):
 def test_what_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ended_once():
+        with interrupt_once():
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -222,7 +222,7 @@ def test_a_network_that_diverges(tmp_path):
 
 def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
     settings = pg.Experiment(nodes=2, topology="ring", partition="iid", model="logistic", rounds=2)
-    with Machines(tmp_path, settings, Patience(start=300.0, step=300.0, gone=2.0)) as machines:
+    with Machines(tmp_path, settings, Timeouts(start=300.0, message=300.0, idle=2.0)) as machines:
         machines.start(0)
         machines.start(1)
         assert machines.wait() == [0, 0]
@@ -274,7 +274,7 @@ def ready(tmp_path: Path) -> Path:
     experiment = pg.Experiment(nodes=2, topology="ring", partition="iid", rounds=1)
     (tmp_path / "experiment.toml").write_text(experiment.to_toml())
     members = tuple(Member(f"node-{i}", f"127.0.0.1:{p}") for i, p in enumerate(free_ports(2)))
-    network = Network("demo", experiment, members, Patience(start=0.2, step=1.0))
+    network = Network("demo", experiment, members, Timeouts(start=0.2, message=1.0))
     (tmp_path / "network.toml").write_text(network.to_toml("experiment.toml"))
     authority = Authority.create(tmp_path / "certs", "demo")
     authority.issue("node-0")
@@ -290,7 +290,7 @@ def node(home: Path, identity: str = "node-0") -> str:
 def test_a_network_file_says_the_same_when_it_is_read(ready):
     network = Network.load(ready / "network.toml")
     assert network.to_toml("experiment.toml") == (ready / "network.toml").read_text()
-    assert network.patience == Patience(start=0.2, step=1.0)
+    assert network.timeouts == Timeouts(start=0.2, message=1.0)
 
 
 def test_a_name_that_is_not_in_the_network(ready):

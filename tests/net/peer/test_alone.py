@@ -17,8 +17,8 @@ from support.networking import BROKEN, Stage, on_stage, play
 import peerage as pg
 from peerage import DecAvg, FedAvg, Local
 from peerage.errors import PeerageError
-from peerage.net.deploy.up import Seen, Up, Watched
-from peerage.net.peer.network import Patience
+from peerage.net.deploy.up import LocalNetwork, PeerProcess, PeerProgress
+from peerage.net.peer.network import Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.recorder import PAUSED
 from peerage.testing import toy
@@ -108,8 +108,8 @@ def test_a_message_that_waits_for_all_others_is_not_given_up(tmp_path):
         stage.post.cut = set()
 
     experiment = toy(DecAvg(), rounds=12, **THREE)
-    calm = Patience(start=100.0, step=100.0, gone=30.0)
-    peers = on_stage(experiment, tmp_path, act, patience=calm)
+    calm = Timeouts(start=100.0, message=100.0, idle=30.0)
+    peers = on_stage(experiment, tmp_path, act, timeouts=calm)
     result = pg.run(experiment)
     for peer, wanted in zip(peers, result.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
@@ -156,8 +156,8 @@ def test_a_peer_whose_others_never_came_does_not_begin(tmp_path, caplog):
         for me in (1, 2):
             stage.start(me)
 
-    quick = Patience(start=0.3, step=5.0, gone=1.0)
-    peers = on_stage(toy(DecAvg(), rounds=10, **THREE), tmp_path, act, patience=quick)
+    quick = Timeouts(start=0.3, message=5.0, idle=1.0)
+    peers = on_stage(toy(DecAvg(), rounds=10, **THREE), tmp_path, act, timeouts=quick)
     assert [peer.rows[-1]["round"] for peer in peers] == [10] * 3
     assert len(lines(caplog, "waits for node-1")) == 1
 
@@ -200,21 +200,21 @@ def test_one_that_is_to_join_later_waits_for_those_who_play(tmp_path):
 
 def test_those_who_finish_say_so_and_the_last_finishes_alone(tmp_path, monkeypatch):
     """Without messages between them, peers are as fast as they are."""
-    real = Peer._play
+    real = Peer._run_round
 
     async def play_slowly(self: Peer, round: int) -> None:
         if self.me == 2:
-            while round >= 3 and not self.others.finished >= {0, 1}:
+            while round >= 3 and not self.tracker.finished >= {0, 1}:
                 await asyncio.sleep(0.01)
         await real(self, round)
 
     async def act(stage: Stage) -> None:
         pass
 
-    monkeypatch.setattr(Peer, "_play", play_slowly)
+    monkeypatch.setattr(Peer, "_run_round", play_slowly)
     peers = on_stage(toy(Local(), rounds=10, **THREE), tmp_path, act)
     assert [peer.finished for peer in peers] == [10] * 3
-    assert peers[2].others.finished == {0, 1}
+    assert peers[2].tracker.finished == {0, 1}
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_a_peer_that_was_away_at_the_end_waits_until_one_tells_it(tmp_path):
 
     peers = on_stage(toy(DecAvg(), rounds=20, **THREE), tmp_path, act)
     assert [peer.finished for peer in peers] == [20] * 3
-    assert peers[2].others.finished == {1}
+    assert peers[2].tracker.finished == {1}
     assert len(read_rounds(tmp_path / "2")) == 21
 
 
@@ -246,10 +246,10 @@ def test_a_finished_peer_is_not_in_contact_when_it_begins_anew(tmp_path):
     """Its folder was lost, say: it is a peer like any other then."""
     experiment = toy(DecAvg(), rounds=2, **THREE)
     [peer, *_] = play(experiment)
-    others = peer.others
+    others = peer.tracker
     others.finished.clear()
     for one in (1, 2):
-        asyncio.run(peer.answer(b'{"ask": "finished", "life": "one"}', one))
+        asyncio.run(peer.answer(b'{"ask": "finished", "incarnation": "one"}', one))
         # Though they cannot be reached.
         assert others.view(0).in_contact() == list(range(1, one + 1))
         assert others.view(0).needed_contacts() == []
@@ -262,11 +262,11 @@ def test_a_finished_peer_is_not_in_contact_when_it_begins_anew(tmp_path):
 def test_a_stranger_is_no_contact(tmp_path):
     experiment = toy(DecAvg(), rounds=1, **THREE)
     [peer, *_] = play(experiment)
-    peer.others.finished = {1, 2}
-    peer.others.strange[1] = "the learning rate"
-    assert peer.others.view(0).in_contact() == [2]
-    peer.others.finished.clear()
-    assert peer.others.view(0).needed_contacts() == [2]
+    peer.tracker.finished = {1, 2}
+    peer.tracker.mismatched_peers[1] = "the learning rate"
+    assert peer.tracker.view(0).in_contact() == [2]
+    peer.tracker.finished.clear()
+    assert peer.tracker.view(0).needed_contacts() == [2]
 
 
 # Real processes
@@ -276,7 +276,7 @@ def test_a_stranger_is_no_contact(tmp_path):
 def test_one_process_of_a_stopped_network_plays_no_round_alone(tmp_path):
     settings = {"nodes": 3, "topology": "ring", "partition": "iid", "model": "logistic"}
     experiment = pg.Experiment(**settings, rounds=40, local={"epochs": 1})
-    with Machines(tmp_path, experiment, Patience(start=60, step=30, gone=2)) as network:
+    with Machines(tmp_path, experiment, Timeouts(start=60, message=30, idle=2)) as network:
         for me in range(3):
             network.start(me)
         network.until(lambda: min(map(network.round, range(3))) >= 5, BROKEN)
@@ -323,14 +323,18 @@ class Process:
         return self.returncode
 
 
-def watched_by(up: Up, home: Path, pauses: list[str | None], codes: list[int | None]) -> None:
+def watched_by(
+    up: LocalNetwork, home: Path, pauses: list[str | None], codes: list[int | None]
+) -> None:
     up.watched = []
     for number, (pause, code) in enumerate(zip(pauses, codes, strict=True)):
         folder = home / str(number)
         folder.mkdir(parents=True)
         if pause is not None:
             (folder / PAUSED).write_text(json.dumps({"state": pause}))
-        up.watched.append(Watched(number, Seen(f"node-{number}", round=3), folder, Process(code)))
+        up.watched.append(
+            PeerProcess(number, PeerProgress(f"node-{number}", round=3), folder, Process(code))
+        )
     for peer in up.watched:
         peer.read, peer.file = 1, 7  # it has written rows in this life
         peer.look()
@@ -340,7 +344,7 @@ ALONE = "waiting for node-1, node-2"
 
 
 def test_up_shows_who_waits_and_does_not_wait_with_the_last(tmp_path):
-    up = Up(pg.Experiment(nodes=3, rounds=50), tmp_path)
+    up = LocalNetwork(pg.Experiment(nodes=3, rounds=50), tmp_path)
     watched_by(up, tmp_path / "a", [ALONE, None, None], [None, None, 0])
     assert [peer.seen.state for peer in up.watched] == [ALONE, "running", "finished"]
     up._check_progress()
@@ -353,9 +357,11 @@ def test_up_shows_who_waits_and_does_not_wait_with_the_last(tmp_path):
 
 def test_up_restarts_a_peer_early_if_all_others_wait_for_it(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(Up, "_start", lambda up, peer, secret: started.append(peer.number))
-    up = Up(pg.Experiment(nodes=3, rounds=50), tmp_path)
+    monkeypatch.setattr(
+        LocalNetwork, "_start", lambda up, peer, secret: started.append(peer.number)
+    )
+    up = LocalNetwork(pg.Experiment(nodes=3, rounds=50), tmp_path)
     for name, pauses, due in (("a", [None, ALONE, None], []), ("b", [ALONE, ALONE, None], [2])):
         watched_by(up, tmp_path / name, pauses, [None, None, -9])
-        assert up._disturb({}, {2: 40}, tmp_path) == bool(due)
+        assert up._kill_and_restart({}, {2: 40}, tmp_path) == bool(due)
         assert started == due

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerage.engine.router import Parcel
+from peerage.engine.router import Packet
 from peerage.net.peer import assembler
-from peerage.net.peer.assembler import IDLE, Reception
+from peerage.net.peer.assembler import IDLE, MessageAssembler
 from peerage.net.peer.mailbox import Mailbox
-from peerage.net.wire.header import Expected, Header, Rejected, done, header_bytes
+from peerage.net.wire.header import Header, MessagePolicy, Rejected, done, header_bytes
 from peerage.net.wire.payload import encode
 from peerage.requests import Envelope, TensorSpec
 
@@ -25,14 +25,14 @@ ME = 0
 NUMBERS = torch.linspace(-1, 1, 100)
 
 
-def message(sender: int, round: int = 0, place: int = 0) -> tuple[Header, bytes]:
-    parcel = Parcel(Envelope(sender, 10, 2, "net", place), (ME,), {"x": NUMBERS + sender}, 400)
-    header, payload = encode(parcel, run="demo", round=round, recipient=ME, place=place)
+def message(sender: int, round: int = 0, sequence: int = 0) -> tuple[Header, bytes]:
+    packet = Packet(Envelope(sender, 10, 2, "net", sequence), (ME,), {"x": NUMBERS + sender}, 400)
+    header, payload = encode(packet, run="demo", round=round, recipient=ME, sequence=sequence)
     return header, bytes(payload)
 
 
 SIZE = message(1)[0].size
-EXPECTED = Expected(
+EXPECTED = MessagePolicy(
     "demo", ME, frozenset(range(8)), {"net": {"x": TensorSpec((100,))}}, max_bytes=SIZE
 )
 
@@ -40,24 +40,24 @@ EXPECTED = Expected(
 class Box:
     """A reception in round 0, and what it is told."""
 
-    def __init__(self, expected: Expected = EXPECTED) -> None:
+    def __init__(self, expected: MessagePolicy = EXPECTED) -> None:
         self.counters: Counter[str] = Counter()
         self.mailbox = Mailbox(counters=self.counters)
-        self.mailbox.enter(0)
+        self.mailbox.begin_round(0)
         self.heard: list[tuple[int, int]] = []
-        self.reception = Reception(expected, self.mailbox, self.counters, self.hear)
+        self.assembler = MessageAssembler(expected, self.mailbox, self.counters, self.hear)
 
     def hear(self, peer: int, round: int) -> None:
         self.heard.append((peer, round))
 
     def accept(self, header: Header) -> int:
         """How many bytes of the message are here."""
-        known, here = self.reception.accept(header_bytes(header), header.sender)
+        known, here = self.assembler.accept(header_bytes(header), header.sender)
         assert known == header
         return here
 
     def complete(self, header: Header) -> None:
-        asyncio.run(self.reception.complete(header))
+        asyncio.run(self.assembler.complete(header))
 
     def refused(self, act: Callable[..., Any], *arguments: Any) -> str:
         """The reason, which is counted once."""
@@ -70,7 +70,7 @@ class Box:
     @property
     def held(self) -> int:
         """Bytes of messages that are on their way in."""
-        return sum(incoming.header.size for incoming in self.reception._incoming.values())
+        return sum(incoming.header.size for incoming in self.assembler._incoming.values())
 
 
 @pytest.fixture
@@ -97,10 +97,10 @@ def test_a_message_in_any_pieces_arrives_whole(cuts):
     assert box.accept(header) == 0
     edges = [0, *sorted(cuts), SIZE]
     for begin, end in pairwise(edges):
-        box.reception.chunk(header, begin, payload[begin:end])
+        box.assembler.chunk(header, begin, payload[begin:end])
     box.complete(header)
-    [parcel] = box.mailbox.take([1]).values()
-    assert torch.equal(parcel.payload["x"], NUMBERS + 1)
+    [packet] = box.mailbox.take([1]).values()
+    assert torch.equal(packet.payload["x"], NUMBERS + 1)
     assert box.held == 0
     assert not box.counters
 
@@ -108,9 +108,9 @@ def test_a_message_in_any_pieces_arrives_whole(cuts):
 def test_an_interrupted_transfer_goes_on_where_it_was(box):
     header, payload = message(1)
     box.accept(header)
-    box.reception.chunk(header, 0, payload[:100])
+    box.assembler.chunk(header, 0, payload[:100])
     assert box.accept(header) == 100
-    box.reception.chunk(header, 100, payload[100:])
+    box.assembler.chunk(header, 100, payload[100:])
     box.complete(header)
     assert box.mailbox.take([1]).keys() == {1}
 
@@ -121,7 +121,7 @@ def test_senders_do_not_disturb_each_other(box):
         box.accept(header)
     for begin in range(0, SIZE, 50):
         for header, payload in messages:
-            box.reception.chunk(header, begin, payload[begin : begin + 50])
+            box.assembler.chunk(header, begin, payload[begin : begin + 50])
     for header, _ in messages:
         box.complete(header)
     found = box.mailbox.take([1, 2])
@@ -143,18 +143,18 @@ def test_the_word_that_a_sender_is_done_takes_no_room(box):
 def test_pieces_come_in_order(box, offset):
     header, payload = message(1)
     box.accept(header)
-    box.reception.chunk(header, 0, payload[:100])
-    assert box.refused(box.reception.chunk, header, offset, payload[:1]) == "truncated"
+    box.assembler.chunk(header, 0, payload[:100])
+    assert box.refused(box.assembler.chunk, header, offset, payload[:1]) == "truncated"
     assert box.accept(header) == 100  # what was here still is
 
 
 def test_more_bytes_than_announced_are_refused(box):
     header, payload = message(1)
     box.accept(header)
-    box.reception.chunk(header, 0, payload[:-1])
-    assert box.refused(box.reception.chunk, header, SIZE - 1, b"ab") == "oversized"
+    box.assembler.chunk(header, 0, payload[:-1])
+    assert box.refused(box.assembler.chunk, header, SIZE - 1, b"ab") == "oversized"
     assert box.accept(header) == SIZE - 1
-    box.reception.chunk(header, SIZE - 1, payload[-1:])
+    box.assembler.chunk(header, SIZE - 1, payload[-1:])
     box.complete(header)
     assert box.mailbox.take([1]).keys() == {1}
 
@@ -162,7 +162,7 @@ def test_more_bytes_than_announced_are_refused(box):
 def test_a_message_that_ends_too_early_is_dropped(box):
     header, payload = message(1)
     box.accept(header)
-    box.reception.chunk(header, 0, payload[:-1])
+    box.assembler.chunk(header, 0, payload[:-1])
     assert box.refused(box.complete, header) == "truncated"
     assert box.held == 0
     assert box.accept(header) == 0  # it can be sent again, from the beginning
@@ -171,7 +171,7 @@ def test_a_message_that_ends_too_early_is_dropped(box):
 def test_a_message_that_was_changed_on_its_way_is_dropped(box):
     header, payload = message(1)
     box.accept(header)
-    box.reception.chunk(header, 0, payload[:-1] + bytes([payload[-1] ^ 1]))
+    box.assembler.chunk(header, 0, payload[:-1] + bytes([payload[-1] ^ 1]))
     assert box.refused(box.complete, header) == "checksum"
     assert box.held == 0
     assert box.mailbox.pending([1]) == [1]
@@ -185,7 +185,7 @@ def test_a_payload_larger_than_any_message_is_refused_before_it_comes(box):
 
 def test_bytes_without_a_header_are_refused(box):
     header, payload = message(1)
-    assert box.refused(box.reception.chunk, header, 0, payload) == "full"
+    assert box.refused(box.assembler.chunk, header, 0, payload) == "full"
     assert box.refused(box.complete, header) == "full"
 
 
@@ -193,12 +193,12 @@ def test_bytes_without_a_header_are_refused(box):
 
 
 def test_another_message_of_the_sender_replaces_the_one_that_was_coming(box):
-    (old, payload), (new, _) = message(1), message(1, place=1)
+    (old, payload), (new, _) = message(1), message(1, sequence=1)
     box.accept(old)
-    box.reception.chunk(old, 0, payload[:100])
+    box.assembler.chunk(old, 0, payload[:100])
     assert box.accept(new) == 0
     assert box.held == SIZE  # of one, not of two
-    assert box.refused(box.reception.chunk, old, 100, payload[100:]) == "full"
+    assert box.refused(box.assembler.chunk, old, 100, payload[100:]) == "full"
     assert box.refused(box.complete, old) == "full"
     assert box.accept(old) == 0  # from the beginning
 
@@ -206,7 +206,7 @@ def test_another_message_of_the_sender_replaces_the_one_that_was_coming(box):
 def test_a_message_that_is_replaced_makes_room_for_the_next(box, clock):
     for sender in (1, 2):
         box.accept(message(sender)[0])
-    assert box.accept(message(1, place=1)[0]) == 0
+    assert box.accept(message(1, sequence=1)[0]) == 0
     assert box.held == 2 * SIZE
 
 
@@ -225,7 +225,7 @@ def test_room_is_free_again_when_a_message_is_complete(box, clock):
     for sender in (1, 2):
         box.accept(message(sender)[0])
     header, payload = message(1)
-    box.reception.chunk(header, 0, payload)
+    box.assembler.chunk(header, 0, payload)
     box.complete(header)
     assert box.accept(message(3)[0]) == 0
 
@@ -235,19 +235,19 @@ def test_a_transfer_that_stands_still_makes_room(box, clock):
         box.accept(message(sender)[0])
     clock[0] += IDLE
     moving, payload = message(2)
-    box.reception.chunk(moving, 0, payload[:10])
+    box.assembler.chunk(moving, 0, payload[:10])
     assert box.refused(box.accept, message(3)[0]) == "full"  # just not yet
     clock[0] += 0.1
     assert box.accept(message(3)[0]) == 0
     assert box.accept(moving) == 10
     idle, _ = message(1)
-    assert box.refused(box.reception.chunk, idle, 0, payload[:1]) == "full"
+    assert box.refused(box.assembler.chunk, idle, 0, payload[:1]) == "full"
 
 
 def test_idle_transfers_stay_while_there_is_room(box, clock):
     header, payload = message(1)
     box.accept(header)
-    box.reception.chunk(header, 0, payload[:100])
+    box.assembler.chunk(header, 0, payload[:100])
     clock[0] += 100 * IDLE
     box.accept(message(2)[0])
     assert box.accept(header) == 100
@@ -267,25 +267,25 @@ def test_whatever_senders_do_memory_is_bounded(steps):
         patch.setattr(assembler, "PARTIAL", 0)
         patch.setattr(assembler, "monotonic", lambda: now[0])
         box = Box()
-        for sender, place, act in steps:
-            header, payload = message(sender, place=place)
+        for sender, sequence, act in steps:
+            header, payload = message(sender, sequence=sequence)
             with suppress(Rejected):
                 if act == "accept":
                     box.accept(header)
                 elif act == "chunk":
-                    box.reception.chunk(header, 0, payload[:10])
+                    box.assembler.chunk(header, 0, payload[:10])
                 else:
                     now[0] += 2.0
             assert box.counters.keys() <= {"full", "truncated"}
             assert box.held <= 2 * SIZE
-            assert len(box.reception._incoming) <= 2
+            assert len(box.assembler._incoming) <= 2
 
 
 # Who is heard
 
 
 def test_nothing_of_a_blocked_sender_is_taken(box):
-    box.reception.shunned[1] = "its messages broke rounds here"
+    box.assembler.blocked_peers[1] = "its messages broke rounds here"
     header, _ = message(1)
     with pytest.raises(Rejected, match="node 1 is not heard: its messages broke rounds here"):
         box.accept(header)
@@ -295,7 +295,7 @@ def test_nothing_of_a_blocked_sender_is_taken(box):
 
 
 def test_a_sender_is_heard_also_if_its_message_is_of_no_use(box):
-    box.mailbox.enter(5)
+    box.mailbox.begin_round(5)
     assert box.refused(box.accept, message(1, round=4)[0]) == "late"
     assert box.refused(box.accept, message(2, round=9)[0]) == "early"
     assert box.accept(message(3, round=6)[0]) == 0
@@ -305,14 +305,14 @@ def test_a_sender_is_heard_also_if_its_message_is_of_no_use(box):
 
 def test_nobody_is_heard_in_the_name_of_another(box):
     raw = header_bytes(message(1)[0])
-    assert box.refused(box.reception.accept, raw, 2) == "sender"
+    assert box.refused(box.assembler.accept, raw, 2) == "sender"
     assert box.heard == []
 
 
 def test_a_message_may_be_late_when_it_is_complete(box):
     header, payload = message(1)
     box.accept(header)
-    box.reception.chunk(header, 0, payload)
-    box.mailbox.enter(1)
+    box.assembler.chunk(header, 0, payload)
+    box.mailbox.begin_round(1)
     assert box.refused(box.complete, header) == "late"
     assert (box.held, box.mailbox.bytes) == (0, 0)

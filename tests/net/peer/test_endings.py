@@ -15,14 +15,14 @@ from support.networking import InMemory, OverSockets, Stage, network_of, on_stag
 import peerage as pg
 from peerage import DecAvg, Experiment, Node
 from peerage.engine.prepare import prepare
-from peerage.net.peer import peer_tracker as others
+from peerage.net.peer import peer_tracker
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.mailbox import Mailbox
-from peerage.net.peer.network import Network, Patience
+from peerage.net.peer.network import Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.traffic import WORDS, Outbox
 from peerage.net.wire.header import DATA, DONE, Header, Rejected, done
-from peerage.net.wire.transport import MemoryTransport, Post, Transport, Unreachable
+from peerage.net.wire.transport import MemoryNetwork, MemoryTransport, Transport, Unreachable
 from peerage.testing import toy
 
 
@@ -36,12 +36,12 @@ class Distant(DecAvg):
     async def round(self, node: Node[None]) -> None:
         await super().round(node)
         order = torch.randperm(node.num_nodes, generator=node.coin).tolist()
-        speaks = torch.rand(node.num_nodes, generator=node.coin) < 0.5
-        place = order.index(node.id)
-        if place > 0 and speaks[node.id]:
-            await node.send(order[place - 1], x=node.params)
-        if place + 1 < len(order):
-            inbox = await node.receive(order[place + 1])
+        message_schema = torch.rand(node.num_nodes, generator=node.coin) < 0.5
+        sequence = order.index(node.id)
+        if sequence > 0 and message_schema[node.id]:
+            await node.send(order[sequence - 1], x=node.params)
+        if sequence + 1 < len(order):
+            inbox = await node.receive(order[sequence + 1])
             for x in inbox["x"]:
                 node.params = (node.params + x) / 2
 
@@ -101,7 +101,7 @@ def test_silent_hubs_and_clients_of_a_prelude(tmp_path):
 class Slow(MemoryTransport):
     """Every message and every question takes its time, so that some peers are rounds ahead."""
 
-    def __init__(self, post: Post, me: int) -> None:
+    def __init__(self, post: MemoryNetwork, me: int) -> None:
         super().__init__(post, me)
         self.rng = random.Random(me)
 
@@ -117,13 +117,13 @@ class Slow(MemoryTransport):
 class Forgetful(MemoryTransport):
     """The first announcements and the first endings are lost, for everybody but listeners."""
 
-    def __init__(self, post: Post, me: int, listeners: Any) -> None:
+    def __init__(self, post: MemoryNetwork, me: int, out_neighbours: Any) -> None:
         super().__init__(post, me)
-        self.listeners = listeners
+        self.out_neighbours = out_neighbours
         self.lost: Counter[str] = Counter()
 
     async def send(self, header: Header, payload: Any, deadline: float) -> None:
-        told = header.recipient in self.listeners(header.round)[self.me]
+        told = header.recipient in self.out_neighbours(header.round)[self.me]
         if header.kind == DONE and not told and self.lost["words"] < 2:
             self.lost["words"] += 1
             raise Unreachable("lost")
@@ -138,7 +138,7 @@ class Forgetful(MemoryTransport):
 
 def test_peers_that_are_rounds_ahead_are_asked_about_rounds_that_are_long_over():
     """On a path of eight, the far end can be seven rounds ahead of the slow one."""
-    post = Post()
+    post = MemoryNetwork()
     experiment = toy(Far(), nodes=8, partition="iid", rounds=12, topology=nx.path_graph(8))
     peers = check(experiment, ends=lambda network, me: Slow(post, me))
     assert [row["heard"] for row in peers[0].rows] == [[0, 0]] * 13
@@ -146,14 +146,14 @@ def test_peers_that_are_rounds_ahead_are_asked_about_rounds_that_are_long_over()
 
 @pytest.mark.slow
 def test_announcements_and_endings_may_get_lost(monkeypatch):
-    monkeypatch.setattr(others, "AGAIN", 0.05)
-    post = Post()
+    monkeypatch.setattr(peer_tracker, "RETRY_DELAY", 0.05)
+    post = MemoryNetwork()
     experiment = toy(Distant(), rounds=4)
     world = prepare(experiment)
     made: list[Forgetful] = []
 
     def ends(network: Network, me: int) -> Transport:
-        made.append(Forgetful(post, me, world.listeners))
+        made.append(Forgetful(post, me, world.out_neighbours))
         return made[-1]
 
     check(experiment, ends=ends)
@@ -172,10 +172,10 @@ class GivesUp(MemoryTransport):
 
 
 def test_a_message_that_its_sender_has_given_up_is_not_waited_for():
-    experiment, post = toy(DecAvg(), rounds=6), Post()
-    patience = Patience(start=300.0, step=1e6, gone=30.0)
+    experiment, post = toy(DecAvg(), rounds=6), MemoryNetwork()
+    timeouts = Timeouts(start=300.0, message=1e6, idle=30.0)
     first, second, *_ = play(
-        experiment, ends=lambda network, me: GivesUp(post, me), patience=patience
+        experiment, ends=lambda network, me: GivesUp(post, me), timeouts=timeouts
     )
     assert (first.counters, second.counters) == ({"undelivered": 1}, {"missing": 1})
     assert [row["heard"] for row in second.rows] == [[0, 0], [2, 2], [2, 2], [1, 2], *[[2, 2]] * 3]
@@ -228,7 +228,7 @@ class Recorder(InMemory):
 @pytest.fixture
 def no_second_announcement(monkeypatch):
     """Peers that are slow for a second are not asked, as they would be on a busy machine."""
-    monkeypatch.setattr(others, "AGAIN", 3600.0)
+    monkeypatch.setattr(peer_tracker, "RETRY_DELAY", 3600.0)
 
 
 @pytest.mark.usefixtures("no_second_announcement")
@@ -240,7 +240,7 @@ def test_listeners_and_those_who_wait_are_told_and_nobody_else():
         (round, sender, listener)
         for round in range(6)
         for sender in range(8)
-        for listener in world.listeners(round)[sender]
+        for listener in world.out_neighbours(round)[sender]
     }
     before_the_last = {one for one in heard if one[0] < 5}  # after it, some have left already
     assert before_the_last <= ends.words <= heard | ends.announced
@@ -260,8 +260,8 @@ def test_members_cannot_fill_the_memory_with_announcements():
 
     async def flood() -> tuple[Peer, int]:
         network = network_of(experiment)
-        peer = Peer(network, 0, prepare(experiment), MemoryTransport(Post(), 0))
-        peer.endings.enter(5000)
+        peer = Peer(network, 0, prepare(experiment), MemoryTransport(MemoryNetwork(), 0))
+        peer.endings.begin_round(5000)
         for round in range(10_000):
             for identity in (1, 2):
                 question = json.dumps({"ask": "done", "round": round}).encode()
@@ -281,7 +281,9 @@ def test_announcements_of_rounds_that_do_not_exist_are_refused(round):
     experiment = toy(DecAvg(), rounds=3)
 
     async def ask() -> Peer:
-        peer = Peer(network_of(experiment), 0, prepare(experiment), MemoryTransport(Post(), 0))
+        peer = Peer(
+            network_of(experiment), 0, prepare(experiment), MemoryTransport(MemoryNetwork(), 0)
+        )
         with pytest.raises(Rejected):
             await peer.answer(json.dumps({"ask": "done", "round": round}).encode(), 1)
         return peer
@@ -297,10 +299,10 @@ def told(act: Any) -> list[tuple[int, int, int]]:
 
     class Noting(Outbox):
         def put(self, header: Header, payload: Any = b"") -> None:
-            words.append((header.round, header.recipient, header.place))
+            words.append((header.round, header.recipient, header.sequence))
 
     async def scene() -> None:
-        transport = MemoryTransport(Post(), 0)
+        transport = MemoryTransport(MemoryNetwork(), 0)
         boxes = [Noting(transport, 1.0, 2, Counter()) for _ in range(4)]
         act(Endings("demo", 0, boxes.__getitem__, 2))
         for box in boxes:
@@ -319,7 +321,7 @@ def test_when_whom_is_told_what():
         endings.announced(2, 5)  # who did not hear it
         endings.announced(2, 4)  # a round that is over, and was perhaps not even played
         endings.announced(2, 6)
-        endings.enter(9)  # rounds 6 to 8 are left out
+        endings.begin_round(9)  # rounds 6 to 8 are left out
         endings.finish(9, [])
 
     expected = [(5, 1, 0), (5, 2, 2), (5, 2, 2), (4, 2, 0), (7, 3, 0), (6, 2, 0)]
@@ -328,7 +330,7 @@ def test_when_whom_is_told_what():
 
 def test_an_ending_may_be_told_twice_but_not_in_two_ways():
     box = Mailbox()
-    box.enter(0)
+    box.begin_round(0)
     word = {"run": "demo", "round": 0, "sender": 1, "recipient": 0}
     for _ in range(2):
         box.put(done(**word, sent=1), None)
@@ -340,7 +342,7 @@ def test_an_ending_may_be_told_twice_but_not_in_two_ways():
 
 def test_a_sender_that_is_done_is_not_waited_for():
     box = Mailbox()
-    box.enter(0)
+    box.begin_round(0)
     box.put(done(run="demo", round=0, sender=1, recipient=0, sent=0), None)
     assert box.pending([1, 2]) == box.missing([1, 2]) == [2]
     assert box.take([1, 2]) == {}

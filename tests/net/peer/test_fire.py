@@ -29,9 +29,9 @@ from support.networking import BROKEN, network_of, one_thread
 
 from peerage import DecHW
 from peerage.engine.prepare import prepare
-from peerage.engine.router import Parcel
+from peerage.engine.router import Packet
 from peerage.net.deploy.up import free_ports
-from peerage.net.peer.network import Network, Patience
+from peerage.net.peer.network import Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity, server_name
@@ -51,7 +51,7 @@ ACCEPTED = 50  # messages, after which the attacker has none left that would be 
 VICTIM, ATTACKER = 1, 3
 GUNS = 4  # calls at once
 SECONDS = BROKEN  # that a call may take: far more than a peer waits for anybody
-LIMITS = Limits(patience=60.0, pace=1 << 22, grace=1.0)
+LIMITS = Limits(idle_timeout=60.0, min_rate=1 << 22, grace=1.0)
 OF_STREAMS = {"slow", "offset", "unknown method", "newer stream"}  # reasons besides those of wire
 # How calls may end. INTERNAL is what gRPC makes of a refusal that comes while it is writing, and
 # UNAVAILABLE what it says about calls that are too many at once. ABORTED are slow ones, which all
@@ -95,7 +95,7 @@ class Attacker:
         self.mutations = mutations(self.rng, self.header, self.payload)
 
     async def fire(self, count: int) -> None:
-        ways = [way for way, share in self.ways().items() for _ in range(share)]
+        ways = [link_faults for link_faults, share in self.ways().items() for _ in range(share)]
 
         async def gun() -> None:
             for _ in range(count // GUNS):
@@ -128,8 +128,8 @@ class Attacker:
         Those that the peer keeps have to stay few, or it is full and looks at nothing else.
         """
         self.accepted += 1
-        place = json.loads(self.header)["place"] + 1
-        header, payload = dumps({**json.loads(self.header), "place": place}), self.payload
+        sequence = json.loads(self.header)["sequence"] + 1
+        header, payload = dumps({**json.loads(self.header), "sequence": sequence}), self.payload
         if self.accepted >= ACCEPTED:
             stated, data = layout_of(payload)
             begin = stated["x"]["data_offsets"][0]
@@ -266,8 +266,8 @@ def valid(peer: Peer) -> tuple[bytes, bytes]:
     """A message of the attacker that would be accepted, for a place that is never asked for."""
     node = peer.shard.members[peer.me].node
     payload = {"x": node.params, "b": node.buffers, "h": node.params.abs()}
-    parcel = Parcel(Envelope(ATTACKER, 10, 3, node.architecture, 0), (peer.me,), payload, 0)
-    header, data = encode(parcel, run="test", round=0, recipient=peer.me, place=1)
+    packet = Packet(Envelope(ATTACKER, 10, 3, node.architecture, 0), (peer.me,), payload, 0)
+    header, data = encode(packet, run="test", round=0, recipient=peer.me, sequence=1)
     return header_bytes(header), bytes(data)
 
 
@@ -339,8 +339,8 @@ def test_a_peer_under_fire_from_a_member_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     experiment = toy(DecHW(), nodes=4, topology="complete", partition="iid", rounds=2)
-    patience = Patience(start=2.0, step=3600.0, gone=5.0)
-    network = network_of(experiment, free_ports(4), patience=patience, pack=True)
+    timeouts = Timeouts(start=2.0, message=3600.0, idle=5.0)
+    network = network_of(experiment, free_ports(4), timeouts=timeouts, pack=True)
     authority = Authority.create(tmp_path / "certs", "tests")
     for member in network.members:
         authority.issue(member.name)
@@ -360,9 +360,9 @@ def check_answers(fire: Fire) -> None:
     """Every call was refused for a reason that was counted, or changed nothing that counts."""
     outcomes, refused = fire.outcomes, fire.refused
     for outcome in outcomes:
-        way, _, how = outcome.partition(": ")
+        link_faults, _, how = outcome.partition(": ")
         code, _, reason = how.partition(" ")
-        assert code in CODES[way.split()[0].rstrip("0123456789")], outcome
+        assert code in CODES[link_faults.split()[0].rstrip("0123456789")], outcome
         assert not reason or reason in REASONS
     assert refused["failed"] == 0  # no mistakes of ours
     assert set(refused) <= {*REASONS, *OF_STREAMS}

@@ -13,10 +13,10 @@ from support.networking import BROKEN, QUICK, InMemory, network_of, one_thread
 
 from peerage import DecHW
 from peerage.engine.prepare import prepare
-from peerage.engine.router import Parcel
-from peerage.net.peer.network import Patience
+from peerage.engine.router import Packet
+from peerage.net.peer.network import Timeouts
 from peerage.net.peer.peer import Peer
-from peerage.net.wire.header import LATER, REASONS, Rejected, header_bytes
+from peerage.net.wire.header import REASONS, RETRYABLE_REASONS, Rejected, header_bytes
 from peerage.net.wire.payload import encode
 from peerage.net.wire.transport import CHUNK, Receiver
 from peerage.requests import Envelope
@@ -39,11 +39,11 @@ async def deliver(receiver: Receiver, raw: bytes, payload: bytes, identity: int)
     return ""
 
 
-def valid(peer: Peer, sender: int, round: int, place: int) -> tuple[bytes, bytes]:
+def valid(peer: Peer, sender: int, round: int, sequence: int) -> tuple[bytes, bytes]:
     node = peer.shard.members[peer.me].node
     payload = {"x": node.params, "b": node.buffers, "h": node.params.abs()}
-    parcel = Parcel(Envelope(sender, 10, 2, node.architecture, 0), (peer.me,), payload, 0)
-    header, data = encode(parcel, run="test", round=round, recipient=peer.me, place=place)
+    packet = Packet(Envelope(sender, 10, 2, node.architecture, 0), (peer.me,), payload, 0)
+    header, data = encode(packet, run="test", round=round, recipient=peer.me, sequence=sequence)
     return header_bytes(header), bytes(data)
 
 
@@ -51,10 +51,10 @@ def valid(peer: Peer, sender: int, round: int, place: int) -> tuple[bytes, bytes
 def test_a_peer_under_fire_goes_on():
     """Node 1 waits for node 0, who sends nothing but mutations, and node 2 behaves."""
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=2)
-    patience = Patience(start=0.2, step=10 * BROKEN, gone=1.0)
+    timeouts = Timeouts(start=0.2, message=10 * BROKEN, idle=1.0)
 
     async def together() -> tuple[Peer, dict[str, int], int, int]:
-        ends, network = InMemory(), network_of(experiment, patience=patience)
+        ends, network = InMemory(), network_of(experiment, timeouts=timeouts)
         with ThreadPoolExecutor(1) as executor:
             peer = Peer(network, 1, prepare(experiment), ends(network, 1), executor=executor)
             for other in (0, 2):  # somebody is there, and says nothing by himself
@@ -83,7 +83,9 @@ def test_a_peer_under_fire_goes_on():
             for round in range(2):  # and now what it was waiting for
                 for sender in (0, 2):
                     message = valid(peer, sender, round, 0)
-                    while await deliver(peer, *message, sender) in LATER:  # as senders do
+                    while (
+                        await deliver(peer, *message, sender) in RETRYABLE_REASONS
+                    ):  # as senders do
                         await asyncio.sleep(0.01)
             async with asyncio.timeout(BROKEN):
                 await task
@@ -108,7 +110,7 @@ def test_odd_questions_are_refused(question):
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=1)
 
     async def ask() -> Peer:
-        network = network_of(experiment, patience=QUICK)
+        network = network_of(experiment, timeouts=QUICK)
         peer = Peer(network, 1, prepare(experiment), InMemory()(network, 1))
         with pytest.raises(Rejected) as caught:
             await peer.answer(question, 0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.networking import BROKEN, run_skipping, skip
 
-from peerage.engine.router import Parcel, PostOffice, Step
+from peerage.engine.router import MessageRouter, Packet, ShardOutput
 from peerage.errors import PeerageError
 from peerage.graphs.faults import NoLinkFaults
 from peerage.net.peer.mailbox import OVERHEAD, Mailbox
@@ -20,13 +20,13 @@ ME = 0
 LONG = 10 * BROKEN  # seconds that a test cannot wait: a deadline which no right program waits for
 
 
-def header(sender: int, place: int, round: int = 0, size: int = 0) -> Header:
+def header(sender: int, sequence: int, round: int = 0, size: int = 0) -> Header:
     return Header(
         run="demo",
         round=round,
-        envelope=Envelope(sender, 1, 1, "net", place),
+        envelope=Envelope(sender, 1, 1, "net", sequence),
         recipient=ME,
-        place=place,
+        sequence=sequence,
         kind="data",
         wire="fp32",
         packed=False,
@@ -35,12 +35,12 @@ def header(sender: int, place: int, round: int = 0, size: int = 0) -> Header:
     )
 
 
-def parcel(sender: int, label: str, bytes: int = 0) -> Parcel:
-    return Parcel(Envelope(sender, 1, 1, "net"), (ME,), {"label": label}, bytes)
+def packet(sender: int, label: str, bytes: int = 0) -> Packet:
+    return Packet(Envelope(sender, 1, 1, "net"), (ME,), {"label": label}, bytes)
 
 
-def post(box: Mailbox, sender: int, place: int, round: int = 0, size: int = 0) -> None:
-    box.put(header(sender, place, round, size), parcel(sender, f"{round}.{place}", size))
+def post(box: Mailbox, sender: int, sequence: int, round: int = 0, size: int = 0) -> None:
+    box.put(header(sender, sequence, round, size), packet(sender, f"{round}.{sequence}", size))
 
 
 def finish(box: Mailbox, sender: int, sent: int, round: int = 0) -> None:
@@ -49,7 +49,7 @@ def finish(box: Mailbox, sender: int, sent: int, round: int = 0) -> None:
 
 def opened() -> Mailbox:
     box = Mailbox()
-    box.enter(0)
+    box.begin_round(0)
     return box
 
 
@@ -60,8 +60,8 @@ def now() -> float:
 async def collect(
     box: Mailbox, *senders: int, round: int = 0, wait: float = LONG, worth: Any = list
 ) -> dict[int, str]:
-    parcels = await box.collect(round, senders, now() + wait, worth)
-    return {sender: p.payload["label"] for sender, p in parcels.items()}
+    packets = await box.collect(round, senders, now() + wait, worth)
+    return {sender: p.payload["label"] for sender, p in packets.items()}
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
@@ -80,8 +80,8 @@ def reason(call: Any, *arguments: Any) -> str:
 def test_the_next_message_of_each_sender_in_their_order():
     async def scene() -> None:
         box = opened()
-        for sender, place in ((3, 1), (1, 0), (3, 0), (2, 0)):
-            post(box, sender, place)
+        for sender, sequence in ((3, 1), (1, 0), (3, 0), (2, 0)):
+            post(box, sender, sequence)
         got = await collect(box, 3, 1)
         assert list(got.items()) == [(1, "0.0"), (3, "0.0")]
         assert await collect(box, 3) == {3: "0.1"}
@@ -228,20 +228,20 @@ def test_with_nothing_lost_it_is_the_post_office(data):
     senders = (1, 2, 3)
     sent = {sender: data.draw(st.integers(0, 3)) for sender in senders}
     asked = data.draw(st.lists(st.sets(st.sampled_from(senders), min_size=1), max_size=5))
-    arrivals = [(sender, place) for sender in senders for place in range(sent[sender])]
+    arrivals = [(sender, sequence) for sender in senders for sequence in range(sent[sender])]
     order = data.draw(st.permutations(arrivals))
 
-    office = PostOffice(NoLinkFaults())
-    office.accept(Step([parcel(s, f"0.{p}") for s, p in arrivals], finished=list(senders)))
+    office = MessageRouter(NoLinkFaults())
+    office.accept(ShardOutput([packet(s, f"0.{p}") for s, p in arrivals], finished=list(senders)))
     expected = []
     for wanted in asked:
-        office.accept(Step(waiting={ME: tuple(wanted)}))
+        office.accept(ShardOutput(waiting={ME: tuple(wanted)}))
         expected.append({p.sender: p.payload["label"] for p in office.deliver()[ME]})
 
     async def scene() -> None:
         box = opened()
-        for sender, place in order:
-            post(box, sender, place)
+        for sender, sequence in order:
+            post(box, sender, sequence)
         for sender in senders:
             finish(box, sender, sent[sender])
         assert [await collect(box, *wanted) for wanted in asked] == expected
@@ -256,17 +256,17 @@ def test_the_kth_receive_gets_the_kth_message_or_nothing(lost, order, early):
 
     async def scene() -> None:
         box = opened()
-        arriving = [place for place in order if place not in lost]
-        for place in arriving[:early]:
-            post(box, 1, place)
+        arriving = [sequence for sequence in order if sequence not in lost]
+        for sequence in arriving[:early]:
+            post(box, 1, sequence)
         here = set(arriving[:early])
-        for place in range(6):
-            expected = {1: f"0.{place}"} if place in here else {}
+        for sequence in range(6):
+            expected = {1: f"0.{sequence}"} if sequence in here else {}
             assert await collect(box, 1, wait=0) == expected
-        for place in arriving[early:]:
-            assert reason(post, box, 1, place) == "late"
-        for place in here:
-            assert reason(post, box, 1, place) == "replayed"
+        for sequence in arriving[early:]:
+            assert reason(post, box, 1, sequence) == "late"
+        for sequence in here:
+            assert reason(post, box, 1, sequence) == "replayed"
 
     play(scene())
 
@@ -276,7 +276,7 @@ def test_the_kth_receive_gets_the_kth_message_or_nothing(lost, order, early):
 
 def test_rounds_that_are_over_or_too_far_away():
     box = Mailbox(ahead=2)
-    box.enter(5)
+    box.begin_round(5)
     assert reason(box.check, header(1, 0, round=4)) == "late"
     assert reason(box.check, header(1, 0, round=8)) == "early"
     for round in (5, 6, 7):
@@ -286,11 +286,11 @@ def test_rounds_that_are_over_or_too_far_away():
 def test_to_be_done_with_another_round_is_no_fault_and_means_nothing():
     async def scene() -> None:
         box = Mailbox(ahead=2)
-        box.enter(5)
+        box.begin_round(5)
         finish(box, 1, 0, round=4)
         finish(box, 1, 0, round=8)
         assert not box.counters
-        box.enter(8)
+        box.begin_round(8)
         post(box, 1, 0, round=8)
         assert await collect(box, 1, round=8) == {1: "8.0"}
 
@@ -336,10 +336,10 @@ def test_a_new_round_drops_what_nobody_took():
         post(box, 1, 0, round=1, size=50)
         finish(box, 2, 1)
         assert await collect(box, 1) == {1: "0.0"}
-        box.enter(1)
+        box.begin_round(1)
         assert box.counters == {"late": 1}
         assert box.bytes == 50 + OVERHEAD
-        box.enter(1)
+        box.begin_round(1)
         assert await collect(box, 1, round=1) == {1: "1.0"}
 
     play(scene())
@@ -348,9 +348,9 @@ def test_a_new_round_drops_what_nobody_took():
 def test_rounds_only_go_up_and_only_this_one_is_collected():
     async def scene() -> None:
         box = opened()
-        box.enter(3)
+        box.begin_round(3)
         with pytest.raises(PeerageError, match="round 2 cannot follow round 3"):
-            box.enter(2)
+            box.begin_round(2)
         with pytest.raises(PeerageError, match="the mailbox is in round 3, not in 4"):
             await collect(box, 1, round=4)
 
@@ -363,7 +363,7 @@ def test_entering_another_round_ends_a_wait():
         post(box, 1, 0, size=10)
         task = asyncio.create_task(collect(box, 1, 2))
         await asyncio.sleep(0.01)
-        box.enter(1)
+        box.begin_round(1)
         assert await task == {}
         assert box.bytes == 0
 
@@ -376,7 +376,7 @@ def test_entering_another_round_ends_a_wait():
 def test_one_sender_cannot_fill_the_mailbox():
     async def scene() -> None:
         box = Mailbox(share=2 * (1000 + OVERHEAD))
-        box.enter(0)
+        box.begin_round(0)
         post(box, 1, 0, size=1000)
         post(box, 1, 0, round=1, size=1000)
         assert reason(box.check, header(1, 1, size=1000)) == "full"
@@ -390,9 +390,9 @@ def test_one_sender_cannot_fill_the_mailbox():
 def test_a_full_mailbox_keeps_the_sender_waiting():
     async def scene() -> None:
         box = Mailbox(max_bytes=3 * (1000 + OVERHEAD))
-        box.enter(0)
-        for place in range(3):
-            post(box, 1, place, size=1000)
+        box.begin_round(0)
+        for sequence in range(3):
+            post(box, 1, sequence, size=1000)
         assert reason(box.check, header(1, 3, size=1000)) == "full"
         assert reason(post, box, 2, 0, 1, 0) == "full"
         assert await collect(box, 1) == {1: "0.0"}
@@ -405,22 +405,22 @@ def test_a_full_mailbox_keeps_the_sender_waiting():
 
 def test_messages_without_a_payload_are_not_free():
     box = Mailbox(max_bytes=10 * OVERHEAD)
-    box.enter(0)
-    for place in range(10):
-        post(box, 1, place)
+    box.begin_round(0)
+    for sequence in range(10):
+        post(box, 1, sequence)
     assert reason(post, box, 1, 10) == "full"
 
 
 def test_what_counts_is_the_size_in_memory():
     box = opened()
-    box.put(header(1, 0, size=100), parcel(1, "", bytes=200))
+    box.put(header(1, 0, size=100), packet(1, "", bytes=200))
     assert box.bytes == 200 + OVERHEAD
 
 
 def test_one_message_of_this_round_always_fits():
     async def scene() -> None:
         box = Mailbox(max_bytes=5000)
-        box.enter(0)
+        box.begin_round(0)
         post(box, 1, 0, round=1, size=3500)
         assert reason(box.check, header(2, 0, round=2, size=3500)) == "full"
         post(box, 2, 0, size=10**6)
@@ -436,7 +436,7 @@ def test_what_the_node_waits_for_always_fits():
 
     async def scene() -> None:
         box = Mailbox(max_bytes=5000)
-        box.enter(0)
+        box.begin_round(0)
         post(box, 9, 0, round=1, size=3900)
         task = asyncio.create_task(collect(box, 1, 2, 3))
         await asyncio.sleep(0)

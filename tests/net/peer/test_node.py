@@ -21,12 +21,12 @@ from support.processes import PATIENCE
 import peerage as pg
 from peerage.net.deploy.up import free_ports
 from peerage.net.peer.metrics import Collector
-from peerage.net.peer.network import Patience
+from peerage.net.peer.network import Timeouts
 from peerage.net.wire.header import REASONS
 
 pytestmark = pytest.mark.slow  # a peer is a process that listens
 
-HASTY = Patience(start=0.2, step=1, gone=1)
+HASTY = Timeouts(start=0.2, message=1, idle=1)
 
 
 def endless(**changes) -> pg.Experiment:
@@ -50,7 +50,7 @@ def scraped(port: int) -> dict[str, dict[str, float]]:
 def test_a_running_peer_serves_its_numbers(tmp_path):
     [port] = free_ports(1)
     three = endless(nodes=3)
-    with Machines(tmp_path, three, Patience(start=600, step=20, gone=4)) as network:
+    with Machines(tmp_path, three, Timeouts(start=600, message=20, idle=4)) as network:
         network.start(0, more=["--metrics-port", str(port)])
         network.start(1)
         network.start(2)
@@ -89,7 +89,7 @@ def test_every_reason_is_counted_also_those_that_did_not_come_up():
         finished=4,
         accuracy=None,
         bytes_total=10,
-        troubles=lambda: {"late": 3, "not a member": 5},
+        error_counts=lambda: {"late": 3, "not a member": 5},
     )
     peer = SimpleNamespace(alive=2, recorder=recorder)
     transport = SimpleNamespace(counters=Counter(bytes_sent=12))
@@ -118,7 +118,7 @@ def objects(text: str) -> list[dict]:
 def test_a_log_for_programs(tmp_path):
     """Also the warning about noise, the word about the missing peer and the end are objects."""
     noisy = endless(nodes=3, noise={"sigma": 0.01})
-    with Machines(tmp_path, noisy, Patience(start=2, step=1, gone=1)) as network:
+    with Machines(tmp_path, noisy, Timeouts(start=2, message=1, idle=1)) as network:
         network.start(0, more=["--log", "json"])
         network.start(2)
         network.until(lambda: network.round(0) >= 3)
@@ -154,8 +154,8 @@ def test_what_is_wrong_is_an_object_as_well(ready):
 
 
 def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
-    patience = Patience(start=600, step=3600, gone=2)  # far longer than it may take to stop
-    with Machines(tmp_path, endless(), patience) as network:
+    timeouts = Timeouts(start=600, message=3600, idle=2)  # far longer than it may take to stop
+    with Machines(tmp_path, endless(), timeouts) as network:
         network.start(0)
         network.start(1)
         network.until(lambda: network.round(0) >= 3)

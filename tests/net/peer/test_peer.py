@@ -21,7 +21,7 @@ from peerage.errors import DiskError, InputError
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import prepare_own
 from peerage.net.wire.header import Rejected
-from peerage.net.wire.transport import MemoryTransport, Post
+from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
 from peerage.testing import blobs, dealt, simulate, toy
@@ -35,7 +35,7 @@ def models(peers: list[Peer]) -> list[Tensor]:
 def simulated(experiment: Experiment) -> list[Tensor]:
     world = prepare(experiment)
     ended = simulate(experiment)
-    return [ended.end[node] for node in dict.fromkeys(map(world.keeper, range(world.nodes)))]
+    return [ended.end[node] for node in dict.fromkeys(map(world.model_owner, range(world.nodes)))]
 
 
 EVERY = {name: cls() for name, cls in ALGORITHMS.items()} | {
@@ -252,7 +252,7 @@ def test_a_peer_that_never_comes_is_not_waited_for(tmp_path):
         del stage.tasks[3], stage.peers[3]
 
     quick = replace(QUICK, start=0.3)
-    peers = on_stage(toy(DecAvg(), rounds=5), tmp_path, act, patience=quick)
+    peers = on_stage(toy(DecAvg(), rounds=5), tmp_path, act, timeouts=quick)
     assert [peer.rows[-1]["round"] for peer in peers] == [5] * 4
 
 
@@ -311,7 +311,7 @@ def test_an_algorithm_that_adds_up_on_both_ends_refuses_half_precision():
 
 def test_another_experiment_is_refused_with_what_differs(tmp_path):
     async def together() -> None:
-        post = Post()
+        post = MemoryNetwork()
         with ThreadPoolExecutor(1) as executor:
             runs = []
             for me, rate in enumerate((0.1, 0.2)):
@@ -342,7 +342,7 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
 
     async def act(stage: Stage) -> None:
         await stage.until(0, 10)
-        asked = json.dumps({"ask": "status", "life": ""}).encode()
+        asked = json.dumps({"ask": "status", "incarnation": ""}).encode()
         states.append(json.loads(await stage.peers[1].answer(asked, 0))["state"])
 
     monkeypatch.setattr(checkpoint, "save", save)
@@ -369,8 +369,8 @@ def test_nobody_waits_for_one_who_left_before_it_was_met(tmp_path):
             await asyncio.wait(stage.tasks.values())
 
     experiment = toy(DecAvg(), rounds=6, nodes=3, partition="iid", topology="complete")
-    patient = replace(QUICK, start=10 * BROKEN, step=10 * BROKEN)
-    peers = on_stage(experiment, tmp_path, act, patience=patient)
+    patient = replace(QUICK, start=10 * BROKEN, message=10 * BROKEN)
+    peers = on_stage(experiment, tmp_path, act, timeouts=patient)
     assert [peer.finished for peer in peers] == [6, 6]
     assert peers[0].rows[-1]["heard"] == [1, 2]
 
@@ -402,7 +402,7 @@ def test_one_who_runs_another_experiment_is_left_out(caplog):
     """Three of four agree and play without it; it is the one that complains."""
 
     async def together() -> tuple[list[Peer], list[object]]:
-        post, peers = Post(), []
+        post, peers = MemoryNetwork(), []
         with ThreadPoolExecutor(1) as executor:
             for me in range(4):
                 rate = 0.2 if me == 3 else 0.1
@@ -448,9 +448,9 @@ def test_nobody_waits_for_a_peer_that_has_stopped(tmp_path, monkeypatch):
             await asyncio.wait([task for me, task in stage.tasks.items() if me != 1])
 
     monkeypatch.setattr(checkpoint, "save", save)
-    patient = replace(QUICK, step=10 * BROKEN)
+    patient = replace(QUICK, message=10 * BROKEN)
     with pytest.raises(DiskError, match="disk is full"):
-        on_stage(toy(DecAvg(), rounds=8), tmp_path, act, patience=patient)
+        on_stage(toy(DecAvg(), rounds=8), tmp_path, act, timeouts=patient)
 
 
 # Noise
@@ -469,7 +469,7 @@ def test_noise_from_a_secret_differs_and_is_counted_across_restarts(tmp_path):
     experiment = toy(DecAvg(), rounds=3, noise=NOISY)
 
     def secretly(me: int) -> World:
-        return prepare(experiment).restrict_to_node(me, secret=1000 + me)
+        return prepare(experiment).restrict_to_node(me, noise_seed=1000 + me)
 
     public, secret = play(experiment), play(experiment, tmp_path, worlds=secretly)
     assert not torch.equal(models(public)[0], models(secret)[0])
@@ -488,7 +488,7 @@ class Empty(DecAvg):
 
     async def round(self, node):
         if node.id == 0 and node.round < 6:
-            await node.send(node.listeners)
+            await node.send(node.out_neighbours)
             await node.receive()
         else:
             await super().round(node)
@@ -499,7 +499,7 @@ def test_one_whose_messages_break_rounds_is_found_and_left_out():
     peers = play(experiment)
     for peer in peers[1:]:
         assert peer.finished == 12
-        assert peer.reception.shunned.keys() == {0}
+        assert peer.assembler.blocked_peers.keys() == {0}
         assert peer.counters["poisoned round"] == 2
         assert peer.rows[-1]["heard"] == [2, 2]  # the honest ones
         assert sum(row.get("troubles", {}).get("poisoned round", 0) for row in peer.rows) == 2
@@ -510,7 +510,7 @@ class EmptyAtLast(DecAvg):
 
     async def round(self, node):
         if node.id == 0 and node.round == 1:
-            await node.send(node.listeners)
+            await node.send(node.out_neighbours)
             await node.receive()
         else:
             await super().round(node)
@@ -525,7 +525,7 @@ def test_a_round_that_failed_leaves_nothing_with_the_optimiser(optimizer):
         peer = play(experiment)[1]
         assert peer.counters["poisoned round"] == rounds - 1
         member = peer.shard.members[1]
-        kept.append({"params": member.node.params, **member.memory})
+        kept.append({"params": member.node.params, **member.persistent_tensors})
     assert len(kept[0]) > 1
     assert kept[0].keys() == kept[1].keys()
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])

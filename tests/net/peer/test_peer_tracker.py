@@ -1,4 +1,4 @@
-"""What one peer knows about the others: from messages, answers, restarts, and their silence."""
+"""What one peer knows about the tracker: from messages, answers, restarts, and their silence."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ from support.networking import SkippingLoop, network_of, skip
 
 from peerage import DecAvg, FedAvg
 from peerage.engine.prepare import prepare
-from peerage.engine.shard import BEFORE
+from peerage.engine.shard import PRE_ROUND
 from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.network import Network
-from peerage.net.peer.peer_tracker import Others, Status
+from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import State, View
 from peerage.net.wire.header import Rejected
-from peerage.net.wire.transport import MemoryTransport, Post
+from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.testing import toy
 
 ESSENCE = {"local.lr": "0.1", "rounds": "9"}
@@ -38,10 +38,10 @@ def known() -> tuple[Network, World]:
 class Talker:
     """Another peer, as far as questions go."""
 
-    def __init__(self, others: Others, **said: Any) -> None:
-        default = Status(others.seal, "first", BEFORE, State.MEETING, True)
+    def __init__(self, tracker: PeerTracker, **said: Any) -> None:
+        default = Status(tracker.settings_hash, "first", PRE_ROUND, State.MEETING, True)
         self.status = replace(default, **said)
-        self.essence: Any = ESSENCE
+        self.shared_settings: Any = ESSENCE
         self.asked: list[dict[str, Any]] = []
         self.refuses = False
 
@@ -50,7 +50,7 @@ class Talker:
         self.asked.append(asked)
         if self.refuses:
             raise Rejected("malformed", "no")
-        answers = {"status": asdict(self.status), "essence": self.essence}
+        answers = {"status": asdict(self.status), "settings": self.shared_settings}
         return json.dumps(answers.get(asked["ask"], {})).encode()
 
     def count(self, ask: str) -> int:
@@ -58,20 +58,20 @@ class Talker:
 
 
 class Scene:
-    """Peer 0 of four, and some of the others."""
+    """Peer 0 of four, and some of the tracker."""
 
     def __init__(self, known: tuple[Network, World], me: int = 0) -> None:
         network, world = known
-        self.post = Post()
-        self.others = Others(network, me, world, MemoryTransport(self.post, me), ESSENCE)
+        self.post = MemoryNetwork()
+        self.tracker = PeerTracker(network, me, world, MemoryTransport(self.post, me), ESSENCE)
 
     def add(self, peer: int, **said: Any) -> Talker:
-        talker = Talker(self.others, **said)
+        talker = Talker(self.tracker, **said)
         self.post.receivers[peer] = talker  # type: ignore[assignment]
         return talker
 
     def view(self, round: int = 0) -> View:
-        return self.others.view(round)
+        return self.tracker.view(round)
 
 
 class StandingLoop(SkippingLoop):
@@ -111,13 +111,14 @@ def play(known: Any, act: Callable[[Scene], Awaitable[None]], me: int = 0) -> Sc
 # What a peer says about itself
 
 
-STATUS = Status("seal", "life", 7, "running", True)
+STATUS = Status("abc", "one", 7, "running", True)
 
 
 def test_a_status_comes_back_as_it_was_said():
     raw = json.dumps(asdict(STATUS)).encode()
     assert raw == (
-        b'{"seal": "seal", "life": "life", "round": 7, "state": "running", "awaited": true}'
+        b'{"settings_hash": "abc", "incarnation": "one", "round": 7, "state": "running", '
+        b'"awaited": true}'
     )
     assert Status.parse(raw) == STATUS
 
@@ -168,50 +169,50 @@ def test_what_a_state_means(state, begun, running):
 
 
 def test_a_message_never_takes_a_peer_back(known):
-    others = Scene(known).others
-    for round, seen in ((3, 3), (2, 3), (5, 5), (BEFORE, 5)):
-        others.hear(1, round)
-        assert others.rounds == {1: seen}
+    tracker = Scene(known).tracker
+    for round, seen in ((3, 3), (2, 3), (5, 5), (PRE_ROUND, 5)):
+        tracker.hear(1, round)
+        assert tracker.rounds == {1: seen}
 
 
 def test_no_peer_is_beyond_the_last_round(known):
-    others = Scene(known).others
-    others.hear(1, 10**6)
-    assert others.rounds == {1: 8}
+    tracker = Scene(known).tracker
+    tracker.hear(1, 10**6)
+    assert tracker.rounds == {1: 8}
 
 
 def test_an_answer_may_take_a_peer_back(known):
     async def act(scene: Scene) -> None:
-        scene.others.hear(1, 5)
+        scene.tracker.hear(1, 5)
         scene.add(1, round=3)
         scene.add(2, round=10**9)
-        await scene.others.ask([1, 2])
-        assert scene.others.rounds == {1: 3, 2: 8}
+        await scene.tracker.ask([1, 2])
+        assert scene.tracker.rounds == {1: 3, 2: 8}
 
     play(known, act)
 
 
 def test_a_restarted_peer_is_in_no_round_and_has_not_finished(known):
-    others = Scene(known).others
-    others.greet(1, "first")
-    others.hear(1, 5)
-    others.finished.add(1)
-    others.greet(1, "first")
-    assert (others.rounds, others.finished) == ({1: 5}, {1})
-    others.greet(2, "another")  # which says nothing about peer 1
-    assert (others.rounds, others.finished) == ({1: 5}, {1})
-    others.greet(1, "second")
-    assert (others.rounds, others.finished) == ({}, set())
-    others.hear(1, 2)
-    others.greet(1, "second")
-    assert others.rounds == {1: 2}
+    tracker = Scene(known).tracker
+    tracker.greet(1, "first")
+    tracker.hear(1, 5)
+    tracker.finished.add(1)
+    tracker.greet(1, "first")
+    assert (tracker.rounds, tracker.finished) == ({1: 5}, {1})
+    tracker.greet(2, "another")  # which says nothing about peer 1
+    assert (tracker.rounds, tracker.finished) == ({1: 5}, {1})
+    tracker.greet(1, "second")
+    assert (tracker.rounds, tracker.finished) == ({}, set())
+    tracker.hear(1, 2)
+    tracker.greet(1, "second")
+    assert tracker.rounds == {1: 2}
 
 
 def test_a_peer_that_is_heard_before_it_asks_was_not_restarted(known):
-    others = Scene(known).others
-    others.hear(1, 5)
-    others.greet(1, "first")
-    assert others.rounds == {1: 5}
+    tracker = Scene(known).tracker
+    tracker.hear(1, 5)
+    tracker.greet(1, "first")
+    assert tracker.rounds == {1: 5}
 
 
 # Views
@@ -219,14 +220,14 @@ def test_a_peer_that_is_heard_before_it_asks_was_not_restarted(known):
 
 def test_a_view_has_all_that_is_known(known):
     scene = Scene(known)
-    others = scene.others
+    tracker = scene.tracker
     for peer in (1, 3):
         scene.add(peer)
     scene.post.cut = {(0, 3)}
-    others.hear(2, 4)
-    others.finished.add(2)
-    others.strange[3] = "the learning rate"
-    others.awaited = False
+    tracker.hear(2, 4)
+    tracker.finished.add(2)
+    tracker.mismatched_peers[3] = "the learning rate"
+    tracker.awaited = False
     assert scene.view(5) == View(
         round=5,
         rounds={2: 4},
@@ -243,9 +244,9 @@ def test_a_view_has_all_that_is_known(known):
 def test_a_view_does_not_change_any_more(known):
     scene = Scene(known)
     view = scene.view()
-    scene.others.hear(1, 3)
-    scene.others.finished.add(1)
-    scene.others.strange[2] = "rounds"
+    scene.tracker.hear(1, 3)
+    scene.tracker.finished.add(1)
+    scene.tracker.mismatched_peers[2] = "rounds"
     scene.add(1)
     assert view == Scene(known).view()
 
@@ -254,7 +255,7 @@ def test_a_peer_is_no_contact_of_itself(known):
     """Somebody may have started it twice."""
     scene = Scene(known)
     scene.add(0)
-    scene.others.finished.add(0)
+    scene.tracker.finished.add(0)
     assert scene.view().in_contact() == []
     assert not scene.view().may_run()
 
@@ -262,7 +263,7 @@ def test_a_peer_is_no_contact_of_itself(known):
 def test_the_schedule_says_who_takes_part():
     experiment = toy(DecAvg(), **FOUR, faults={"join": "1@3", "leave": "2@6"})
     known = network_of(experiment), prepare(experiment)
-    views = [Scene(known).view(round).scheduled for round in (BEFORE, 0, 1, 2, 4, 5)]
+    views = [Scene(known).view(round).scheduled for round in (PRE_ROUND, 0, 1, 2, 4, 5)]
     assert views == [{2, 3}, {2, 3}, {2, 3}, {1, 2, 3}, {1, 2, 3}, {1, 3}]
 
 
@@ -282,21 +283,21 @@ def test_all_are_asked_and_those_who_answer_are_told_apart(known):
         answers: dict[int, Status] = {}
 
         async def ask() -> None:
-            answers.update(await scene.others.ask())
+            answers.update(await scene.tracker.ask())
 
         assert await ended(ask()) < 3  # peer 3 is not there, which is found out in two seconds
         assert answers == {1: first.status}
-        assert first.asked == [{"ask": "status", "life": scene.others.life}]
+        assert first.asked == [{"ask": "status", "incarnation": scene.tracker.incarnation}]
 
     play(known, act)
 
 
 def test_every_peer_has_a_life_of_its_own(known):
-    assert len({Scene(known).others.life for _ in range(20)}) == 20
+    assert len({Scene(known).tracker.incarnation for _ in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
-    ("essence", "text"),
+    ("shared_settings", "text"),
     [
         (ESSENCE | {"local.lr": "0.2"}, "local.lr is 0.1 here and 0.2 there"),
         ({"local.lr": "0.1"}, "rounds is 9 here and not set there"),
@@ -311,15 +312,17 @@ def test_every_peer_has_a_life_of_its_own(known):
         (None, "something"),
     ],
 )
-def test_a_peer_with_another_experiment_is_found_and_asked_no_more(known, essence, text, caplog):
+def test_a_peer_with_another_experiment_is_found_and_asked_no_more(
+    known, shared_settings, text, caplog
+):
     async def act(scene: Scene) -> None:
-        talker = scene.add(1, seal="another", round=7)
-        talker.essence = essence
+        talker = scene.add(1, settings_hash="another", round=7)
+        talker.shared_settings = shared_settings
         for _ in range(3):
-            assert await scene.others.ask([1]) == {}
-        assert (talker.count("status"), talker.count("essence")) == (1, 1)
-        assert scene.others.strange == {1: text}
-        assert scene.others.rounds == {}  # it is in no round of ours
+            assert await scene.tracker.ask([1]) == {}
+        assert (talker.count("status"), talker.count("settings")) == (1, 1)
+        assert scene.tracker.mismatched_peers == {1: text}
+        assert scene.tracker.rounds == {}  # it is in no round of ours
         assert scene.view().mismatched == {1}
 
     play(known, act)
@@ -329,9 +332,11 @@ def test_a_peer_with_another_experiment_is_found_and_asked_no_more(known, essenc
 
 def test_a_difference_is_told_in_few_words(known):
     async def act(scene: Scene) -> None:
-        scene.add(1, seal="another").essence = {f"k{i}": "v" * 900 for i in range(99)}
-        await scene.others.ask([1])
-        assert len(scene.others.strange[1]) == 1000
+        scene.add(1, settings_hash="another").shared_settings = {
+            f"k{i}": "v" * 900 for i in range(99)
+        }
+        await scene.tracker.ask([1])
+        assert len(scene.tracker.mismatched_peers[1]) == 1000
 
     play(known, act)
 
@@ -342,11 +347,11 @@ def test_a_difference_is_told_in_few_words(known):
 def test_peers_meet_when_all_are_there(known):
     async def act(scene: Scene) -> None:
         for peer in (1, 2, 3):
-            scene.add(peer, life=f"life {peer}")
-        assert await ended(scene.others.meet(LONG)) < 1
-        assert scene.others.met == {1: "life 1", 2: "life 2", 3: "life 3"}
-        assert scene.others.awaited
-        assert not scene.others.hurried
+            scene.add(peer, incarnation=f"life {peer}")
+        assert await ended(scene.tracker.wait_for_start(LONG)) < 1
+        assert scene.tracker.met == {1: "life 1", 2: "life 2", 3: "life 3"}
+        assert scene.tracker.awaited
+        assert not scene.tracker.hurried
 
     play(known, act)
 
@@ -355,14 +360,14 @@ def test_peers_wait_for_the_last(known):
     async def act(scene: Scene) -> None:
         for peer in (1, 2):
             scene.add(peer)
-        task = asyncio.create_task(scene.others.meet(LONG))
+        task = asyncio.create_task(scene.tracker.wait_for_start(LONG))
         for _ in range(100):
             skip(0.5)
             await settle()
         assert not task.done()
         scene.add(3)
         await ended(task)
-        assert scene.others.met.keys() == {1, 2, 3}
+        assert scene.tracker.met.keys() == {1, 2, 3}
 
     play(known, act)
 
@@ -370,9 +375,9 @@ def test_peers_wait_for_the_last(known):
 def test_missing_peers_are_named_now_and_then_and_left_out_in_the_end(known, caplog):
     async def act(scene: Scene) -> None:
         scene.add(1)
-        took = await ended(scene.others.meet(60.0))
+        took = await ended(scene.tracker.wait_for_start(60.0))
         assert 60 <= took < 70
-        assert scene.others.met.keys() == {1}
+        assert scene.tracker.met.keys() == {1}
 
     caplog.set_level(logging.INFO, "peerage.peer")
     play(known, act)
@@ -385,8 +390,8 @@ def test_missing_peers_are_named_now_and_then_and_left_out_in_the_end(known, cap
 
 def test_a_peer_that_met_nobody_does_not_say_that_it_begins(known, caplog):
     async def act(scene: Scene) -> None:
-        await ended(scene.others.meet(5.0))
-        assert scene.others.met == {}
+        await ended(scene.tracker.wait_for_start(5.0))
+        assert scene.tracker.met == {}
 
     play(known, act)
     assert not caplog.records
@@ -395,8 +400,8 @@ def test_a_peer_that_met_nobody_does_not_say_that_it_begins(known, caplog):
 def test_a_peer_that_the_others_did_not_wait_for_does_not_wait_either(known):
     async def act(scene: Scene) -> None:
         scene.add(1, round=6, state="running", awaited=False)
-        assert await ended(scene.others.meet(LONG)) < 5
-        assert not scene.others.awaited
+        assert await ended(scene.tracker.wait_for_start(LONG)) < 5
+        assert not scene.tracker.awaited
         assert scene.view(2).start_round() == 6
 
     play(known, act)
@@ -407,8 +412,8 @@ def test_a_peer_begins_when_one_that_began_with_it_has(known, caplog):
 
     async def act(scene: Scene) -> None:
         scene.add(1, round=0, state="running")
-        assert await ended(scene.others.meet(LONG)) < 5
-        assert (scene.others.awaited, scene.others.hurried) == (True, True)
+        assert await ended(scene.tracker.wait_for_start(LONG)) < 5
+        assert (scene.tracker.awaited, scene.tracker.hurried) == (True, True)
         assert scene.view(0).start_round() == 0
 
     play(known, act)
@@ -418,17 +423,17 @@ def test_a_peer_begins_when_one_that_began_with_it_has(known, caplog):
 def test_a_peer_that_was_met_is_asked_again_once_it_sends_messages(known):
     async def act(scene: Scene) -> None:
         first = scene.add(1)
-        task = asyncio.create_task(scene.others.meet(LONG))
+        task = asyncio.create_task(scene.tracker.wait_for_start(LONG))
         for _ in range(50):
             skip(0.5)
             await settle()
         asked = first.count("status")
         assert asked == 1
         first.status = replace(first.status, state="running", round=0)
-        scene.others.hear(1, 0)
+        scene.tracker.hear(1, 0)
         await ended(task)
         assert first.count("status") == asked + 1
-        assert scene.others.hurried
+        assert scene.tracker.hurried
 
     play(known, act)
 
@@ -437,10 +442,10 @@ def test_the_one_with_another_experiment_is_left_out_by_the_others(known):
     async def act(scene: Scene) -> None:
         for peer in (1, 2):
             scene.add(peer)
-        scene.add(3, seal="another")
-        assert await ended(scene.others.meet(LONG)) < 1
-        assert scene.others.met.keys() == {1, 2}
-        assert scene.others.strange.keys() == {3}
+        scene.add(3, settings_hash="another")
+        assert await ended(scene.tracker.wait_for_start(LONG)) < 1
+        assert scene.tracker.met.keys() == {1, 2}
+        assert scene.tracker.mismatched_peers.keys() == {3}
 
     play(known, act)
 
@@ -449,24 +454,24 @@ def test_the_one_that_differs_from_most_gives_up(known):
     async def act(scene: Scene) -> None:
         scene.add(1)
         for peer in (2, 3):
-            scene.add(peer, seal="another").essence = ESSENCE | {"local.lr": "0.2"}
+            scene.add(peer, settings_hash="another").shared_settings = ESSENCE | {"local.lr": "0.2"}
         text = "node-2 runs another experiment: local.lr is 0.1 here and 0.2 there; give all peers"
         with pytest.raises(InputError, match=text):
-            await ended(scene.others.meet(LONG))
+            await ended(scene.tracker.wait_for_start(LONG))
 
     play(known, act)
 
 
 def test_who_began_together(known):
-    others = Scene(known).others
-    others.met = {1: "first"}
-    assert others.began_with(1, "first")
-    assert not others.began_with(1, "second")
-    assert not others.began_with(2, "first")
-    others.hurried = True  # it began without meeting all: the first life that asks is the one
-    assert others.began_with(2, "first")
-    assert not others.began_with(2, "second")
-    assert not others.began_with(1, "second")
+    tracker = Scene(known).tracker
+    tracker.met = {1: "first"}
+    assert tracker.began_with(1, "first")
+    assert not tracker.began_with(1, "second")
+    assert not tracker.began_with(2, "first")
+    tracker.hurried = True  # it began without meeting all: the first life that asks is the one
+    assert tracker.began_with(2, "first")
+    assert not tracker.began_with(2, "second")
+    assert not tracker.began_with(1, "second")
 
 
 # What a peer tells the others
@@ -475,9 +480,9 @@ def test_who_began_together(known):
 def test_every_peer_that_can_be_reached_is_told_the_end(known):
     async def act(scene: Scene) -> None:
         talkers = {peer: scene.add(peer) for peer in (1, 2)}
-        scene.others.finished.add(2)  # and has perhaps left
-        assert await ended(scene.others.say_finished(LONG)) < 1
-        told = {"ask": "finished", "life": scene.others.life}
+        scene.tracker.finished.add(2)  # and has perhaps left
+        assert await ended(scene.tracker.say_finished(LONG)) < 1
+        told = {"ask": "finished", "incarnation": scene.tracker.incarnation}
         assert [talkers[peer].asked for peer in (1, 2)] == [[told], []]
 
     play(known, act)
@@ -487,7 +492,7 @@ def test_a_peer_that_refuses_to_hear_the_end_is_not_told_again(known):
     async def act(scene: Scene) -> None:
         talker = scene.add(1)
         talker.refuses = True
-        await ended(scene.others.say_finished(LONG))
+        await ended(scene.tracker.say_finished(LONG))
         assert len(talker.asked) == 1
 
     play(known, act)
@@ -505,8 +510,8 @@ class Busy(Talker):
 
 def test_a_busy_peer_is_told_the_end_until_it_answers(known):
     async def act(scene: Scene) -> None:
-        talker = scene.post.receivers[1] = Busy(scene.others)  # type: ignore[assignment]
-        await ended(scene.others.say_finished(LONG))
+        talker = scene.post.receivers[1] = Busy(scene.tracker)  # type: ignore[assignment]
+        await ended(scene.tracker.say_finished(LONG))
         assert talker.count("finished") == 3
 
     play(known, act)
@@ -514,8 +519,8 @@ def test_a_busy_peer_is_told_the_end_until_it_answers(known):
 
 def test_telling_the_end_takes_no_longer_than_it_may(known):
     async def act(scene: Scene) -> None:
-        talker = scene.post.receivers[1] = Busy(scene.others)  # type: ignore[assignment]
-        assert await ended(scene.others.say_finished(1.0)) < 2
+        talker = scene.post.receivers[1] = Busy(scene.tracker)  # type: ignore[assignment]
+        assert await ended(scene.tracker.say_finished(1.0)) < 2
         assert talker.count("finished") == 1
 
     play(known, act)
@@ -524,7 +529,7 @@ def test_telling_the_end_takes_no_longer_than_it_may(known):
 def test_a_peer_announces_that_it_waits_again_and_again_and_ever_more_rarely(known):
     async def act(scene: Scene) -> None:
         stranger, neighbour = scene.add(1), scene.add(2)
-        work = scene.others.announce(4, [1], lambda: [2])
+        work = scene.tracker.announce(4, [1], lambda: [2])
         task, start = asyncio.create_task(work), asyncio.get_running_loop().time()
         times: list[float] = []
         while len(times) < 6:
@@ -544,14 +549,14 @@ def test_a_peer_announces_that_it_waits_again_and_again_and_ever_more_rarely(kno
 
 
 def test_names_with_and_without_addresses(known):
-    others = Scene(known).others
-    assert others.name(2) == "node-2"
-    assert others.names({2, 1}) == "node-1 (127.0.0.1:10001), node-2 (127.0.0.1:10002)"
-    assert others.names([3, 1], addresses=False) == "node-1, node-3"
+    tracker = Scene(known).tracker
+    assert tracker.name(2) == "node-2"
+    assert tracker.names({2, 1}) == "node-1 (127.0.0.1:10001), node-2 (127.0.0.1:10002)"
+    assert tracker.names([3, 1], addresses=False) == "node-1, node-3"
 
 
 def test_long_lists_of_names_are_cut():
     experiment = toy(DecAvg(), nodes=9, partition="iid")
-    others = Scene((network_of(experiment), prepare(experiment))).others
-    listed = others.names(others.everybody, addresses=False)
+    tracker = Scene((network_of(experiment), prepare(experiment))).tracker
+    listed = tracker.names(tracker.everybody, addresses=False)
     assert listed == "node-1, node-2, node-3, node-4, node-5 and 3 more"

@@ -18,7 +18,7 @@ from peerage.data import Dataset
 from peerage.data.datasets import Folder, Idx, Npz
 from peerage.errors import InputError, PeerageWarning
 from peerage.models import MODELS
-from peerage.net.peer.private_data import judged_on, parse_classes, prepare_own, with_classes
+from peerage.net.peer.private_data import parse_classes, prepare_own, with_classes, with_test_set
 from peerage.records.rows import read_metrics
 from peerage.testing import Parts
 
@@ -126,7 +126,7 @@ def test_classes_that_do_not_fit_the_data(own, classes, message):
 
 def test_a_shared_test_set_takes_the_place_of_the_own():
     own, shared = data([0, 1, 1]), data([0] * 4, name="all", test=[1, 0, 1, 1])
-    judged = judged_on(own, shared)
+    judged = with_test_set(own, shared)
     assert torch.equal(judged.train_x, own.train_x)
     assert torch.equal(judged.test_x, shared.test_x)
     assert judged.test_y.tolist() == [1, 0, 1, 1]
@@ -152,13 +152,13 @@ def test_a_shared_test_set_takes_the_place_of_the_own():
 )
 def test_a_test_set_of_another_kind_is_refused(other, message):
     with pytest.raises(InputError, match=message):
-        judged_on(data([0, 1], ("cat", "dog")), other)
+        with_test_set(data([0, 1], ("cat", "dog")), other)
 
 
 def test_numbers_may_be_judged_on_names_and_the_other_way_round():
     names, numbers = data([0, 1], ("cat", "dog")), data([0, 1])
-    assert judged_on(names, numbers).classes == ("cat", "dog")
-    assert judged_on(numbers, names).classes == ("0", "1")
+    assert with_test_set(names, numbers).classes == ("cat", "dog")
+    assert with_test_set(numbers, names).classes == ("0", "1")
 
 
 def test_the_world_of_a_peer_has_the_classes_and_the_test_set_of_all():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerage.engine.shard import BEFORE
+from peerage.engine.shard import PRE_ROUND
 from peerage.net.peer.progress import State, View, has_begun
 
 PEERS = (1, 2, 3)
@@ -59,15 +59,15 @@ def all_views() -> Iterator[View]:
 @pytest.mark.parametrize(
     ("rounds", "reachable", "newest"),
     [
-        ({}, (1, 2, 3), BEFORE),  # nothing is known
+        ({}, (1, 2, 3), PRE_ROUND),  # nothing is known
         ({1: 5}, (1, 2, 3), 5),  # with one or two, the highest
         ({1: 5, 2: 9}, (1, 2, 3), 9),
         ({1: 5, 2: 9, 3: 7}, (1, 2, 3), 7),  # with three, the second
         ({1: 5, 2: 9, 3: 9}, (1, 2, 3), 9),
         ({1: 5, 2: 5, 3: 9}, (1, 2, 3), 5),
         ({1: 5, 2: 9, 3: 7}, (1, 3), 7),  # only reachable peers count
-        ({1: 5, 2: 9, 3: 7}, (), BEFORE),
-        ({1: BEFORE, 2: 4, 3: BEFORE}, (1, 2, 3), BEFORE),
+        ({1: 5, 2: 9, 3: 7}, (), PRE_ROUND),
+        ({1: PRE_ROUND, 2: 4, 3: PRE_ROUND}, (1, 2, 3), PRE_ROUND),
     ],
 )
 def test_the_second_highest_round_is_believed(rounds, reachable, newest):
@@ -76,14 +76,19 @@ def test_the_second_highest_round_is_believed(rounds, reachable, newest):
 
 def test_only_some_peers_may_be_asked_for():
     known = view(rounds={1: 5, 2: 9, 3: 7}, reachable=(1, 2))
-    assert [known.newest(among) for among in ((1,), (2, 3), (3,), ())] == [5, 9, BEFORE, BEFORE]
+    assert [known.newest(among) for among in ((1,), (2, 3), (3,), ())] == [
+        5,
+        9,
+        PRE_ROUND,
+        PRE_ROUND,
+    ]
 
 
 def test_the_hub_is_believed_alone_and_also_if_it_is_gone():
     rounds = {1: 5, 2: 9, 3: 9}
     assert view(rounds=rounds, hub=1).newest() == 5
     assert view(rounds=rounds, hub=1, reachable=(2, 3)).newest((2, 3)) == 5
-    assert view(rounds={2: 9, 3: 9}, hub=1).newest() == BEFORE
+    assert view(rounds={2: 9, 3: 9}, hub=1).newest() == PRE_ROUND
 
 
 networks = st.dictionaries(st.integers(1, 9), st.integers(-1, 30), min_size=3)
@@ -197,7 +202,7 @@ def test_waiting_in_every_network_of_three():
         (10, 8, 10, False),  # the others keep messages of two rounds more
         (10, 7, 10, True),
         (10, 0, 10, True),
-        (10, BEFORE, 10, False),  # nothing is known, or they have not begun
+        (10, PRE_ROUND, 10, False),  # nothing is known, or they have not begun
         (0, 2, 0, False),
         (0, 3, 3, False),
     ],
@@ -240,7 +245,14 @@ def test_somebody_can_always_go_on(rounds, ahead):
 
 @pytest.mark.parametrize(
     ("awaited", "others", "start"),
-    [(True, 9, 4), (False, 9, 9), (False, 5, 5), (False, 4, 4), (False, 2, 4), (False, BEFORE, 4)],
+    [
+        (True, 9, 4),
+        (False, 9, 9),
+        (False, 5, 5),
+        (False, 4, 4),
+        (False, 2, 4),
+        (False, PRE_ROUND, 4),
+    ],
 )
 def test_a_peer_that_comes_back_starts_where_the_others_are(awaited, others, start):
     known = view(round=4, rounds=dict.fromkeys(PEERS, others), awaited=awaited)

@@ -19,8 +19,8 @@ from support.networking import BROKEN, one_thread
 import peerage as pg
 from peerage import DecAvg
 from peerage.engine.prepare import prepare
-from peerage.net.deploy.up import Up, free_ports
-from peerage.net.peer.network import Member, Network, Patience
+from peerage.net.deploy.up import LocalNetwork, free_ports
+from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
 from peerage.net.wire.grpc import GrpcTransport, Limits
@@ -45,7 +45,7 @@ def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
     victims = rng.sample(range(8), 3)
     kill = {node: rng.randint(2, 8) for node in victims}
     restart = {node: kill[node] + rng.randint(1, 3) for node in victims}
-    up = Up(experiment, tmp_path / "up", kill=kill, restart=restart)
+    up = LocalNetwork(experiment, tmp_path / "up", kill=kill, restart=restart)
     with gated.gates(tmp_path / "lives", kill, meeting=12):
         summary = up.run()
     assert [peer["starts"] for peer in summary["peers"]] == [
@@ -156,7 +156,7 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
         ports = free_ports(count + count * count)
         real, through = ports[:count], np.reshape(ports[count:], (count, count))
         members = tuple(Member(f"node-{i}", f"127.0.0.1:{p}") for i, p in enumerate(real))
-        network = Network("test", experiment, members, Patience(start=300, step=300, gone=3))
+        network = Network("test", experiment, members, Timeouts(start=300, message=300, idle=3))
         authority = Authority.create(tmp_path / "certs", "tests")
         wires = {
             (a, b): Wire(int(through[a, b]), real[b])
@@ -175,7 +175,9 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                     for b in range(count)
                 }
                 identity = authority.issue(members[me].name)
-                transport = GrpcTransport(identity, names, addresses, limits=Limits(patience=3.0))
+                transport = GrpcTransport(
+                    identity, names, addresses, limits=Limits(idle_timeout=3.0)
+                )
                 peers.append(Peer(network, me, prepare(experiment), transport, executor=executor))
             tasks = [asyncio.create_task(peer.run()) for peer in peers]
             try:

@@ -9,11 +9,11 @@ import pytest
 
 from peerage import DecAvg
 from peerage.engine.prepare import prepare
-from peerage.engine.shard import NodeReport, References, Shard, ShardReport
+from peerage.engine.shard import InProcessStore, NodeReport, Shard, ShardReport
 from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.recorder import PAUSED, PeerRecorder
-from peerage.net.wire.transport import MemoryTransport, Post
+from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.records.rows import read_metrics
 from peerage.testing import toy
 
@@ -30,8 +30,8 @@ class Scene:
     """A recorder, and what it looks at."""
 
     def __init__(self, world: World, folder: Path | None) -> None:
-        self.transport, self.counters = MemoryTransport(Post(), ME), Counter[str]()
-        self.shard = Shard(world, [ME], References())
+        self.transport, self.counters = MemoryTransport(MemoryNetwork(), ME), Counter[str]()
+        self.shard = Shard(world, [ME], InProcessStore())
         self.recorder = PeerRecorder(folder, ME, self.shard, self.transport, self.counters)
 
     def record(self, round: int, accuracy: float | None = None, **sent: int) -> None:
@@ -110,7 +110,7 @@ def test_refusals_of_messages_are_not_counted_twice(scene):
     """The transport counts them too; the peer knows their reasons itself."""
     scene.counters.update({"shape": 1, "late": 0})
     scene.transport.refused.update({"shape": 5, "late": 1, "not a member": 2})
-    assert scene.recorder.troubles() == {"shape": 1, "not a member": 2}
+    assert scene.recorder.error_counts() == {"shape": 1, "not a member": 2}
 
 
 def test_a_watcher_is_told_every_row(scene):

@@ -15,10 +15,10 @@ from support.networking import network_of, run_skipping, skip
 
 from peerage import DecAvg, DecHW, FedAvg
 from peerage.engine.prepare import prepare
-from peerage.net.peer.traffic import LARGEST, SLOW, WORDS, Outbox, expected_of, size_of
+from peerage.net.peer.traffic import LARGEST, SLOW, WORDS, Outbox, message_policy, size_of
 from peerage.net.wire.header import DATA, REASONS, Header, Rejected, done
 from peerage.net.wire.payload import LAYOUT_LIMIT
-from peerage.net.wire.transport import ASKING, MemoryTransport, Post, Unreachable
+from peerage.net.wire.transport import QUERY_TIMEOUT, MemoryNetwork, MemoryTransport, Unreachable
 from peerage.requests import TensorSpec
 from peerage.testing import toy
 
@@ -26,9 +26,9 @@ ME, OTHER = 0, 1
 PATIENCE = 100.0  # seconds
 
 
-def message(round: int, place: int = 0) -> Header:
+def message(round: int, sequence: int = 0) -> Header:
     """As far as an outbox looks at one."""
-    return replace(word(round), kind=DATA, place=place)
+    return replace(word(round), kind=DATA, sequence=sequence)
 
 
 def word(round: int) -> Header:
@@ -39,7 +39,7 @@ class Line(MemoryTransport):
     """Notes what is sent; each time it does what the test says: nothing, raise, or wait for it."""
 
     def __init__(self) -> None:
-        super().__init__(Post(), ME)
+        super().__init__(MemoryNetwork(), ME)
         self.sent: list[tuple[str, int, int]] = []
         self.waits: list[float] = []
         self.failures: list[Exception | None] = []  # of the next ones
@@ -56,7 +56,7 @@ class Line(MemoryTransport):
         failure = self.failures.pop(0) if self.failures else None
         if failure is not None:
             raise failure
-        self.sent.append((header.kind, header.round, header.place))
+        self.sent.append((header.kind, header.round, header.sequence))
 
 
 class Scene:
@@ -117,7 +117,7 @@ def test_how_long_messages_and_words_may_take():
     async def act(scene: Scene) -> None:
         await scene.put(message(0), word(0))
 
-    assert play(act).line.waits == [PATIENCE, ASKING]
+    assert play(act).line.waits == [PATIENCE, QUERY_TIMEOUT]
 
 
 # What is dropped
@@ -198,7 +198,7 @@ def test_refusals_are_counted_every_time_and_logged_once(caplog):
             Rejected("dtype", "tensor x has another type"),
             Rejected("shape", "and again"),
         ]
-        await scene.put(*(message(0, place) for place in range(4)))
+        await scene.put(*(message(0, sequence) for sequence in range(4)))
 
     with caplog.at_level(logging.WARNING, "peerage.peer"):
         scene = play(act)
@@ -328,7 +328,7 @@ def test_how_many_bytes_tensors_may_have(forms, size):
 def test_what_a_peer_accepts_is_what_the_algorithm_declares(algorithm):
     experiment = toy(algorithm)
     world = prepare(experiment)
-    expected = expected_of(network_of(experiment, pack=True), 2, world)
+    expected = message_policy(network_of(experiment, pack=True), 2, world)
     assert (expected.run, expected.me, expected.rounds) == ("test", 2, world.rounds)
     assert expected.pack
     assert expected.members == frozenset(range(world.nodes))

@@ -34,10 +34,10 @@ from support.identities import (
 from peerage.errors import DiskError, InputError
 from peerage.net.trust import identity as identities
 from peerage.net.trust.certs import (
-    REFUSALS,
+    CERTIFICATE_REASONS,
     Authority,
+    CertificateRejected,
     Identity,
-    Refused,
     check_name,
     server_name,
     verify_peer,
@@ -70,9 +70,9 @@ def verify(authority: Authority, pem: bytes, when: datetime | None = None) -> st
 
 
 def refusal(authority: Authority, pem: bytes, when: datetime | None = None) -> str:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CertificateRejected) as caught:
         verify(authority, pem, when)
-    assert caught.value.reason in REFUSALS
+    assert caught.value.reason in CERTIFICATE_REASONS
     assert "\n" not in str(caught.value)
     return caught.value.reason
 
@@ -197,7 +197,7 @@ def test_the_record_of_what_was_issued(authority: Authority) -> None:
     authority.revoke("node-10")
     found = authority.issued()
     assert [one.name for one in found] == ["new", "old", "node-9", "node-10"]
-    assert [one.status for one in found] == ["early", "expired", "valid", "revoked"]
+    assert [one.status for one in found] == ["not yet valid", "expired", "valid", "revoked"]
     assert found[2].hosts == ("localhost", "192.0.2.7")
     assert found[2].revoked is None
     assert found[3].revoked is not None
@@ -229,7 +229,7 @@ def test_revoking_by_serial_takes_one_of_two(
     second = authority.issue("node-1", into=tmp_path / "second")
     assert authority.revoke(form.format(serial_of(second))) == [serial_of(second)]
     assert Identity.load(authority.folder, "node-1") == first
-    with pytest.raises(Refused, match="was revoked on"):
+    with pytest.raises(CertificateRejected, match="was revoked on"):
         first.trust().verify(second.certificate.read_bytes())
 
 
@@ -263,7 +263,7 @@ def test_a_running_peer_takes_up_a_new_list(authority: Authority, tmp_path: Path
     authority.revoke("node-2")
     assert trust.verify(pem) == "node-2"  # nobody has told it
     shutil.copy(authority.folder / "revoked.pem", machine.revoked)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CertificateRejected) as caught:
         trust.verify(pem)
     assert caught.value.reason == "revoked"
     machine.revoked.write_bytes(b"half a li")
@@ -302,7 +302,7 @@ def test_eight_wrong_identities(authority: Authority, tmp_path: Path) -> None:
         "self-signed": "authority",
         "other authority": "authority",
         "expired": "expired",
-        "not yet valid": "early",
+        "not yet valid": "not yet valid",
         "revoked": "revoked",
     }
     valid = {"not a member": "stranger", "speaks for another": "node-2"}
@@ -328,16 +328,18 @@ def test_validity_to_the_second(authority: Authority) -> None:
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     second = timedelta(seconds=1)
     assert verify(authority, pem, first) == verify(authority, pem, last) == "node-1"
-    assert refusal(authority, pem, first - second) == "early"
+    assert refusal(authority, pem, first - second) == "not yet valid"
     assert refusal(authority, pem, last + second) == "expired"
-    with pytest.raises(Refused, match=f"expired on {last:%Y-%m-%d %H:%M} UTC, and it is {last:%Y}"):
+    with pytest.raises(
+        CertificateRejected, match=f"expired on {last:%Y-%m-%d %H:%M} UTC, and it is {last:%Y}"
+    ):
         verify(authority, pem, last + second)
 
 
 def test_nobody_is_believed_after_the_authority_has_expired(tmp_path: Path) -> None:
     short = Authority.create(tmp_path, "short", years=1)
     pem = short.issue("node-1", days=365).certificate.read_bytes()
-    with pytest.raises(Refused, match="the authority 'short' expired"):
+    with pytest.raises(CertificateRejected, match="the authority 'short' expired"):
         verify(short, pem, days_from_now(367))
 
 

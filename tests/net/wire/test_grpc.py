@@ -25,7 +25,7 @@ from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire import grpc as sending_side
 from peerage.net.wire import server as desk
 from peerage.net.wire.grpc import GrpcTransport, Limits
-from peerage.net.wire.header import Expected, Header, Rejected, header_bytes, parse_header
+from peerage.net.wire.header import Header, MessagePolicy, Rejected, header_bytes, parse_header
 from peerage.net.wire.server import REASON, SERVICE
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Unreachable
 from peerage.requests import Envelope
@@ -44,7 +44,7 @@ class Store:
 
     def __init__(self, me: int = 1) -> None:
         members = frozenset(NAMES.values())
-        self.expected = Expected("run", me, members, {"model": {}}, 64 * MEGABYTE)
+        self.expected = MessagePolicy("run", me, members, {"model": {}}, 64 * MEGABYTE)
         self.parts: dict[Header, bytearray] = {}
         self.whole: dict[Header, bytes] = {}
         self.offsets: list[int] = []  # at which streams began
@@ -177,14 +177,14 @@ async def dialling(
         await client.stop()
 
 
-def message(size: int, place: int = 0, sender: int = 0) -> tuple[Header, bytes]:
+def message(size: int, sequence: int = 0, sender: int = 0) -> tuple[Header, bytes]:
     payload = random.Random(size).randbytes(size)
     header = Header(
         run="run",
         round=3,
         envelope=Envelope(sender, 10, 2, "model"),
         recipient=1,
-        place=place,
+        sequence=sequence,
         kind="data",
         wire="fp32",
         packed=False,
@@ -244,7 +244,7 @@ def test_a_message_arrives_bit_by_bit(authority: Authority, size: int) -> None:
 def test_many_messages_at_once(authority: Authority) -> None:
     async def test() -> None:
         store = Store()
-        messages = [message(1000 * place, place) for place in range(40)]
+        messages = [message(1000 * sequence, sequence) for sequence in range(40)]
         async with served(authority, store) as server, dialling(authority, server.port) as client:
             await asyncio.gather(*(client.send(*one, BROKEN) for one in messages))
         assert store.whole == dict(messages)
@@ -322,7 +322,7 @@ def test_a_full_receiver_is_asked_again(authority: Authority) -> None:
             assert server.refused == {"full": 3}
 
             store.full = 10**6
-            sending = client.send(replace(header, place=1), payload, LATE)
+            sending = client.send(replace(header, sequence=1), payload, LATE)
             with pytest.raises(Unreachable, match="no room yet"):
                 await until_the_deadline(client, sending)
             assert client.reachable(1)
@@ -489,8 +489,8 @@ def test_peers_go_and_come_back(authority: Authority) -> None:
 def long_pauses() -> Iterator[None]:
     """Pauses longer than any test begin inside; those that begin later are as always."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sending_side, "FIRST_WAIT", 10 * BROKEN)
-        patch.setattr(sending_side, "LONGEST_WAIT", 10 * BROKEN)
+        patch.setattr(sending_side, "INITIAL_BACKOFF", 10 * BROKEN)
+        patch.setattr(sending_side, "MAX_BACKOFF", 10 * BROKEN)
         yield
 
 
@@ -557,7 +557,7 @@ def test_a_peer_that_comes_and_goes_all_the_time_is_not_called_all_the_time(
                 await asyncio.sleep(0.001)
                 attempts = client.counters["retries"] - before
             # The pause before the first of them had begun earlier.
-            assert attempts - 1 <= (now() - start) / sending_side.LEAST_WAIT
+            assert attempts - 1 <= (now() - start) / sending_side.MIN_BACKOFF
             sending.cancel()
 
     run(test)
@@ -566,7 +566,7 @@ def test_a_peer_that_comes_and_goes_all_the_time_is_not_called_all_the_time(
 def test_a_silent_peer_is_given_up(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server:
-            proxy, quick = Proxy(), replace(CALM_LIMITS, patience=2.0)
+            proxy, quick = Proxy(), replace(CALM_LIMITS, idle_timeout=2.0)
             async with proxy.before(server.port), dialling(authority, proxy.port, quick) as client:
                 await client.ask(1, b"why", BROKEN)
                 await until(lambda: client.reachable(1))
@@ -649,7 +649,7 @@ def hostile(
     store, (header, payload) = Store(), message(size)
 
     async def test() -> None:
-        limits = replace(CALM_LIMITS, pace=1 << 22)
+        limits = replace(CALM_LIMITS, min_rate=1 << 22)
         hasten = partial(object.__setattr__, limits, "grace", 0.1)
         async with (
             served(authority, store, limits) as server,
@@ -783,18 +783,18 @@ def test_messages_beyond_the_limit_never_reach_us(authority: Authority) -> None:
 
 
 def test_one_peer_cannot_have_all_streams(authority: Authority) -> None:
-    async def idle(place: int) -> AsyncIterator[bytes]:
-        yield header_bytes(message(10, place)[0])
+    async def idle(sequence: int) -> AsyncIterator[bytes]:
+        yield header_bytes(message(10, sequence)[0])
         await asyncio.sleep(BROKEN)
 
     async def test() -> None:
-        store, limits = Store(), replace(CALM_LIMITS, streams=2)
+        store, limits = Store(), replace(CALM_LIMITS, max_calls=2)
         async with (
             served(authority, store, limits) as server,
             stub(authority, "node-0", server.port) as first,
             stub(authority, "node-0", server.port) as second,
         ):
-            calls = [first(idle(place), timeout=BROKEN) for place in range(2)]
+            calls = [first(idle(sequence), timeout=BROKEN) for sequence in range(2)]
             held = [asyncio.ensure_future(outcome(call)) for call in calls]
             await until(lambda: len(store.offsets) == 2)
             code = await outcome(second(iter([b""]), timeout=BROKEN))
@@ -932,13 +932,13 @@ def test_a_revocation_counts_at_once_at_both_ends(tmp_path: Path) -> None:
             with pytest.raises(
                 Rejected, match=r"does not believe this one: .* revoked on"
             ) as caught:
-                await client.send(replace(header, place=1), payload, BROKEN)
+                await client.send(replace(header, sequence=1), payload, BROKEN)
             assert caught.value.reason == "sender"
             assert set(server.refused) == {"revoked"}
 
             refused = server.refused["revoked"]
             authority.revoke("node-1")
-            sending = client.send(replace(header, place=2), payload, LATE)
+            sending = client.send(replace(header, sequence=2), payload, LATE)
             with pytest.raises(Unreachable, match="'node-1' was revoked on"):
                 await until_the_deadline(client, sending)
             assert not client.reachable(1)
@@ -967,14 +967,14 @@ def test_an_unreadable_revocation_list_closes_the_door(
             client = GrpcTransport(
                 mine, NAMES, {1: f"127.0.0.1:{server.port}"}, bind=NOWHERE, limits=CALM_LIMITS
             )
-            for place in range(2):
+            for sequence in range(2):
                 (authority.folder / "revoked.pem").rename(tmp_path / "away.pem")
-                sending = client.send(*message(10, place), LATE)
+                sending = client.send(*message(10, sequence), LATE)
                 enough = server.refused["unreadable list"] + 3
                 with pytest.raises(Unreachable, match="revocation list of this peer is unreadable"):
                     await until_the_deadline(client, sending, partial(refusals, server, enough))
                 (tmp_path / "away.pem").rename(authority.folder / "revoked.pem")
-                await client.send(*message(10, place), BROKEN)
+                await client.send(*message(10, sequence), BROKEN)
             await client.stop()
         assert len(store.whole) == 2
 
@@ -1064,7 +1064,7 @@ def test_who_is_no_member_cannot_begin(authority: Authority) -> None:
 
 
 def test_health(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending_side, "FAREWELL", BROKEN)  # calls end by themselves here
+    monkeypatch.setattr(sending_side, "SHUTDOWN_TIMEOUT", BROKEN)  # calls end by themselves here
 
     async def test() -> None:
         mine = identity(authority, 0)
@@ -1176,7 +1176,7 @@ def test_nothing_is_left_behind(authority: Authority) -> None:
             with pytest.raises(Unreachable, match="this peer has stopped"):
                 await endless
             with pytest.raises(Unreachable, match="this peer has stopped"):
-                await client.send(*message(10, place=1), BROKEN)
+                await client.send(*message(10, sequence=1), BROKEN)
             assert not client.reachable(1)
             await client.stop()  # again: nothing happens
             await server.stop()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from peerage.engine.router import Parcel
+from peerage.engine.router import Packet
 from peerage.errors import PeerageError
 from peerage.net.wire.header import (
     HEADER_LIMIT,
     REASONS,
-    Expected,
     Header,
+    MessagePolicy,
     Rejected,
     done,
     header_bytes,
@@ -37,7 +37,7 @@ TENSORS = {
     "mask": torch.tensor([True, False, True]),
     "raw": torch.tensor([0, 255], dtype=torch.uint8),
 }
-EXPECTED = Expected(
+EXPECTED = MessagePolicy(
     run="demo",
     me=2,
     members=frozenset({0, 1, 2}),
@@ -57,15 +57,15 @@ EXPECTED = Expected(
 )
 
 
-def parcel(payload: dict[str, Tensor], architecture: str = "net") -> Parcel:
-    return Parcel(Envelope(1, 60, 4, architecture, 5), (2, 0), payload, 0)
+def packet(payload: dict[str, Tensor], architecture: str = "net") -> Packet:
+    return Packet(Envelope(1, 60, 4, architecture, 5), (2, 0), payload, 0)
 
 
 def written(payload: dict[str, Tensor], **options: Any) -> tuple[Header, memoryview]:
-    return encode(parcel(payload), run="demo", round=3, recipient=2, place=1, **options)
+    return encode(packet(payload), run="demo", round=3, recipient=2, sequence=1, **options)
 
 
-def allowing(**tensors: Any) -> Expected:
+def allowing(**tensors: Any) -> MessagePolicy:
     """Tensors like these; a shape alone stands for float32."""
     specs = {n: TensorSpec(s) if isinstance(s, tuple) else s for n, s in tensors.items()}
     return replace(EXPECTED, tensors={"net": specs}, max_bytes=1 << 24)
@@ -91,8 +91,8 @@ def test_a_header_is_written_in_one_way():
     assert bytes(payload) == b"\x08" + bytes(7) + b"{}      "
     assert header_bytes(header).decode() == (
         f'{{"architecture":"net","checksum":{crc32(payload)},"degree":4,"examples":60,'
-        '"kind":"data","number":5,"packed":false,"place":1,"recipient":2,"round":3,"run":"demo",'
-        '"schema":1,"sender":1,"size":16,"wire":"fp32"}'
+        '"kind":"data","number":5,"packed":false,"recipient":2,"round":3,"run":"demo",'
+        '"schema":2,"sender":1,"sequence":1,"size":16,"wire":"fp32"}'
     )
     assert parse_header(header_bytes(header), EXPECTED, 1) == header
 
@@ -106,7 +106,7 @@ def test_everything_comes_back_to_the_bit():
         assert got.payload[name].dtype == tensor.dtype
     assert got.bytes == 3 * 4 + 4 + 2 * 8 + 2 * 4 + 3 + 2
     about = replace(got, payload={}, bytes=0)
-    assert about == Parcel(Envelope(1, 60, 4, "net", 5), (2,), {}, 0)
+    assert about == Packet(Envelope(1, 60, 4, "net", 5), (2,), {}, 0)
 
 
 def test_payloads_are_safetensors_both_ways():
@@ -141,7 +141,7 @@ def test_the_order_of_names_does_not_matter():
 
 def test_other_recipients_get_the_same_payload():
     header, payload = written({"x": TENSORS["x"]})
-    other = replace(header, recipient=0, place=9)
+    other = replace(header, recipient=0, sequence=9)
     got = decode(other, payload, replace(EXPECTED, me=0))
     assert got.to == (0,)
     assert torch.equal(got.payload["x"], TENSORS["x"])
@@ -260,8 +260,8 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"schema": 2}, "schema"),
-        ({"schema": "1"}, "schema"),
+        ({"schema": 1}, "schema"),
+        ({"schema": "2"}, "schema"),
         ({"schema": True}, "schema"),
         ({"run": "other"}, "run"),
         ({"sender": 0}, "sender"),  # a member, but not the one who speaks
@@ -273,7 +273,7 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
         ({"kind": "hello"}, "malformed"),
         ({"kind": "done"}, "malformed"),  # with a payload
         ({"wire": "fp16"}, "malformed"),
-        ({"place": -1}, "malformed"),
+        ({"sequence": -1}, "malformed"),
         ({"number": -2}, "malformed"),
         ({"examples": -1}, "malformed"),
         ({"examples": 10**12}, "malformed"),
@@ -324,7 +324,7 @@ def test_there_is_one_way_to_write_a_header():
 def test_the_word_that_nothing_more_comes():
     header = done(run="demo", round=-1, sender=0, recipient=2, sent=3)
     assert parse_header(header_bytes(header), EXPECTED, 0) == header
-    assert (header.kind, header.place, header.size) == ("done", 3, 0)
+    assert (header.kind, header.sequence, header.size) == ("done", 3, 0)
     assert reason(decode, header, b"", EXPECTED) == "malformed"
     odd = stating(header, examples=1)
     assert reason(parse_header, header_bytes(odd), EXPECTED, 0) == "malformed"
@@ -339,7 +339,7 @@ def sealed(payload: bytes, **changes: Any) -> tuple[Header, bytes]:
     return replace(header, **{**seal, **changes}), payload
 
 
-def by_hand(layout: Any, data: bytes) -> tuple[Header, bytes]:
+def analytic_gradients(layout: Any, data: bytes) -> tuple[Header, bytes]:
     text = json.dumps(layout).encode()
     text += b" " * (-len(text) % 8)
     return sealed(len(text).to_bytes(8, "little") + text + data)
@@ -392,7 +392,7 @@ WHO = bytes(16)
     ],
 )
 def test_layouts_by_hand(layout, data, expected):
-    header, payload = by_hand(layout, data)
+    header, payload = analytic_gradients(layout, data)
     if expected is None:
         assert decode(header, payload, EXPECTED).payload.keys() == layout.keys()
     else:
@@ -415,9 +415,9 @@ def test_payloads_without_a_layout():
 def test_long_sides_of_an_empty_tensor_are_refused():
     forms = replace(EXPECTED, tensors={"net": {"x": TensorSpec((None, None, None))}})
     layout = {"x": about("F32", [0, 2**40, 2**40], 0, 0)}
-    assert reason(decode, *by_hand(layout, b""), forms) == "oversized"
+    assert reason(decode, *analytic_gradients(layout, b""), forms) == "oversized"
     fine = {"x": about("F32", [0, 2, 3], 0, 0)}
-    assert decode(*by_hand(fine, b""), forms).payload["x"].shape == (0, 2, 3)
+    assert decode(*analytic_gradients(fine, b""), forms).payload["x"].shape == (0, 2, 3)
 
 
 @pytest.mark.parametrize(("declared", "fitting"), [((0,), (0,)), ((2, None), (2, 5))])
@@ -433,7 +433,7 @@ def test_shapes_that_are_declared(declared, fitting):
 
 def test_architectures_have_their_own_tensors():
     tensors = {"x": torch.ones(4)}
-    other = encode(parcel(tensors, "other"), run="demo", round=0, recipient=2, place=0)
+    other = encode(packet(tensors, "other"), run="demo", round=0, recipient=2, sequence=0)
     assert torch.equal(decode(*other, EXPECTED).payload["x"], tensors["x"])
     assert reason(decode, *written(tensors), EXPECTED) == "shape"
 

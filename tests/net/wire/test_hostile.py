@@ -16,8 +16,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 from support.hostile import BOMB, KINDS, ODD, bomb, dumps, mutations, sealed
 
-from peerage.engine.router import Parcel
-from peerage.net.wire.header import REASONS, Expected, Rejected, header_bytes, parse_header
+from peerage.engine.router import Packet
+from peerage.net.wire.header import (
+    REASONS,
+    SCHEMA,
+    MessagePolicy,
+    Rejected,
+    header_bytes,
+    parse_header,
+)
 from peerage.net.wire.payload import LAYOUT_LIMIT, decode, encode
 from peerage.requests import Envelope, TensorSpec
 
@@ -33,7 +40,7 @@ TENSORS = {
     "bytes": torch.arange(5, dtype=torch.uint8),
     "cube": torch.ones(1, 1, 2, dtype=torch.uint8),
 }
-EXPECTED = Expected(
+EXPECTED = MessagePolicy(
     run="demo",
     me=0,
     members=frozenset(range(8)),
@@ -57,17 +64,17 @@ BY_WIRE = BY_HEADER | INSIDE
 
 
 def valid(wire: str = "fp32") -> tuple[bytes, bytes]:
-    parcel = Parcel(Envelope(1, 60, 2, "net", 4), (0,), TENSORS, 1233)
-    header, payload = encode(parcel, run="demo", round=7, recipient=0, place=1, wire=wire)
+    packet = Packet(Envelope(1, 60, 2, "net", 4), (0,), TENSORS, 1233)
+    header, payload = encode(packet, run="demo", round=7, recipient=0, sequence=1, wire=wire)
     return header_bytes(header), bytes(payload)
 
 
-def read(raw: bytes, payload: bytes) -> tuple[str, Parcel | None]:
+def read(raw: bytes, payload: bytes) -> tuple[str, Packet | None]:
     """What becomes of a message: nothing but `Rejected` may be raised, and values must be true."""
     refusal = None
     try:
         header = parse_header(raw, EXPECTED, identity=1)
-        parcel = decode(header, payload, EXPECTED)
+        packet = decode(header, payload, EXPECTED)
     except Rejected as rejected:
         refusal = rejected
     if refusal is not None:
@@ -77,12 +84,12 @@ def read(raw: bytes, payload: bytes) -> tuple[str, Parcel | None]:
         return refusal.reason, None
     link = dict(vars(header))
     envelope = link.pop("envelope")
-    assert json.loads(raw) == {"schema": 1, **link, **vars(envelope)}
+    assert json.loads(raw) == {"schema": SCHEMA, **link, **vars(envelope)}
     expected = as_others_read_it(raw, payload)
-    assert parcel.payload.keys() == expected.keys()
-    assert all(torch.equal(parcel.payload[name], expected[name]) for name in expected)
-    assert all(parcel.payload[name].dtype == TENSORS[name].dtype for name in expected)
-    return "accepted", parcel
+    assert packet.payload.keys() == expected.keys()
+    assert all(torch.equal(packet.payload[name], expected[name]) for name in expected)
+    assert all(packet.payload[name].dtype == TENSORS[name].dtype for name in expected)
+    return "accepted", packet
 
 
 def as_others_read_it(raw: bytes, payload: bytes) -> dict[str, torch.Tensor]:
@@ -123,7 +130,7 @@ def test_every_field_with_every_odd_value():
     """Accepted are only numbers about the sender that nobody can check, and its round and place."""
     raw, payload = valid()
     stated = json.loads(raw)
-    free = {"round", "place", "number", "examples", "degree"}
+    free = {"round", "sequence", "number", "examples", "degree"}
     for name in stated:
         for value in ODD:
             outcome, _ = read(dumps({**stated, name: value}), payload)
@@ -161,8 +168,8 @@ def test_any_bytes_as_a_header(raw):
 @settings(deadline=None, max_examples=200)
 def test_any_bytes_as_a_payload(payload, packed, wire):
     raw, payload = sealed(valid()[0], payload, packed=packed, wire=wire)
-    outcome, parcel = read(raw, payload)
-    assert parcel is None or parcel.payload == {}
+    outcome, packet = read(raw, payload)
+    assert packet is None or packet.payload == {}
     assert outcome in INSIDE | {"accepted"}
 
 

@@ -16,7 +16,7 @@ from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
 from peerage.experiment.outside import algorithm_record
 from peerage.files import read_json, write_json
-from peerage.privacy import account
+from peerage.privacy import privacy_report
 from peerage.records import checkpoint
 from peerage.records.environment import environment
 from peerage.records.metrics import METRICS
@@ -25,13 +25,13 @@ from peerage.runs.summary import digest, network_row, node_rows, summary_of, tot
 from peerage.vectors import Layout
 
 if TYPE_CHECKING:
-    from peerage.net.deploy.up import Watched
+    from peerage.net.deploy.up import PeerProcess
 
-AGAIN = "run `peerage up` again"  # after the disk was full
+REMEDY = "run `peerage up` again"  # after the disk was full
 
 
 @dataclass(frozen=True)
-class Gathering:
+class RecordCollector:
     """Writes metrics, setup and summary of a network, as far as its peers have come."""
 
     home: Path
@@ -39,20 +39,22 @@ class Gathering:
     wire: str  # how numbers travelled
     started: float  # on the clock of perf_counter
 
-    def write(self, peers: "Sequence[Watched]", status: str, message: str = "") -> dict[str, Any]:
+    def write(
+        self, peers: "Sequence[PeerProcess]", status: str, message: str = ""
+    ) -> dict[str, Any]:
         """The summary, which is also in the folder; a digest is for runs that finished."""
         world, noise = self.world, self.world.noise
         by_peer = [peer.rows for peer in peers]
         rows = [row for own in by_peer for row in own]
         network = self._metrics(rows, status)
-        write_json(self.home / "setup.json", world.setup, AGAIN)
+        write_json(self.home / "setup.json", world.setup, REMEDY)
         where = environment() | algorithm_record(world.experiment.algorithm)
-        write_json(self.home / "environment.json", where, AGAIN)
+        write_json(self.home / "environment.json", where, REMEDY)
         kept, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
         if peers and noise.active:
-            sent = [released(peer) for peer in peers[: world.peers]]
-            privacy = account(noise, sent, secret=True)
+            sent = [released(peer) for peer in peers[: world.num_data_nodes]]
+            privacy = privacy_report(noise, sent, secret=True)
         summary = summary_of(
             world,
             network,
@@ -67,7 +69,7 @@ class Gathering:
         summary |= {key: sums[key] for key in ("bytes_sent", "wire_bytes", "counters")}
         accounts = [_account_of(peer, own) for peer, own in zip(peers, by_peer, strict=True)]
         summary |= {"wire": self.wire, "peers": accounts}
-        write_json(self.home / "summary.json", summary, AGAIN)
+        write_json(self.home / "summary.json", summary, REMEDY)
         return summary
 
     def _metrics(self, rows: Sequence[Row], status: str) -> list[Row]:
@@ -78,20 +80,20 @@ class Gathering:
         total, network = 0, []
         path = self.home / "metrics.jsonl"
         path.unlink(missing_ok=True)
-        with MetricWriter(path, AGAIN) as writer:
+        with MetricWriter(path, REMEDY) as writer:
             for round in sorted(by_round) if status == "finished" else whole(by_round):
                 report = report_of(by_round[round])
                 total += report.bytes
                 present = set(self.world.present(round - 1))
                 known = [n for n in report.nodes if n.node in present]
-                peers = sum(n.node < self.world.peers for n in known)
+                peers = sum(n.node < self.world.num_data_nodes for n in known)
                 network.append(network_row(round, report, total, peers))
                 for row in (*node_rows(round, report), network[-1]):
                     writer.append(row)
         return network
 
 
-def _account_of(peer: "Watched", rows: Sequence[Row]) -> dict[str, Any]:
+def _account_of(peer: "PeerProcess", rows: Sequence[Row]) -> dict[str, Any]:
     seen = peer.seen
     return {"name": seen.name, "state": seen.state, "starts": peer.starts, **totals(rows)}
 
@@ -135,11 +137,11 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def final_models(peers: "Sequence[Watched]", world: World) -> tuple[list[Tensor], list[Layout]]:
+def final_models(peers: "Sequence[PeerProcess]", world: World) -> tuple[list[Tensor], list[Layout]]:
     """Of every node that keeps one, from its last checkpoint."""
     kept, layouts = [], []
     for peer in peers:
-        if world.keeper(peer.number) != peer.number:
+        if world.model_owner(peer.number) != peer.number:
             continue
         saved = checkpoint.load(peer.folder)
         if saved is None:
@@ -150,7 +152,7 @@ def final_models(peers: "Sequence[Watched]", world: World) -> tuple[list[Tensor]
     return kept, layouts
 
 
-def released(peer: "Watched") -> int:
+def released(peer: "PeerProcess") -> int:
     """How many messages under noise a peer has sent, whatever became of it."""
     file = peer.folder / "released.json"
     return int(read_json(file)["messages"]) if file.exists() else 0

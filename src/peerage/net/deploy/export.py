@@ -24,19 +24,19 @@ from typing import Any
 from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PUBLISHED
-from peerage.data.datasets import facts
+from peerage.data.datasets import dataset_info
 from peerage.engine.prepare import build_graph
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
-from peerage.net.peer.network import NO_END, Member, Network, Patience
+from peerage.net.peer.network import NO_END, Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
-from peerage.net.trust.keyfiles import AGAIN, private_folder, read_certificate
+from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
 from peerage.net.wire.address import Address
-from peerage.runs.run import check_free
+from peerage.runs.run import check_empty
 
-__all__ = ["PORT", "Exported", "Host", "deal", "export", "parse_host", "read_hosts"]
+__all__ = ["PORT", "Exported", "Host", "assign_hosts", "export", "parse_host", "read_hosts"]
 
 PORT = 7400
 START = 3600.0  # seconds for the first round to begin: people walk from machine to machine
@@ -210,10 +210,10 @@ def export(
     _check_port(port, "--port")
     experiment = _with_model(experiment)
     _check_experiment(experiment)
-    check_free(out)
-    places = deal(read_hosts(hosts, port), experiment)
+    check_empty(out)
+    places = assign_hosts(read_hosts(hosts, port), experiment)
     members = tuple(Member(f"node-{i}", place.address) for i, place in enumerate(places))
-    network = Network(secrets.token_hex(8), experiment, members, Patience(start=START))
+    network = Network(secrets.token_hex(8), experiment, members, Timeouts(start=START))
     known = None if certs is None else Authority.load(certs)
     if known is not None:
         _check_names(known, network)
@@ -282,7 +282,7 @@ def parse_host(text: str, port: int = PORT) -> Host:
     return Host(_host_name(found["six"] or found["name"]), number)
 
 
-def deal(hosts: Sequence[Host], experiment: Experiment) -> list[Host]:
+def assign_hosts(hosts: Sequence[Host], experiment: Experiment) -> list[Host]:
     """A host for every peer, in turn; each gets the next port that is free there."""
     count = experiment.nodes_and_hub
     crew = f"{count} peers" + (
@@ -347,7 +347,7 @@ def _with_model(experiment: Experiment) -> Experiment:
     For a data set that is not published, all peers choose by the shape of their examples, which is
     the same for all.
     """
-    known = facts(experiment.dataset)
+    known = dataset_info(experiment.dataset)
     if experiment.model or known is None:
         return experiment
     name = default_model(display_name(experiment.dataset, DATASETS), known.shape)
@@ -388,12 +388,12 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
     """A folder whose content moves to `out` if all goes well, and disappears if not."""
     placed: list[Path] = []
     with private_folder(out):
-        with disk_errors(out, AGAIN):
+        with disk_errors(out, REMEDY):
             aside = Path(tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=out))
         try:
             yield aside
             for path in sorted(aside.iterdir()):
-                with disk_errors(out / path.name, AGAIN):
+                with disk_errors(out / path.name, REMEDY):
                     os.rename(path, out / path.name)
                 placed.append(out / path.name)
         except BaseException:
@@ -406,10 +406,10 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
 
 def _issue(authority: Authority, place: Host, folder: Path) -> int:
     """Make the folder of a peer, and its identity, which has the same name; the serial."""
-    with disk_errors(folder, AGAIN):
+    with disk_errors(folder, REMEDY):
         folder.mkdir(mode=0o700)
     identity = authority.issue(folder.name, hosts=[place.name], into=folder / "certs")
-    return read_certificate(identity.certificate, AGAIN).serial_number
+    return read_certificate(identity.certificate, REMEDY).serial_number
 
 
 def _write(folder: Path, network: Network, number: int, place: Host) -> None:
@@ -419,7 +419,7 @@ def _write(folder: Path, network: Network, number: int, place: Host) -> None:
         **_guides(network, number, place),
     }
     for file, text in files.items():
-        write_bytes(folder / file, text.encode(), AGAIN)
+        write_bytes(folder / file, text.encode(), REMEDY)
 
 
 def _guides(network: Network, number: int, place: Host) -> dict[str, str]:

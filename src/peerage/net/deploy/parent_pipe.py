@@ -15,7 +15,7 @@ GRACE = 20.0  # seconds to end in peace, which are few on a busy machine
 ENDINGS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
-class Lifeline:
+class ParentPipe:
     """A pipe whose far end only this process holds: those who read it learn when it is gone."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Lifeline:
         os.close(self.theirs)
 
 
-def end_with(descriptor: str | None) -> None:
+def exit_with_parent(descriptor: str | None) -> None:
     """End this process, as SIGTERM does, when the far end of a pipe closes; None is no pipe."""
     if descriptor is not None:
         name = "lifeline"
@@ -46,7 +46,7 @@ def _hold(descriptor: int) -> None:
 
 
 @contextmanager
-def ended_once() -> Iterator[None]:
+def interrupt_once() -> Iterator[None]:
     """Ctrl-C, SIGTERM and a closed terminal raise Interrupted, and none disturbs the cleaning up.
 
     A terminal that closes often sends its signal twice. What was ignored before, as by nohup,

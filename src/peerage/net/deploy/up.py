@@ -19,22 +19,22 @@ from peerage.engine.prepare import prepare
 from peerage.errors import Diverged, InputError, Interrupted, PeerageError, WorkerDied
 from peerage.experiment import Experiment
 from peerage.files import read_json, write_bytes
-from peerage.net.deploy.collect import AGAIN, Gathering
-from peerage.net.deploy.parent_pipe import Lifeline, ended_once
-from peerage.net.peer.network import Member, Network, Patience, check_rejoin
+from peerage.net.deploy.collect import REMEDY, RecordCollector
+from peerage.net.deploy.parent_pipe import ParentPipe, interrupt_once
+from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
 from peerage.records.rows import Row, read_metrics
-from peerage.runs.run import check_free, taken
+from peerage.runs.run import check_empty, new_run_folder
 
-LOOK = 0.2  # seconds between two looks at the peers
-LEAVING = 10.0  # seconds that all peers together have to end when they are asked to
+POLL_INTERVAL = 0.2  # seconds between two looks at the peers
+SHUTDOWN_TIMEOUT = 10.0  # seconds that all peers together have to end when they are asked to
 DIVERGED = "became NaN or infinite"  # in the last words of a peer whose model did
 
 
 @dataclass
-class Seen:
+class PeerProgress:
     """What the files of one peer tell of it."""
 
     name: str
@@ -45,11 +45,11 @@ class Seen:
 
 
 @dataclass
-class Watched:
+class PeerProcess:
     """One peer's process and what was seen of it."""
 
     number: int
-    seen: Seen
+    seen: PeerProgress
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -121,16 +121,16 @@ class Watched:
                 yield json.loads(line)
 
 
-Show = Callable[[Sequence[Seen]], None]
+Show = Callable[[Sequence[PeerProgress]], None]
 
 
 @dataclass
-class Up:
+class LocalNetwork:
     """A network of processes; `kill` and `restart` say when a node is disturbed: node -> round."""
 
     experiment: Experiment
     home: Path
-    patience: Patience = Patience()
+    timeouts: Timeouts = Timeouts()
     wire: str = "fp32"
     pack: bool = False
     kill: Mapping[int, int] = field(default_factory=dict)
@@ -154,20 +154,20 @@ class Up:
     def run(self) -> dict[str, Any]:
         """To the end of all peers; the summary of the run."""
         started = perf_counter()
-        check_free(self.home)
+        check_empty(self.home)
         world = prepare(self.experiment)  # complains before anything is started
         self.experiment = world.experiment
         self.network = self._network()
-        gathering = Gathering(self.home, world, self.wire, started)
+        gathering = RecordCollector(self.home, world, self.wire, started)
         self.watched = [
-            Watched(number, Seen(member.name), self.home / "peers" / member.name)
+            PeerProcess(number, PeerProgress(member.name), self.home / "peers" / member.name)
             for number, member in enumerate(self.network.members)
         ]
         with (
-            ended_once(),
-            taken(self.home),
+            interrupt_once(),
+            new_run_folder(self.home),
             tempfile.TemporaryDirectory(prefix="peerage-") as secret,
-            closing(Lifeline()) as self.lifeline,
+            closing(ParentPipe()) as self.lifeline,
         ):
             self._write(Path(secret))
             gathering.write([], "running")
@@ -181,7 +181,7 @@ class Up:
                 raise better from None
             return gathering.write(self.watched, "finished")
 
-    def _failed(self, error: BaseException, gathering: Gathering) -> BaseException:
+    def _failed(self, error: BaseException, gathering: RecordCollector) -> BaseException:
         """Write down how far the network came; the error to raise, with where that is."""
         if isinstance(error, KeyboardInterrupt | Interrupted):
             status, error = "interrupted", Interrupted(f"interrupted in round {self.newest + 1}")
@@ -203,18 +203,18 @@ class Up:
         ports = free_ports(self.experiment.nodes_and_hub)
         members = tuple(Member(f"node-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports))
         run = secrets.token_hex(8)
-        return Network(run, self.experiment, members, self.patience, self.wire, self.pack)
+        return Network(run, self.experiment, members, self.timeouts, self.wire, self.pack)
 
     def _write(self, secret: Path) -> None:
         text = self.experiment.to_toml()
-        write_bytes(self.home / "experiment.toml", text.encode(), AGAIN)
+        write_bytes(self.home / "experiment.toml", text.encode(), REMEDY)
         text = self.network.to_toml("experiment.toml")
-        write_bytes(self.home / "network.toml", text.encode(), AGAIN)
+        write_bytes(self.home / "network.toml", text.encode(), REMEDY)
         authority = Authority.create(secret / "certs", "peerage-up")
         for member in self.network.members:
             authority.issue(member.name, days=30)
 
-    def _start(self, peer: Watched, secret: Path) -> None:
+    def _start(self, peer: PeerProcess, secret: Path) -> None:
         peer.folder.mkdir(parents=True, exist_ok=True)
         (peer.folder / PAUSED).unlink(missing_ok=True)  # of an earlier life
         command = [sys.executable, "-m", "peerage", "node"]
@@ -251,7 +251,7 @@ class Up:
             peer.seen.state = "stopped"
         for process in processes:
             process.terminate()
-        deadline = monotonic() + LEAVING
+        deadline = monotonic() + SHUTDOWN_TIMEOUT
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - monotonic(), 0))
@@ -267,14 +267,14 @@ class Up:
             over = not any(peer.alive for peer in self.watched)
             for peer in self.watched:
                 peer.look()
-            disturbed = self._disturb(kill, restart, secret)
+            disturbed = self._kill_and_restart(kill, restart, secret)
             over = over and not disturbed
             if not disturbed:
                 self._check_progress()
             if self.show is not None:
                 self.show([peer.seen for peer in self.watched])
             if not over:
-                sleep(LOOK)
+                sleep(POLL_INTERVAL)
         failed = [peer for peer in self.watched if peer.seen.state == "failed"]
         # One that was killed may be why others failed.
         for peer in sorted(failed, key=lambda peer: not isinstance(peer.failure, WorkerDied)):
@@ -294,7 +294,9 @@ class Up:
                 "all others have ended; kill fewer peers, or restart them in an earlier round"
             )
 
-    def _disturb(self, kill: dict[int, int], restart: dict[int, int], secret: Path) -> bool:
+    def _kill_and_restart(
+        self, kill: dict[int, int], restart: dict[int, int], secret: Path
+    ) -> bool:
         """Kill and restart whose time has come; whether somebody was restarted."""
         for node, round in list(kill.items()):
             if self.watched[node].seen.round >= round - 1 and self.watched[node].kill():
@@ -317,10 +319,10 @@ class Up:
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nobody listens on now."""
     with ExitStack() as stack:
-        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in taken:
+        new_run_folder = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in new_run_folder:
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in taken]
+        return [one.getsockname()[1] for one in new_run_folder]
 
 
 def last_line(folder: Path) -> str:

@@ -9,16 +9,16 @@ from zlib import crc32
 
 import torch
 
-from peerage.engine.router import Parcel
+from peerage.engine.router import Packet
 from peerage.net.peer.mailbox import Mailbox
-from peerage.net.wire.header import DONE, Expected, Header, Rejected, parse_header
+from peerage.net.wire.header import DONE, Header, MessagePolicy, Rejected, parse_header
 from peerage.net.wire.payload import decode
 
 PARTIAL = 1 << 28  # bytes of messages that are on their way in, unless a single one has more
 IDLE = 5.0  # seconds after which a transfer that nobody goes on with has to make room
 
 
-class Incoming:
+class PartialMessage:
     """A payload of which some bytes are here; its checksum grows with it."""
 
     def __init__(self, header: Header) -> None:
@@ -35,27 +35,29 @@ class Incoming:
         self.touched = monotonic()
 
 
-class Reception:
+class MessageAssembler:
     """Takes messages in bounded memory: from every sender one at a time, as they are sent so."""
 
     def __init__(
         self,
-        expected: Expected,
+        expected: MessagePolicy,
         mailbox: Mailbox,
         counters: Counter[str],
         hear: Callable[[int, int], None],
     ) -> None:
         self.expected, self.mailbox, self.counters = expected, mailbox, counters
         self.hear = hear  # told who speaks, and of which round
-        self.shunned: dict[int, str] = {}  # sender -> why nothing of it is taken any more
-        self._incoming: dict[int, Incoming] = {}  # by sender
+        self.blocked_peers: dict[int, str] = {}  # sender -> why nothing of it is taken any more
+        self._incoming: dict[int, PartialMessage] = {}  # by sender
         self._room = max(PARTIAL, 2 * expected.max_bytes)
         self._reading = asyncio.Lock()  # what is unpacked takes memory as well
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
         try:
-            if identity in self.shunned:
-                raise Rejected("sender", f"node {identity} is not heard: {self.shunned[identity]}")
+            if identity in self.blocked_peers:
+                raise Rejected(
+                    "sender", f"node {identity} is not heard: {self.blocked_peers[identity]}"
+                )
             header = parse_header(raw, self.expected, identity)
             self.hear(identity, header.round)
             self.mailbox.check(header)
@@ -64,12 +66,12 @@ class Reception:
             self.counters[refusal.reason] += 1
             raise
 
-    def _known(self, header: Header) -> Incoming:
+    def _known(self, header: Header) -> PartialMessage:
         known = self._incoming.get(header.sender)
         if known is None or known.header != header:
             self._incoming.pop(header.sender, None)
             self._make_room(header.size)
-            known = self._incoming[header.sender] = Incoming(header)
+            known = self._incoming[header.sender] = PartialMessage(header)
         return known
 
     def _make_room(self, size: int) -> None:
@@ -104,7 +106,7 @@ class Reception:
             self.counters[refusal.reason] += 1
             raise
 
-    async def _parcel(self, header: Header) -> Parcel | None:
+    async def _parcel(self, header: Header) -> Packet | None:
         if header.kind == DONE:
             return None
         known = self._incoming.get(header.sender)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from peerage.engine.shard import BEFORE
+from peerage.engine.shard import PRE_ROUND
 from peerage.net.peer.traffic import Outbox
 from peerage.net.wire.header import done
 
@@ -19,7 +19,7 @@ class Endings:
     def __init__(self, run: str, me: int, outbox: Callable[[int], Outbox], memory: int) -> None:
         self.run, self.me, self.outbox = run, me, outbox
         self.memory = memory  # rounds of which it is known how many messages went to whom
-        self._over = BEFORE - 1  # the last round that is over
+        self._over = PRE_ROUND - 1  # the last round that is over
         self._sent: dict[int, Counter[int]] = {}  # round -> recipient -> messages so far
         self._waiting: dict[int, int] = {}  # peer -> the round in which it waits for this one
 
@@ -27,7 +27,7 @@ class Endings:
         """How many messages of the round each recipient was sent; the sender counts them here."""
         return self._sent.setdefault(round, Counter())
 
-    def enter(self, round: int) -> None:
+    def begin_round(self, round: int) -> None:
         """All earlier rounds are over, played or not."""
         self._over = max(self._over, round - 1)
         for known in [known for known in self._sent if known < self._over - self.memory]:
@@ -37,12 +37,12 @@ class Endings:
             del self._waiting[peer]
             self._tell(peer, known)
 
-    def finish(self, round: int, listeners: Iterable[int]) -> None:
+    def finish(self, round: int, out_neighbours: Iterable[int]) -> None:
         """Nothing more comes in this round."""
-        for peer in listeners:
+        for peer in out_neighbours:
             self._waiting.pop(peer, None)
             self._tell(peer, round)
-        self.enter(round + 1)
+        self.begin_round(round + 1)
 
     def announced(self, peer: int, round: int) -> None:
         """A peer waits for this one in a round; it announces that again until it is told."""

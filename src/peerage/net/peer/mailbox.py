@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peerage.engine.router import Parcel
-from peerage.engine.shard import BEFORE
+from peerage.engine.router import Packet
+from peerage.engine.shard import PRE_ROUND
 from peerage.errors import PeerageError
 from peerage.net.wire.header import DONE, Header, Rejected
 
-POLL = 0.05  # seconds between two looks at who is gone
+POLL_INTERVAL = 0.05  # seconds between two looks at who is gone
 OVERHEAD = 1 << 10  # bytes that a message takes up besides its payload
 
 Worth = Callable[[list[int]], list[int]]  # those senders of which a message may still come
 
 
 @dataclass
-class Link:
+class SenderQueue:
     """What one sender has sent in one round."""
 
-    arrived: dict[int, tuple[Parcel | None, int]] = field(default_factory=dict)  # with their bytes
+    arrived: dict[int, tuple[Packet | None, int]] = field(default_factory=dict)  # with their bytes
     asked: int = 0  # how many times the node has received from it
     missed: set[int] = field(default_factory=set)  # places that were empty when it did
     sent: int | None = None  # how many there are, once the sender is done
@@ -42,11 +42,11 @@ class Link:
         """Whether the next one is not here, although the sender sent it or may still send it."""
         return self.asked not in self.arrived and (self.sent is None or self.asked < self.sent)
 
-    def take(self) -> tuple[Parcel | None, int]:
-        place, self.asked = self.asked, self.asked + 1
-        if place not in self.arrived:
-            self.missed.add(place)
-        return self.arrived.pop(place, (None, 0))
+    def take(self) -> tuple[Packet | None, int]:
+        sequence, self.asked = self.asked, self.asked + 1
+        if sequence not in self.arrived:
+            self.missed.add(sequence)
+        return self.arrived.pop(sequence, (None, 0))
 
 
 class Mailbox:
@@ -65,16 +65,16 @@ class Mailbox:
         counters: Counter[str] | None = None,
     ) -> None:
         self.ahead, self.max_bytes, self.share = ahead, max_bytes, share
-        self.round = BEFORE
+        self.round = PRE_ROUND
         self.bytes = 0  # of what is kept
         # reason -> messages; here only of those that were taken, and came to nothing
         self.counters: Counter[str] = Counter() if counters is None else counters
-        self._links: dict[int, dict[int, Link]] = {}  # round -> sender -> link
+        self._links: dict[int, dict[int, SenderQueue]] = {}  # round -> sender -> link
         self._latest: dict[int, int] = {}  # sender -> the last round that it sent something of
         self._awaited: frozenset[int] = frozenset()
         self._news = asyncio.Event()
 
-    def enter(self, round: int) -> None:
+    def begin_round(self, round: int) -> None:
         """Begin a round; what is left of earlier ones is late."""
         if round < self.round:
             raise PeerageError(f"round {round} cannot follow round {self.round}")
@@ -87,54 +87,54 @@ class Mailbox:
         self._news.set()
 
     def check(self, header: Header) -> None:
-        """Raise `Rejected` if the message is of no use, or of none yet (`LATER`)."""
+        """Raise `Rejected` if the message is of no use, or of none yet (`RETRYABLE_REASONS`)."""
         self._latest[header.sender] = header.round
         self._news.set()
         if self._idle_word(header):
             return
         h, link = header, self._link(header)
-        of = f"message {h.place} of node {h.sender} in round {h.round}"
+        of = f"message {h.sequence} of node {h.sender} in round {h.round}"
         if h.round < self.round:
             raise Rejected("late", f"{of} came in round {self.round}")
         if h.round > self.round + self.ahead:
             raise Rejected("early", f"{of} is too far ahead of round {self.round}")
         if h.kind == DONE:
-            if link.sent not in (None, h.place):
+            if link.sent not in (None, h.sequence):
                 raise Rejected("replayed", f"node {h.sender} was done with round {h.round}")
             return
-        if h.place in link.missed:
+        if h.sequence in link.missed:
             raise Rejected("late", f"{of} came when nobody waited for it any more")
-        if h.place in link.arrived or h.place < link.asked:
+        if h.sequence in link.arrived or h.sequence < link.asked:
             raise Rejected("replayed", f"{of} was already here")
-        if link.sent is not None and h.place >= link.sent:
+        if link.sent is not None and h.sequence >= link.sent:
             raise Rejected("malformed", f"{of} came, which said that it sent {link.sent}")
         size = h.size + OVERHEAD
         full = self.bytes + size > self.max_bytes or self._of(h.sender) + size > self.share
         if full and not self._needed(h, link):
             raise Rejected("full", f"{of} has to wait: {self.bytes} bytes are here already")
 
-    def put(self, header: Header, parcel: Parcel | None) -> None:
+    def put(self, header: Header, packet: Packet | None) -> None:
         """Keep a message that was checked; no parcel: the sender is done, or its place is empty."""
         self.check(header)
         if self._idle_word(header):
             return
-        link = self._links.setdefault(header.round, {}).setdefault(header.sender, Link())
+        link = self._links.setdefault(header.round, {}).setdefault(header.sender, SenderQueue())
         if header.kind == DONE:
-            link.sent = header.place
+            link.sent = header.sequence
         else:
-            cost = OVERHEAD + (0 if parcel is None else max(header.size, parcel.bytes))
-            link.arrived[header.place] = parcel, cost
+            cost = OVERHEAD + (0 if packet is None else max(header.size, packet.bytes))
+            link.arrived[header.sequence] = packet, cost
             self.bytes += cost
         self._news.set()
 
     def skip(self, sender: int) -> None:
         """Do not wait for the sender's next message of this round: it will not come."""
-        link = self._links.setdefault(self.round, {}).setdefault(sender, Link())
+        link = self._links.setdefault(self.round, {}).setdefault(sender, SenderQueue())
         self.bytes -= link.take()[1]
 
     async def collect(
         self, round: int, senders: Sequence[int], deadline: float, worth: Worth
-    ) -> dict[int, Parcel]:
+    ) -> dict[int, Packet]:
         """The next message of each sender, in their order, without those that do not come.
 
         Waits as `wait` does. The answer is empty if the mailbox enters another round meanwhile.
@@ -142,7 +142,7 @@ class Mailbox:
         await self.wait(round, senders, deadline, worth)
         return self.take(senders) if round == self.round else {}
 
-    def take(self, senders: Iterable[int]) -> dict[int, Parcel]:
+    def take(self, senders: Iterable[int]) -> dict[int, Packet]:
         """The next message of each sender in this round, in their order, if it is here."""
         return self._taken(self._wanted(senders))
 
@@ -173,27 +173,27 @@ class Mailbox:
                     break
                 self._news.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, POLL)):
+                    async with asyncio.timeout(min(left, POLL_INTERVAL)):
                         await self._news.wait()
         finally:
             self._awaited = frozenset()
 
-    def _wanted(self, senders: Iterable[int]) -> dict[int, Link]:
+    def _wanted(self, senders: Iterable[int]) -> dict[int, SenderQueue]:
         links = self._links.setdefault(self.round, {})
-        return {sender: links.setdefault(sender, Link()) for sender in sorted(senders)}
+        return {sender: links.setdefault(sender, SenderQueue()) for sender in sorted(senders)}
 
     def _passed(self, sender: int) -> bool:
         """Whether the sender is in a later round: on a link, messages arrive in order."""
-        return self._latest.get(sender, BEFORE) > self.round
+        return self._latest.get(sender, PRE_ROUND) > self.round
 
-    def _taken(self, wanted: dict[int, Link]) -> dict[int, Parcel]:
-        parcels = {}
+    def _taken(self, wanted: dict[int, SenderQueue]) -> dict[int, Packet]:
+        packets = {}
         for sender, link in wanted.items():
-            parcel, cost = link.take()
+            packet, cost = link.take()
             self.bytes -= cost
-            if parcel is not None:
-                parcels[sender] = parcel
-        return parcels
+            if packet is not None:
+                packets[sender] = packet
+        return packets
 
     def _idle_word(self, h: Header) -> bool:
         """Whether a sender says that it is done with a round in which nobody waits for it.
@@ -207,12 +207,12 @@ class Mailbox:
         links = [links[sender] for links in self._links.values() if sender in links]
         return sum(cost for link in links for _, cost in link.arrived.values())
 
-    def _link(self, h: Header) -> Link:
-        return self._links.get(h.round, {}).get(h.sender) or Link()
+    def _link(self, h: Header) -> SenderQueue:
+        return self._links.get(h.round, {}).get(h.sender) or SenderQueue()
 
-    def _needed(self, h: Header, link: Link) -> bool:
+    def _needed(self, h: Header, link: SenderQueue) -> bool:
         """Whether there must be room, because the node cannot go on without the message."""
         if h.round != self.round:
             return False
-        awaited = h.sender in self._awaited and h.place == link.asked
+        awaited = h.sender in self._awaited and h.sequence == link.asked
         return awaited or not any(link.arrived for link in self._links.get(h.round, {}).values())

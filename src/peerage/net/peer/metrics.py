@@ -37,7 +37,7 @@ class Collector:
             "peerage_messages_rejected", "Messages that were refused or late.", labels=["reason"]
         )
         # A count that is not there yet cannot be told from one that nobody keeps.
-        for reason, count in (dict.fromkeys(REASONS, 0) | recorder.troubles()).items():
+        for reason, count in (dict.fromkeys(REASONS, 0) | recorder.error_counts()).items():
             rejected.add_metric([reason], count)
         yield rejected
 

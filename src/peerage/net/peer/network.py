@@ -41,12 +41,12 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long a peer waits, in seconds."""
 
     start: float = 60.0  # for everybody to be there before the first round
-    step: float = 60.0  # for the messages of others that can be reached
-    gone: float = 5.0  # without a sign of life, until a peer counts as gone
+    message: float = 60.0  # for the messages of others that can be reached
+    idle: float = 5.0  # without a sign of life, until a peer counts as gone
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -63,7 +63,7 @@ class Network:
     run: str
     experiment: Experiment
     members: tuple[Member, ...]
-    patience: Patience = Patience()
+    timeouts: Timeouts = Timeouts()
     wire: str = "fp32"  # how numbers travel; bf16 halves the bytes, and rounds
     pack: bool = False  # zstd, where it makes messages smaller
     ahead: int = field(default=2)  # rounds that others may be ahead
@@ -74,7 +74,7 @@ class Network:
                 f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
             )
         check_choice("wire", self.wire, WIRES)
-        if self.wire == "bf16" and self.experiment.algorithm.exact:
+        if self.wire == "bf16" and self.experiment.algorithm.lossless_messages:
             raise InputError("this algorithm needs messages as they were sent; use wire fp32")
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
@@ -105,7 +105,7 @@ class Network:
         return names.index(name)
 
     @property
-    def essence(self) -> dict[str, str]:
+    def shared_settings(self) -> dict[str, str]:
         """Everything that must be the same on all peers, as flat text."""
         table = identity(self.experiment) | algorithm_record(self.experiment.algorithm)
         names = ", ".join(member.name for member in self.members)
@@ -119,7 +119,7 @@ class Network:
             "wire": self.wire,
             "pack": self.pack,
             "ahead": self.ahead,
-            "patience": specs.plain(self.patience),
+            "timeouts": specs.plain(self.timeouts),
             "peer": [specs.plain(member) for member in self.members],
         }
         return toml(settings)
@@ -127,7 +127,7 @@ class Network:
     @classmethod
     def load(cls, path: Path) -> "Network":
         table = _read(path)
-        known = {"run", "experiment", "wire", "pack", "ahead", "patience", "peer"}
+        known = {"run", "experiment", "wire", "pack", "ahead", "timeouts", "patience", "peer"}
         for key in table:
             if key not in known:
                 raise InputError(f"{path} has no key {key!r}; {did_you_mean(key, known)}")
@@ -145,13 +145,13 @@ class Network:
             specs.construct(Member, entry, f"{path}: peer {number}")
             for number, entry in enumerate(_tables(table["peer"], path))
         )
-        patience = specs.construct(Patience, table.get("patience", {}), f"{path}: patience")
+        timeouts = specs.construct(Timeouts, _timeouts(table), f"{path}: timeouts")
         ahead = specs.convert(table.get("ahead", 2), int, f"{path}: ahead")
         return cls(
             str(table["run"]),
             Experiment.from_toml(text, str(source)),
             members,
-            patience,
+            timeouts,
             str(table.get("wire", "fp32")),
             specs.convert(table.get("pack", False), bool, f"{path}: pack"),
             ahead,
@@ -163,9 +163,9 @@ def check_rejoin(rejoin: str) -> None:
     check_choice("rejoin", rejoin, ("own", "neighbour"))
 
 
-def sealed(essence: Mapping[str, str]) -> str:
+def settings_hash(shared_settings: Mapping[str, str]) -> str:
     """A short name for what must be the same."""
-    return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(shared_settings, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
@@ -201,3 +201,11 @@ def _tables(value: Any, path: Path) -> list[Mapping[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
         raise InputError(f"{path}: peer must be tables, [[peer]] with a name and an address each")
     return value
+
+
+def _timeouts(table: Mapping[str, Any]) -> Any:
+    """The section `timeouts`, which network files of earlier versions call `patience`."""
+    if "timeouts" in table or not isinstance(table.get("patience"), Mapping):
+        return table.get("timeouts", table.get("patience", {}))
+    names = {"step": "message", "gone": "idle"}
+    return {names.get(key, key): value for key, value in table["patience"].items()}

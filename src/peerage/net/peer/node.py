@@ -38,7 +38,7 @@ log = logging.getLogger("peerage.peer")
 
 
 @dataclass(frozen=True)
-class Place:
+class PeerConfig:
     """Where one peer lives on this machine."""
 
     network: Path  # the network file
@@ -57,24 +57,24 @@ class Place:
             raise InputError(f"--metrics-port must lie in 1 to 65535, got {self.metrics_port}")
 
 
-def run_node(place: Place) -> dict[str, Any]:
+def run_node(config: PeerConfig) -> dict[str, Any]:
     """Play one peer to its end; its summary, which is also in the folder."""
-    network = Network.load(place.network)
-    me = network.number(place.identity)
-    identity = Identity.load(place.certificates, place.identity)
+    network = Network.load(config.network)
+    me = network.number(config.identity)
+    identity = Identity.load(config.certificates, config.identity)
     # Noise that others could compute would hide nothing from them: here it has a seed of its own.
-    world = prepare_for(network, me, place).restrict_to_node(me, secrets.randbits(62))
+    world = prepare_for(network, me, config).restrict_to_node(me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that the order of sums is that of the simulator
-    with _taken(place.folder):
+    with _taken(config.folder):
         needed = ("classes", "example", "constants")  # to build its model without its data
         facts = {key: world.setup[key] for key in needed if key in world.setup}
-        write_json(place.folder / "setup.json", facts)
+        write_json(config.folder / "setup.json", facts)
         transport = GrpcTransport(
             identity,
             {member.name: number for number, member in enumerate(network.members)},
             {number: member.address for number, member in enumerate(network.members)},
-            bind=place.bind,
-            limits=Limits(patience=network.patience.gone),
+            bind=config.bind,
+            limits=Limits(idle_timeout=network.timeouts.idle),
         )
         with _one_thread() as executor:
             peer = Peer(
@@ -82,36 +82,36 @@ def run_node(place: Place) -> dict[str, Any]:
                 me,
                 world,
                 transport,
-                place.folder,
+                config.folder,
                 executor=executor,
-                rejoin=place.rejoin,
+                rejoin=config.rejoin,
             )
             peer.recorder.watch = lambda row: _tell(peer, row)
-            with serve_metrics(peer, transport, place.metrics_port):
-                asyncio.run(_play(peer))
+            with serve_metrics(peer, transport, config.metrics_port):
+                asyncio.run(_run_round(peer))
         node = peer.shard.members[me].node
         kept = [node.params] if node.params.numel() else []
         summary = {
             "node": me,
-            "name": place.identity,
+            "name": config.identity,
             "state": peer.state,
-            **totals(read_metrics(place.folder / "metrics.jsonl")),  # of all its lives
+            **totals(read_metrics(config.folder / "metrics.jsonl")),  # of all its lives
             "rounds": peer.finished,
             "digest": digest(kept, [node.layout] * len(kept)),
             "released": peer.shard.released().get(me, 0),
         }
-        write_json(place.folder / "summary.json", summary)
+        write_json(config.folder / "summary.json", summary)
         return summary
 
 
-def prepare_for(network: Network, me: int, place: Place) -> World:
-    if place.data is None:
-        for flag, value in (("--test", place.test), ("--classes", place.classes)):
+def prepare_for(network: Network, me: int, config: PeerConfig) -> World:
+    if config.data is None:
+        for flag, value in (("--test", config.test), ("--classes", config.classes)):
             if value is not None:
                 raise InputError(f"{flag} is about data of one's own; give --data as well")
         return prepare(network.experiment)
-    test = None if place.test is None else _load(place.test)
-    return prepare_own(network.experiment, me, _load(place.data), place.classes, test)
+    test = None if config.test is None else _load(config.test)
+    return prepare_own(network.experiment, me, _load(config.data), config.classes, test)
 
 
 def _load(text: str) -> Dataset:
@@ -139,7 +139,7 @@ def _one_thread() -> Iterator[Executor]:
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-async def _play(peer: Peer) -> None:
+async def _run_round(peer: Peer) -> None:
     """To the end, or until somebody asks the process to stop."""
     task = asyncio.current_task()
     assert task is not None

@@ -21,26 +21,26 @@ from typing import Any
 
 from torch import Tensor
 
-from peerage.engine.router import Parcel, Step, check_combined, check_finite
-from peerage.engine.shard import BEFORE, References, Shard, ShardReport
+from peerage.engine.router import Packet, ShardOutput, check_combined, check_finite
+from peerage.engine.shard import PRE_ROUND, InProcessStore, Shard, ShardReport
 from peerage.engine.world import World, constants_of
 from peerage.errors import DiskError, Diverged, InputError, PeerageError
-from peerage.graphs.faults import Way
-from peerage.net.peer.assembler import Reception
+from peerage.graphs.faults import LinkFaults
+from peerage.net.peer.assembler import MessageAssembler
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.mailbox import Mailbox
-from peerage.net.peer.model_transfer import Offers, fetch
+from peerage.net.peer.model_transfer import ModelServer, download_model
 from peerage.net.peer.network import Network, check_rejoin
-from peerage.net.peer.peer_tracker import LOOK, Others
+from peerage.net.peer.peer_tracker import POLL_INTERVAL, PeerTracker
 from peerage.net.peer.progress import State
-from peerage.net.peer.quarantine import Doubts
+from peerage.net.peer.quarantine import Quarantine
 from peerage.net.peer.recorder import PeerRecorder
 from peerage.net.peer.responder import Responder
-from peerage.net.peer.traffic import Outbox, expected_of
+from peerage.net.peer.traffic import Outbox, message_policy
 from peerage.net.wire.header import Header, Rejected
 from peerage.net.wire.payload import encode
 from peerage.net.wire.transport import Receiver, Transport, Unreachable
-from peerage.privacy import COUNT
+from peerage.privacy import RELEASE_COUNT
 from peerage.records.rows import Row
 
 KEPT = 1 << 28  # bytes of messages in the mailbox, unless a few have more
@@ -67,18 +67,22 @@ class Peer(Receiver):
         self.network, self.me, self.transport = network, me, transport
         self.world = world
         self.executor = executor
-        self.shard = Shard(self.world, [me], References())
-        self.expected = expected_of(network, me, self.world)
-        self.judged = world.experiment.evaluation.judged(world.rounds)
+        self.shard = Shard(self.world, [me], InProcessStore())
+        self.expected = message_policy(network, me, self.world)
+        self.evaluated_rounds = world.experiment.evaluation.evaluated_rounds(world.rounds)
         self.counters: Counter[str] = Counter()  # what went wrong, by reason
         self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters)
         largest = self.expected.max_bytes
         self.mailbox = Mailbox(network.ahead, max(KEPT, 4 * largest), 4 * largest, self.counters)
-        self.others = Others(network, me, self.world, transport, essence_of(network, world))
-        self.reception = Reception(self.expected, self.mailbox, self.counters, self.others.hear)
-        self.offers = Offers(network.run)
-        self.doubts = Doubts()
-        self.round = BEFORE  # that is being played
+        self.tracker = PeerTracker(
+            network, me, self.world, transport, shared_settings_of(network, world)
+        )
+        self.assembler = MessageAssembler(
+            self.expected, self.mailbox, self.counters, self.tracker.hear
+        )
+        self.model_server = ModelServer(network.run)
+        self.quarantine = Quarantine()
+        self.round = PRE_ROUND  # that is being played
         self.state: str = State.STARTING
         self.heard: tuple[int, int] = (0, 0)  # in the last step: how many, of how many
         self.alive = 0  # peers that could be reached after the last round
@@ -86,9 +90,9 @@ class Peer(Receiver):
         self._outboxes: dict[int, Outbox] = {}
         self.endings = Endings(network.run, me, self._outbox, network.ahead)
         self.responder = Responder(
-            self.others,
+            self.tracker,
             self.endings,
-            self.offers,
+            self.model_server,
             self.counters,
             lambda: (self.round, self.state),
         )
@@ -99,13 +103,13 @@ class Peer(Receiver):
         """Play all rounds; the parameters [d] in the end."""
         await self.transport.start(self)
         try:
-            owner = {"run": self.network.run, "node": self.me, "seal": self.others.seal}
+            owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
             self.recorder.resume(owner)
             first = self.finished
             # Who comes back does not wait for others that may have finished long ago.
-            patience = self.network.patience
+            timeouts = self.network.timeouts
             self.state = State.MEETING
-            await self.others.meet(patience.gone if first else patience.start)
+            await self.tracker.wait_for_start(timeouts.idle if first else timeouts.start)
             first = await self._catch_up(first)
             if first == 0:
                 await self._begin()
@@ -113,12 +117,12 @@ class Peer(Receiver):
             self.state = State.FINISHED
             for peer, outbox in self._outboxes.items():
                 if self.transport.reachable(peer):
-                    await outbox.flush(patience.step)
+                    await outbox.flush(timeouts.message)
             if self.world.faults.present(self.me, self.world.rounds - 1):
-                await self.others.say_finished(patience.step)
+                await self.tracker.say_finished(timeouts.message)
             self.recorder.add_late_news()
         except DiskError as error:
-            await self._stuck(error)
+            await self._serve_while_stopped(error)
             raise
         finally:
             await self.transport.stop()  # first: whoever asks may open another outbox
@@ -129,74 +133,76 @@ class Peer(Receiver):
 
     async def _catch_up(self, first: int) -> int:
         """The round to begin with: where the others are, if they are further."""
-        view = self.others.view(first)
+        view = self.tracker.view(first)
         newest = view.start_round()
         if newest == first:
             return first
         log.info("the others are in round %d, we were in %d", newest + 1, first + 1)
-        keeps = self.world.keeper(self.me) == self.me != self.world.hub
+        keeps = self.world.model_owner(self.me) == self.me != self.world.hub
         shared = keeps and not self.world.algorithm.personal
         if self.rejoin == "neighbour" and shared and view.next_round() > first:
             await self._adopt(newest)
-        return self.others.view(first).start_round()
+        return self.tracker.view(first).start_round()
 
     async def _adopt(self, round: int) -> None:
         """Take over the model of the first neighbour that offers one of the same kind."""
         node = self.shard.members[self.me].node
         for peer in self.world.neighbours(round)[self.me]:
             try:
-                offer = await fetch(self.transport, peer, self.expected, self.network.patience.step)
+                offer = await download_model(
+                    self.transport, peer, self.expected, self.network.timeouts.message
+                )
             except (Unreachable, Rejected) as error:
-                log.info("no model from %s: %s", self.others.name(peer), error)
+                log.info("no model from %s: %s", self.tracker.name(peer), error)
                 continue
             if offer.architecture == node.architecture:
                 node.params, node.buffers = offer.payload["x"], offer.payload["b"]
-                log.info("going on with the model of %s", self.others.name(peer))
+                log.info("going on with the model of %s", self.tracker.name(peer))
                 return
 
     async def _begin(self) -> None:
         """What comes before the first round."""
         sent = 0
-        if self.world.prelude is not None:
+        if self.world.pre_round is not None:
             self.state = State.RUNNING
-            sent = await self._converse(BEFORE, self.shard.prelude)
-        self._record(0, await self._compute(self.shard.measure), sent, 0.0)
+            sent = await self._run_exchanges(PRE_ROUND, self.shard.pre_round)
+        self._record(0, await self._compute(self.shard.evaluate_models), sent, 0.0)
 
     async def _rounds(self, first: int) -> None:
         round, self.state = first, State.RUNNING
         while round < self.world.rounds:
-            self.endings.enter(round)
+            self.endings.begin_round(round)
             if await self._pause(round):
-                round = await self._fall_in(round)
-                self.endings.enter(round)
+                round = await self._resynchronise(round)
+                self.endings.begin_round(round)
             if not self.world.faults.present(self.me, round):
                 if round + 1 >= self.world.faults.left.get(self.me, self.world.rounds + 1):
                     return
                 await self._until(round)
             else:
-                await self._play(round)
+                await self._run_round(round)
             round += 1
             if self.heard[0] < self.heard[1] and round < self.world.rounds:
-                round = await self._fall_in(round)
-        self.endings.enter(round)
+                round = await self._resynchronise(round)
+        self.endings.begin_round(round)
 
     async def _pause(self, round: int) -> bool:
         """Wait while this peer may not run the round; whether it had to."""
-        needed = self.others.view(round).needed_contacts()
+        needed = self.tracker.view(round).needed_contacts()
         if not needed:
             return False
         before = self.state
-        self.mailbox.enter(round)
+        self.mailbox.begin_round(round)
         self.round, self.alive = round, 0
-        self.state = State.WAITING + self.others.names(needed, addresses=False)
+        self.state = State.WAITING + self.tracker.names(needed, addresses=False)
         log.warning(
             "in contact with none of the others: round %d waits for %s",
             round + 1,
-            self.others.names(needed),
+            self.tracker.names(needed),
         )
         self.recorder.show_pause(self.state)
         while not await self._found(round):
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
         log.info("in contact with others again, continuing with round %d", round + 1)
         self.state = before
         self.recorder.show_pause(None)
@@ -204,63 +210,63 @@ class Peer(Receiver):
 
     async def _found(self, round: int) -> bool:
         """Whether a peer that was in contact with none of the others can go on."""
-        view = self.others.view(round)
+        view = self.tracker.view(round)
         if not view.may_run():
             return False
-        return bool(view.finished or await self.others.ask(view.in_contact()))
+        return bool(view.finished or await self.tracker.ask(view.in_contact()))
 
-    async def _fall_in(self, round: int) -> int:
+    async def _resynchronise(self, round: int) -> int:
         """The round to go on with after messages did not come: perhaps we are out of step.
 
         Halves of a network that was cut go on at their own speeds. Who is behind then leaves rounds
         out. Who is alone in front waits, as nobody follows a single one: he might lie.
         """
-        view = self.others.view(round)
+        view = self.tracker.view(round)
         if view.next_round() > round:
             log.warning("skipping from round %d to %d", round + 1, view.next_round() + 1)
             return view.next_round()
-        now, seen = asyncio.get_running_loop().time, BEFORE
+        now, seen = asyncio.get_running_loop().time, PRE_ROUND
         patient = now()
         while view.too_far_ahead():
             if view.newest() > seen:
-                seen, patient = view.newest(), now() + self.network.patience.step
+                seen, patient = view.newest(), now() + self.network.timeouts.message
             if now() > patient:
                 break
             self.state = State.AHEAD
-            await asyncio.sleep(LOOK)
-            await self.others.ask(filter(self.transport.reachable, self.others.everybody))
-            view = self.others.view(round)
+            await asyncio.sleep(POLL_INTERVAL)
+            await self.tracker.ask(filter(self.transport.reachable, self.tracker.everybody))
+            view = self.tracker.view(round)
         return round
 
     async def _until(self, round: int) -> None:
         """Sit a round out, but do not run ahead of those who play it."""
         self.state, self.heard = State.ABSENT, (0, 0)
-        self.mailbox.enter(round)
+        self.mailbox.begin_round(round)
         self.round = round
         last = round + 1 == self.world.rounds
-        while not last and not (view := self.others.view(round)).is_over():
-            answers = await self.others.ask(view.scheduled)
+        while not last and not (view := self.tracker.view(round)).is_over():
+            answers = await self.tracker.ask(view.scheduled)
             unreachable = not answers and not any(map(self.transport.reachable, view.scheduled))
             if unreachable and not await self._pause(round):
                 return
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
-    async def _play(self, round: int) -> None:
+    async def _run_round(self, round: int) -> None:
         start, self.heard = perf_counter(), (0, 0)
         self._listened = set()
         member = self.shard.members[self.me]
         node = member.node
         # Tensors are never changed in place, so to remember them is to be able to go back.
-        before = node.params, node.buffers, node.state, dict(member.memory)
-        evaluate = round + 1 in self.judged
+        before = node.params, node.buffers, node.state, dict(member.persistent_tensors)
+        evaluate = round + 1 in self.evaluated_rounds
         self.state = State.RUNNING
         try:
-            sent = await self._converse(round, lambda: self.shard.begin(round, evaluate))
+            sent = await self._run_exchanges(round, lambda: self.shard.begin(round, evaluate))
             report = await self._compute(self.shard.finish)
             if report.broken and self._listened:  # messages of finite numbers may still overflow
                 raise PeerageError("the messages combined to NaN or infinite parameters")
             check_combined(round, report.broken)
-            self.doubts.succeeded()
+            self.quarantine.succeeded()
         except (DiskError, Diverged, InputError):
             raise
         except Exception as error:
@@ -271,9 +277,13 @@ class Peer(Receiver):
             self.counters["poisoned round"] += 1
             self._doubt(self._listened)
             node.params, node.buffers, node.state = before[:3]
-            released = {COUNT: member.memory[COUNT]} if COUNT in member.memory else {}
-            member.memory.clear()
-            member.memory.update({**before[3], **released})  # what was sent stays sent
+            released = (
+                {RELEASE_COUNT: member.persistent_tensors[RELEASE_COUNT]}
+                if RELEASE_COUNT in member.persistent_tensors
+                else {}
+            )
+            member.persistent_tensors.clear()
+            member.persistent_tensors.update({**before[3], **released})  # what was sent stays sent
             return
         self._record(round + 1, report, sent, perf_counter() - start)
         self._offer(round)
@@ -281,76 +291,80 @@ class Peer(Receiver):
         await self._compute(self.recorder.save_checkpoint, round + 1)
 
     def _doubt(self, heard: set[int]) -> None:
-        self.doubts.failed(heard)
-        for peer in self.doubts.guilty - self.reception.shunned.keys():
-            log.error("nothing of %s is used any more", self.others.name(peer))
-            self.reception.shunned[peer] = "its messages broke rounds here"
+        self.quarantine.failed(heard)
+        for peer in self.quarantine.banned_peers - self.assembler.blocked_peers.keys():
+            log.error("nothing of %s is used any more", self.tracker.name(peer))
+            self.assembler.blocked_peers[peer] = "its messages broke rounds here"
 
-    async def _converse(self, round: int, begin: Callable[[], Step]) -> int:
+    async def _run_exchanges(self, round: int, begin: Callable[[], ShardOutput]) -> int:
         """Carry messages until the node has finished; how many bytes it sent."""
-        self.mailbox.enter(round)
+        self.mailbox.begin_round(round)
         self.round = round
-        way = self.world.way(round)
-        places = self.endings.sent(round)  # messages so far, by recipient
+        link_faults = self.world.link_faults(round)
+        sequences = self.endings.sent(round)  # messages so far, by recipient
         asked: Counter[int] = Counter()  # by sender
         sent = 0
         step = await self._compute(begin)
         while True:
             check_finite(round, [step])
             self.recorder.remember_releases()
-            for parcel in step.parcels:
-                sent += self._post(parcel, round, places, way)
+            for packet in step.packets:
+                sent += self._post(packet, round, sequences, link_faults)
             if self.me not in step.waiting:
                 break
-            parcels = await self._gather(round, step.waiting[self.me], asked, way)
-            step = await self._compute(self.shard.resume, {self.me: parcels})
-        self.endings.finish(round, self.world.listeners(round)[self.me])
+            packets = await self._gather(round, step.waiting[self.me], asked, link_faults)
+            step = await self._compute(self.shard.resume, {self.me: packets})
+        self.endings.finish(round, self.world.out_neighbours(round)[self.me])
         return sent
 
-    def _post(self, parcel: Parcel, round: int, places: Counter[int], way: Way) -> int:
+    def _post(
+        self, packet: Packet, round: int, sequences: Counter[int], link_faults: LinkFaults
+    ) -> int:
         """Hand a parcel to the outboxes; its bytes, once for every recipient that it goes to."""
-        self.expected.check_own(parcel.architecture, parcel.payload)
+        self.expected.check_own(packet.architecture, packet.payload)
         message: tuple[Header, memoryview] | None = None
         sent = 0
-        for recipient in parcel.to:
-            if not way.open(self.me, recipient):
+        for recipient in packet.to:
+            if not link_faults.link_up(self.me, recipient):
                 continue
-            sent += parcel.bytes
-            place = places[recipient]
-            places[recipient] += 1
-            if way.lost(self.me, recipient, place):
+            sent += packet.bytes
+            sequence = sequences[recipient]
+            sequences[recipient] += 1
+            if link_faults.message_lost(self.me, recipient, sequence):
                 continue  # it was sent, and the recipient knows that it will not come
             if message is None:
                 message = encode(
-                    parcel,
+                    packet,
                     run=self.network.run,
                     round=round,
                     recipient=recipient,
-                    place=place,
+                    sequence=sequence,
                     wire=self.network.wire,
                     pack=self.network.pack,
                 )
-            header = replace(message[0], recipient=recipient, place=place)
+            header = replace(message[0], recipient=recipient, sequence=sequence)
             self._outbox(recipient).put(header, message[1])
         return sent
 
     async def _gather(
-        self, round: int, senders: tuple[int, ...], asked: Counter[int], way: Way
-    ) -> list[Parcel]:
+        self, round: int, senders: tuple[int, ...], asked: Counter[int], link_faults: LinkFaults
+    ) -> list[Packet]:
         """The next message of every sender from whom one can come."""
         hoped = []
         for sender in senders:
-            place = asked[sender]
+            sequence = asked[sender]
             asked[sender] += 1
-            open = way.open(sender, self.me) and not way.lost(sender, self.me, place)
-            if open and self.doubts.admits(sender):
+            open = link_faults.link_up(sender, self.me) and not link_faults.message_lost(
+                sender, self.me, sequence
+            )
+            if open and self.quarantine.admits(sender):
                 hoped.append(sender)
             else:
                 self.mailbox.skip(sender)
         start = perf_counter()
         await self._wait(round, hoped)
         self.shard.seconds["wait"] += perf_counter() - start
-        missing = len(set(self.mailbox.missing(hoped)) - self.others.finished)
+        missing = len(set(self.mailbox.missing(hoped)) - self.tracker.finished)
         found = self.mailbox.take(hoped)
         # A sender that is done and sent nothing is not missing: there was nothing to hear.
         self.heard = len(found), len(found) + missing
@@ -361,20 +375,20 @@ class Peer(Receiver):
 
     async def _wait(self, round: int, senders: list[int]) -> None:
         """Until each has sent its next message or is not to be waited for any more."""
-        listeners, now = self.world.listeners(round), asyncio.get_running_loop().time
+        out_neighbours, now = self.world.out_neighbours(round), asyncio.get_running_loop().time
         open = partial(self.mailbox.pending, senders)
-        strangers = [peer for peer in open() if self.me not in listeners[peer]]
-        async with _beside(self.others.announce(round, strangers, open)):
+        strangers = [peer for peer in open() if self.me not in out_neighbours[peer]]
+        async with _beside(self.tracker.announce(round, strangers, open)):
             while True:
-                deadline = now() + self.network.patience.step
+                deadline = now() + self.network.timeouts.message
                 await self.mailbox.wait(round, senders, deadline, self._worth_waiting_for)
                 if not self.mailbox.pending(senders) or not await self._pause(round):
                     return
 
     def _worth_waiting_for(self, senders: list[int]) -> list[int]:
-        return self.others.view(self.round).worth_waiting_for(senders)
+        return self.tracker.view(self.round).worth_waiting_for(senders)
 
-    async def _stuck(self, error: DiskError) -> None:
+    async def _serve_while_stopped(self, error: DiskError) -> None:
         """Say why, and go on answering others for as long as any of them plays.
 
         They are told that nothing comes in their rounds, so that nobody waits for it.
@@ -382,19 +396,19 @@ class Peer(Receiver):
         self.state = f"{State.STOPPED}{error}"
         log.error("%s; this peer trains no more, and still answers", error)
         told = self.round + 1
-        self.endings.enter(self.world.rounds)
-        while any(status.running for status in (await self.others.ask()).values()):
-            newest = self.others.view(self.round).newest()
-            self.mailbox.enter(max(newest, self.mailbox.round))
+        self.endings.begin_round(self.world.rounds)
+        while any(status.running for status in (await self.tracker.ask()).values()):
+            newest = self.tracker.view(self.round).newest()
+            self.mailbox.begin_round(max(newest, self.mailbox.round))
             for round in range(max(told, newest), min(newest + 2, self.world.rounds)):
-                self.endings.finish(round, self.world.listeners(round)[self.me])
+                self.endings.finish(round, self.world.out_neighbours(round)[self.me])
                 told = round + 1
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     # What it keeps
 
     def _record(self, round: int, report: ShardReport, sent: int, seconds: float) -> None:
-        self.alive = sum(map(self.transport.reachable, self.others.everybody))
+        self.alive = sum(map(self.transport.reachable, self.tracker.everybody))
         self.recorder.record(round, report, sent, self.heard, seconds)
 
     @property
@@ -409,23 +423,23 @@ class Peer(Receiver):
     def _offer(self, round: int) -> None:
         """Keep the model as it is for those who miss rounds; what noise was to hide stays here."""
         node = self.shard.members[self.me].node
-        if self.world.keeper(self.me) != self.me or self.world.noise.active:
+        if self.world.model_owner(self.me) != self.me or self.world.noise.active:
             return
         payload = {"x": node.params, "b": node.buffers}
-        self.offers.keep(Parcel(node.envelope(), (), payload, 0), round)
+        self.model_server.keep(Packet(node.envelope(), (), payload, 0), round)
 
     # What others send
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
-        if identity in self.others.strange:
-            self.reception.shunned.setdefault(identity, "it runs another experiment")
-        return self.reception.accept(raw, identity)
+        if identity in self.tracker.mismatched_peers:
+            self.assembler.blocked_peers.setdefault(identity, "it runs another experiment")
+        return self.assembler.accept(raw, identity)
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
-        self.reception.chunk(header, offset, data)
+        self.assembler.chunk(header, offset, data)
 
     async def complete(self, header: Header) -> None:
-        await self.reception.complete(header)
+        await self.assembler.complete(header)
 
     async def answer(self, question: bytes, identity: int) -> bytes:
         return self.responder.answer(question, identity)
@@ -436,7 +450,7 @@ class Peer(Receiver):
         if peer not in self._outboxes:
             network = self.network
             self._outboxes[peer] = Outbox(
-                self.transport, network.patience.step, network.ahead, self.counters
+                self.transport, network.timeouts.message, network.ahead, self.counters
             )
         return self._outboxes[peer]
 
@@ -457,13 +471,13 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def essence_of(network: Network, world: World) -> dict[str, str]:
+def shared_settings_of(network: Network, world: World) -> dict[str, str]:
     """Everything that must be the same on all peers, also what they find in their own data."""
     sizes = {name: kind.layout.size for name, kind in world.architectures.items()}
     hashes = constants_of(world.architectures)
     constants = {"constants": json.dumps(hashes)} if hashes else {}
     return {
-        **network.essence,
+        **network.shared_settings,
         "models": json.dumps(sizes),
         **constants,
         "classes": ", ".join(map(str, world.classes)),

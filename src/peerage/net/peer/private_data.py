@@ -18,7 +18,7 @@ Classes = int | tuple[str, ...]  # how many there are in the whole network, or t
 
 
 @dataclass(frozen=True)
-class Mine:
+class AllToNode:
     """The partition of a peer that knows its own examples only: all of them are its own."""
 
     me: int
@@ -44,8 +44,8 @@ def prepare_own(
     """
     data = with_classes(data, classes)
     if test is not None:
-        data = judged_on(data, with_classes(test, classes))
-    return prepare(experiment.model_copy(update={"partition": Mine(me)}), data, share=True)
+        data = with_test_set(data, with_classes(test, classes))
+    return prepare(experiment.model_copy(update={"partition": AllToNode(me)}), data, share=True)
 
 
 def parse_classes(text: str) -> Classes:
@@ -76,7 +76,7 @@ def with_classes(data: Dataset, classes: Classes | None) -> Dataset:
     return replace(whole, inferred_classes=False)
 
 
-def judged_on(data: Dataset, test: Dataset) -> Dataset:
+def with_test_set(data: Dataset, test: Dataset) -> Dataset:
     """The data with the test set of another, which must be of the same kind."""
     if test.shape != data.shape:
         raise InputError(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peerage.engine.shard import BEFORE
+from peerage.engine.shard import PRE_ROUND
 
 
 class State(StrEnum):
@@ -45,10 +45,10 @@ class View:
         If fewer than three are known, the highest; with a hub, that of the hub.
         """
         if self.hub is not None:
-            return self.rounds.get(self.hub, BEFORE)
+            return self.rounds.get(self.hub, PRE_ROUND)
         peers = self.reachable if among is None else self.reachable.intersection(among)
         known = sorted(self.rounds[peer] for peer in peers if peer in self.rounds)
-        return known[-2] if len(known) > 2 else max(known, default=BEFORE)
+        return known[-2] if len(known) > 2 else max(known, default=PRE_ROUND)
 
     # Contact
 
@@ -88,7 +88,7 @@ class View:
 
     def too_far_ahead(self) -> bool:
         """Whether the others could not use the messages of this peer yet."""
-        return BEFORE < self.newest() < self.round - self.ahead
+        return PRE_ROUND < self.newest() < self.round - self.ahead
 
     def is_over(self) -> bool:
         """Whether the peers that take part in the round have left it; true if none does."""

@@ -12,14 +12,14 @@ from peerage.errors import InputError
 from peerage.files import read_json, write_json
 from peerage.net.wire.header import REASONS
 from peerage.net.wire.transport import Transport
-from peerage.privacy import COUNT
+from peerage.privacy import RELEASE_COUNT
 from peerage.records import checkpoint
-from peerage.records.rows import MetricWriter, Row, amend_last, truncate_after
+from peerage.records.rows import MetricWriter, Row, replace_last_row, truncate_after
 from peerage.runs.summary import node_row
 
 FILE = "part-0.safetensors"
 PAUSED = "paused.json"  # in the folder of a peer that waits because it has lost all others
-AGAIN = "start the peer again"
+REMEDY = "start the peer again"
 
 
 class PeerRecorder:
@@ -57,7 +57,7 @@ class PeerRecorder:
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             truncate_after(metrics, saved.round if saved else -1)
-        self._writer = MetricWriter(metrics, AGAIN)
+        self._writer = MetricWriter(metrics, REMEDY)
 
     def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
         """A folder belongs to one peer of one run: another must not go on with its checkpoint."""
@@ -66,7 +66,7 @@ class PeerRecorder:
                 f"{file.parent} belongs to a peer of another run or experiment; "
                 "choose another --out, or remove it"
             )
-        write_json(file, owner, AGAIN)
+        write_json(file, owner, REMEDY)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -92,7 +92,7 @@ class PeerRecorder:
 
     def _news(self) -> dict[str, Any]:
         """Bytes on the wire and troubles since the last row."""
-        now = Counter({**self.troubles(), "wire": self.transport.counters["bytes_sent"]})
+        now = Counter({**self.error_counts(), "wire": self.transport.counters["bytes_sent"]})
         new = now - self._noted
         self._noted = now
         wire = new.pop("wire", 0)
@@ -108,9 +108,9 @@ class PeerRecorder:
         troubles = Counter(last.get("troubles", {})) + Counter(news.get("troubles", {}))
         last |= {"troubles": dict(sorted(troubles.items()))} if troubles else {}
         if self._writer is not None:
-            amend_last(self._writer.path, last, AGAIN)
+            replace_last_row(self._writer.path, last, REMEDY)
 
-    def troubles(self) -> dict[str, int]:
+    def error_counts(self) -> dict[str, int]:
         """What went wrong, by reason; the transport knows of those who never got this far."""
         strangers = {
             key: n for key, n in dict(self.transport.refused).items() if key not in REASONS
@@ -126,7 +126,7 @@ class PeerRecorder:
 
     def save_checkpoint(self, round: int) -> None:
         if self.folder is not None:
-            checkpoint.save(self, self.folder, round, AGAIN)
+            checkpoint.save(self, self.folder, round, REMEDY)
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """As an engine does, for `checkpoint.save`."""
@@ -137,13 +137,13 @@ class PeerRecorder:
         """Count messages under noise on disk before they are sent: a crash must not undo that."""
         count = self.shard.released().get(self.me, 0)
         if self.folder is not None and count:
-            write_json(self.folder / "released.json", {"messages": count}, AGAIN)
+            write_json(self.folder / "released.json", {"messages": count}, REMEDY)
 
     def _recall_releases(self, file: Path) -> None:
         """Messages of a round that was not finished were sent nevertheless."""
         if file.exists():
-            memory = self.shard.members[self.me].memory
-            memory[COUNT] = torch.tensor(read_json(file)["messages"])
+            persistent_tensors = self.shard.members[self.me].persistent_tensors
+            persistent_tensors[RELEASE_COUNT] = torch.tensor(read_json(file)["messages"])
 
     def show_pause(self, state: str | None) -> None:
         """For `peerage up`, which looks at the folders of its peers."""
@@ -152,7 +152,7 @@ class PeerRecorder:
         if state is None:
             (self.folder / PAUSED).unlink(missing_ok=True)
         else:
-            write_json(self.folder / PAUSED, {"state": state}, AGAIN)
+            write_json(self.folder / PAUSED, {"state": state}, REMEDY)
 
 
 def _spent(phases: dict[str, float], total: float) -> dict[str, float]:

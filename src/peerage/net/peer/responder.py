@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from peerage.engine.shard import BEFORE
+from peerage.engine.shard import PRE_ROUND
 from peerage.net.peer.endings import Endings
-from peerage.net.peer.model_transfer import Offers
-from peerage.net.peer.peer_tracker import Others, Status
+from peerage.net.peer.model_transfer import ModelServer
+from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import has_begun
 from peerage.net.wire.header import Rejected
 
@@ -19,13 +19,13 @@ class Responder:
 
     def __init__(
         self,
-        others: Others,
+        others: PeerTracker,
         endings: Endings,
-        offers: Offers,
+        model_server: ModelServer,
         counters: Counter[str],
         progress: Callable[[], tuple[int, str]],
     ) -> None:
-        self.others, self.endings, self.offers = others, endings, offers
+        self.tracker, self.endings, self.model_server = others, endings, model_server
         self.counters = counters
         self.progress = progress  # the round and the state of this peer
 
@@ -35,28 +35,28 @@ class Responder:
         except (ValueError, TypeError, RecursionError):
             asked = {}
         if asked.get("ask") == "status":
-            return json.dumps(asdict(self.status(identity, str(asked.get("life"))))).encode()
+            return json.dumps(asdict(self.status(identity, str(asked.get("incarnation"))))).encode()
         if asked.get("ask") == "finished":
-            self.others.greet(identity, str(asked.get("life")))
-            self.others.finished.add(identity)
+            self.tracker.greet(identity, str(asked.get("incarnation")))
+            self.tracker.finished.add(identity)
             return b"{}"
         if asked.get("ask") == "done" and self._is_round(asked.get("round")):
             self.endings.announced(identity, asked["round"])
             return b"{}"
-        if asked.get("ask") == "essence":
-            return json.dumps(self.others.essence).encode()
-        offer = self.offers.answer(asked, identity)
+        if asked.get("ask") == "settings":
+            return json.dumps(self.tracker.shared_settings).encode()
+        offer = self.model_server.answer(asked, identity)
         if offer is None:
             self.counters["malformed"] += 1
             raise Rejected("malformed", "the question is not one that a peer answers")
         return offer
 
-    def status(self, identity: int, life: str) -> Status:
+    def status(self, identity: int, incarnation: str) -> Status:
         """What a peer says about itself to another one, in that life of it."""
-        self.others.greet(identity, life)
+        self.tracker.greet(identity, incarnation)
         round, state = self.progress()
-        awaited = not has_begun(state) or self.others.began_with(identity, life)
-        return Status(self.others.seal, self.others.life, round, state, awaited)
+        awaited = not has_begun(state) or self.tracker.began_with(identity, incarnation)
+        return Status(self.tracker.settings_hash, self.tracker.incarnation, round, state, awaited)
 
     def _is_round(self, value: Any) -> bool:
-        return type(value) is int and BEFORE <= value < self.others.world.rounds
+        return type(value) is int and PRE_ROUND <= value < self.tracker.world.rounds

@@ -9,9 +9,9 @@ from math import prod
 
 from peerage.engine.world import World
 from peerage.net.peer.network import Network
-from peerage.net.wire.header import DONE, Expected, Header, Rejected
+from peerage.net.wire.header import DONE, Header, MessagePolicy, Rejected
 from peerage.net.wire.payload import LAYOUT_LIMIT
-from peerage.net.wire.transport import ASKING, Transport, Unreachable
+from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
 from peerage.requests import TensorSpec
 
 LARGEST = 1 << 26  # bytes of a message with tensors of any length, if its model is small
@@ -21,16 +21,16 @@ SLOW = ("late", "early", "replayed", "full")  # why a message comes to nothing b
 log = logging.getLogger("peerage.peer")
 
 
-def expected_of(network: Network, me: int, world: World) -> Expected:
+def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
     """What this peer accepts: the tensors that the algorithm declares, for every architecture."""
-    before: Mapping[str, TensorSpec] = getattr(world.prelude, "tensors", {})
+    before: Mapping[str, TensorSpec] = getattr(world.pre_round, "tensors", {})
     tensors = {
-        name: {**world.algorithm.speaks(world.dimensions(kind)), **before}
+        name: {**world.algorithm.message_schema(world.dimensions(kind)), **before}
         for name, kind in world.architectures.items()
     }
     largest = max(map(size_of, tensors.values()))
     members = frozenset(range(world.nodes))
-    return Expected(
+    return MessagePolicy(
         network.run,
         me,
         members,
@@ -56,9 +56,9 @@ class Outbox:
     """
 
     def __init__(
-        self, transport: Transport, patience: float, ahead: int, counters: Counter[str]
+        self, transport: Transport, timeout: float, ahead: int, counters: Counter[str]
     ) -> None:
-        self.transport, self.patience, self.ahead = transport, patience, ahead
+        self.transport, self.timeout, self.ahead = transport, timeout, ahead
         self.counters = counters
         self._waiting: deque[tuple[Header, bytes | memoryview]] = deque()
         self._news, self._idle = asyncio.Event(), asyncio.Event()
@@ -88,8 +88,8 @@ class Outbox:
             word = header.kind == DONE  # to somebody who may have left already: no harm if lost
             try:
                 if not word or self.transport.reachable(header.recipient):
-                    patience = ASKING if word else self.patience
-                    await self.transport.send(header, payload, patience)
+                    timeout = QUERY_TIMEOUT if word else self.timeout
+                    await self.transport.send(header, payload, timeout)
             except Unreachable:
                 if not word:
                     self.counters["undelivered"] += 1

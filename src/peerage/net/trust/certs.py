@@ -31,12 +31,12 @@ from peerage.errors import InputError, did_you_mean
 from peerage.files import write_bytes
 from peerage.net.trust import identity as identities
 from peerage.net.trust.identity import (
+    CERTIFICATE_REASONS,
     DOMAIN,
     PURPOSES,
-    REFUSALS,
+    CertificateRejected,
     Identity,
-    Refused,
-    Trust,
+    TrustStore,
     check_dates,
     check_name,
     common_name,
@@ -47,8 +47,8 @@ from peerage.net.trust.identity import (
     verify_peer,
 )
 from peerage.net.trust.keyfiles import (
-    AGAIN,
     PUBLIC,
+    REMEDY,
     SECRET,
     check_pair,
     locked,
@@ -60,13 +60,13 @@ from peerage.net.trust.keyfiles import (
 )
 
 __all__ = [
+    "CERTIFICATE_REASONS",
     "LOCAL",
-    "REFUSALS",
     "Authority",
+    "CertificateRejected",
     "Identity",
     "Issued",
-    "Refused",
-    "Trust",
+    "TrustStore",
     "check_name",
     "server_name",
     "verify_peer",
@@ -84,8 +84,8 @@ class Issued:
     name: str
     serial: int
     hosts: tuple[str, ...]
-    begins: datetime
-    ends: datetime
+    not_before: datetime
+    not_after: datetime
     revoked: datetime | None
 
     @property
@@ -93,7 +93,13 @@ class Issued:
         if self.revoked is not None:
             return "revoked"
         now = identities.now()
-        return "early" if now < self.begins else "expired" if now > self.ends else "valid"
+        return (
+            "not yet valid"
+            if now < self.not_before
+            else "expired"
+            if now > self.not_after
+            else "valid"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +202,7 @@ class Authority:
             if not signed_by(certificate, self.certificate):
                 raise InputError(f"{path} was not issued by {self.name!r}; move it away")
             found.append(_issued(certificate, revocations))
-        return sorted(found, key=lambda one: (len(one.name), one.name, one.begins, one.serial))
+        return sorted(found, key=lambda one: (len(one.name), one.name, one.not_before, one.serial))
 
     def revoke(self, name_or_serial: str | int) -> list[int]:
         """Put all certificates of a name, or one by its serial, on the list; tells which were new.
@@ -211,7 +217,7 @@ class Authority:
             new = sorted(serials - {entry.serial_number for entry in old})
             if new:
                 content = self._signed_list([*old, *map(_revocation, new)], number + 1)
-                write_bytes(self.folder / "revoked.pem", content, AGAIN)
+                write_bytes(self.folder / "revoked.pem", content, REMEDY)
         return new
 
     def revoked(self) -> set[int]:
@@ -271,11 +277,11 @@ class Authority:
         own = _pem(self.certificate)
         if not os.path.lexists(identity.authority):
             write_new((identity.authority, own, PUBLIC))
-        elif read(identity.authority, AGAIN) != own:
+        elif read(identity.authority, REMEDY) != own:
             raise InputError(
                 f"{identity.authority} is that of another authority; choose another folder"
             )
-        write_bytes(identity.revoked, read(self.folder / "revoked.pem", AGAIN), AGAIN)
+        write_bytes(identity.revoked, read(self.folder / "revoked.pem", REMEDY), REMEDY)
 
 
 def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, years: int) -> x509.Certificate:
@@ -362,8 +368,8 @@ def _issued(certificate: x509.Certificate, revocations: x509.CertificateRevocati
         name=name,
         serial=certificate.serial_number,
         hosts=tuple(str(host.value) for host in names if host.value != server_name(name)),
-        begins=certificate.not_valid_before_utc,
-        ends=certificate.not_valid_after_utc,
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
         revoked=None if entry is None else entry.revocation_date_utc,
     )
 

@@ -14,12 +14,12 @@ from peerage.errors import InputError
 from peerage.net.trust.keyfiles import check_pair, read, read_certificate, read_key
 
 __all__ = [
+    "CERTIFICATE_REASONS",
     "DOMAIN",
     "PURPOSES",
-    "REFUSALS",
+    "CertificateRejected",
     "Identity",
-    "Refused",
-    "Trust",
+    "TrustStore",
     "check_dates",
     "check_name",
     "common_name",
@@ -31,15 +31,23 @@ __all__ = [
     "verify_peer",
 ]
 
-REFUSALS = ("malformed", "authority", "name", "purpose", "early", "expired", "revoked")
+CERTIFICATE_REASONS = (
+    "malformed",
+    "authority",
+    "name",
+    "purpose",
+    "not yet valid",
+    "expired",
+    "revoked",
+)
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 DOMAIN = "peerage.internal"  # a zone that the public name system never hands out
 PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 COPY = "copy it from the folder of the authority"
 
 
-class Refused(InputError):
-    """A certificate that is not to be believed, and why: `reason` is one of `REFUSALS`."""
+class CertificateRejected(InputError):
+    """A certificate that is not valid here; `reason` is one of `CERTIFICATE_REASONS`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -106,11 +114,11 @@ class Identity:
             )
         return identity
 
-    def trust(self) -> "Trust":
-        return Trust(self.authority, self.revoked)
+    def trust(self) -> "TrustStore":
+        return TrustStore(self.authority, self.revoked)
 
 
-class Trust:
+class TrustStore:
     """Whom a peer believes; a new revocation list counts as soon as its file is there."""
 
     def __init__(self, authority: Path, revoked: Path) -> None:
@@ -120,7 +128,7 @@ class Trust:
         self._revoked = read_revocations(self._path, self._content, self._authority)
 
     def verify(self, pem: bytes) -> str:
-        """The name on a certificate; an InputError, mostly `Refused`, if it is not to be believed.
+        """The name on a certificate; raises InputError, mostly `CertificateRejected`, if not valid.
 
         A list that cannot be read any more is an InputError for everybody.
         """
@@ -144,14 +152,16 @@ def verify_peer(
     revoked: x509.CertificateRevocationList,
     when: datetime | None = None,
 ) -> str:
-    """The name of whoever holds this certificate; raises `Refused` if it is not to be believed.
+    """The name of the holder of a certificate; raises `CertificateRejected` if it is not valid.
 
     Nothing that the certificate says is looked at before its signature has been checked.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except (ValueError, x509.InvalidVersion):
-        raise Refused("malformed", "what was shown is not a certificate in PEM; show one") from None
+        raise CertificateRejected(
+            "malformed", "what was shown is not a certificate in PEM; show one"
+        ) from None
     return _check(certificate, authority, revoked, when or now())
 
 
@@ -163,19 +173,25 @@ def _check(
 ) -> str:
     issuer = f"the authority {common_name(authority)!r}"
     if not signed_by(certificate, authority):
-        raise Refused("authority", f"a certificate was not issued by {issuer}; use one that was")
+        raise CertificateRejected(
+            "authority", f"a certificate was not issued by {issuer}; use one that was"
+        )
     name = common_name(certificate)
     if not NAME.fullmatch(name):
-        raise Refused("name", f"no identity is named {name!r}; use a certificate of one")
+        raise CertificateRejected(
+            "name", f"no identity is named {name!r}; use a certificate of one"
+        )
     what = f"the certificate of {name!r}"
     if not _for_peers(certificate):
-        raise Refused("purpose", f"{what} is not for servers and clients; use one that is")
+        raise CertificateRejected(
+            "purpose", f"{what} is not for servers and clients; use one that is"
+        )
     check_dates(authority, issuer, when)
     check_dates(certificate, what, when)
     entry = revoked.get_revoked_certificate_by_serial_number(certificate.serial_number)
     if entry is not None:
         day = date(entry.revocation_date_utc)
-        raise Refused("revoked", f"{what} was revoked on {day}; it needs a new one")
+        raise CertificateRejected("revoked", f"{what} was revoked on {day}; it needs a new one")
     return name
 
 
@@ -208,13 +224,13 @@ def common_name(certificate: x509.Certificate) -> str:
 def check_dates(certificate: x509.Certificate, what: str, when: datetime) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if when < begins:
-        raise Refused(
-            "early",
+        raise CertificateRejected(
+            "not yet valid",
             f"{what} is valid from {date(begins)} on, and it is {date(when)}; "
             "check the clock, or wait",
         )
     if when > ends:
-        raise Refused(
+        raise CertificateRejected(
             "expired",
             f"{what} expired on {date(ends)}, and it is {date(when)}; "
             "check the clock, or make a new one",

@@ -17,8 +17,8 @@ from peerage.errors import InputError
 from peerage.files import disk_errors
 
 __all__ = [
-    "AGAIN",
     "PUBLIC",
+    "REMEDY",
     "SECRET",
     "check_pair",
     "locked",
@@ -29,7 +29,7 @@ __all__ = [
     "write_new",
 ]
 
-AGAIN = "run the command again"
+REMEDY = "run the command again"
 PUBLIC, SECRET = 0o644, 0o600
 
 
@@ -88,11 +88,11 @@ def write_new(*files: tuple[Path, bytes, int]) -> None:
     try:
         for path, content, mode in files:
             asides.append(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
-            with disk_errors(path, AGAIN):
+            with disk_errors(path, REMEDY):
                 _write(asides[-1], content, mode)
         for aside, (path, _, _) in zip(asides, files, strict=True):
             placed.append(path)
-            with disk_errors(path, AGAIN):
+            with disk_errors(path, REMEDY):
                 os.replace(aside, path)
     except BaseException:
         for path in (*placed, *asides):
@@ -110,7 +110,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 @contextmanager
 def private_folder(folder: Path) -> Iterator[None]:
     """Make a folder that is its owner's alone, and take it away again if nothing comes of it."""
-    with disk_errors(folder, AGAIN):
+    with disk_errors(folder, REMEDY):
         new = not folder.is_dir()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
@@ -130,10 +130,10 @@ def private_folder(folder: Path) -> Iterator[None]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time: two that revoke at once must not lose a revocation."""
-    with disk_errors(folder, AGAIN):
+    with disk_errors(folder, REMEDY):
         lock = os.open(folder, os.O_RDONLY)
     try:
-        with disk_errors(folder, AGAIN):
+        with disk_errors(folder, REMEDY):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:

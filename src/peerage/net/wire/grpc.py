@@ -30,9 +30,9 @@ from peerage.net.wire.server import (
     OFFSET,
     REASON,
     SERVICE,
-    Desk,
-    Gate,
+    Authenticator,
     Limits,
+    PeerServicer,
     common_options,
     server_options,
     short,
@@ -41,13 +41,16 @@ from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachabl
 
 __all__ = ["GrpcTransport", "Limits"]
 
-FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts,
+INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between attempts,
 SOON = 0.5  # at most so many if the peer is there and asks to come again later,
-LEAST_WAIT = 0.05  # and at least so many even if the peer comes and goes all the time
+MIN_BACKOFF = 0.05  # and at least so many even if the peer comes and goes all the time
 LAST_ATTEMPT = 0.02  # seconds before a deadline in which no attempt begins
 TOO_SHORT = "the time was too short for an attempt"
-LOOK, PROBE = 0.25, 1.0  # seconds between looks at a connection, and attempts to get one back
-FAREWELL = 0.5  # seconds that calls have to end when the transport stops
+POLL_INTERVAL, PROBE = (
+    0.25,
+    1.0,
+)  # seconds between looks at a connection, and attempts to get one back
+SHUTDOWN_TIMEOUT = 0.5  # seconds that calls have to end when the transport stops
 
 Result = TypeVar("Result")
 Code = grpc.StatusCode
@@ -97,8 +100,8 @@ class GrpcTransport:
         self._names = {node: name for name, node in names.items()}
         self._limits = limits
         self._credentials = _Credentials(identity)
-        self._gate = Gate(identity, names)
-        self._heard: dict[int, float] = {}
+        self._authenticator = Authenticator(identity, names)
+        self._last_seen: dict[int, float] = {}
         self._links: dict[int, _Link] = {}
         self._watching: asyncio.Task[None] | None = None
         self._jitter = random.Random(me)
@@ -107,7 +110,14 @@ class GrpcTransport:
         self._stopped = asyncio.Event()
 
     async def start(self, receiver: Receiver) -> None:
-        desk = Desk(receiver, self._gate, self._limits, self.counters, self.refused, self._hear)
+        desk = PeerServicer(
+            receiver,
+            self._authenticator,
+            self._limits,
+            self.counters,
+            self.refused,
+            self._mark_alive,
+        )
         _check_free(self._bind)
         options = [*common_options(self._limits), *server_options(self._limits)]
         server = grpc.aio.server(options=options)
@@ -124,7 +134,7 @@ class GrpcTransport:
         link = self._link(header.recipient)
         delivery = _Delivery(link, header_bytes(header), payload, self.counters)
         try:
-            await self._insist(link, delivery.attempt, deadline)
+            await self._call_with_retries(link, delivery.attempt, deadline)
         except Rejected as error:
             # The answer to an earlier attempt got lost: it was taken then.
             if not (error.reason == "replayed" and delivery.maybe_taken):
@@ -141,15 +151,15 @@ class GrpcTransport:
                 raise Rejected("oversized", f"peer {peer} answers with {len(answer)} bytes")
             return answer
 
-        return await self._insist(link, attempt, deadline)
+        return await self._call_with_retries(link, attempt, deadline)
 
     def reachable(self, peer: int) -> bool:
         """Whether there is any hope to hear from a peer soon: from now on it is watched."""
         if peer not in self._places or self._stopped.is_set():
             return False
         link = self._link(peer)
-        silence = asyncio.get_running_loop().time() - self._heard[peer]
-        return not link.lost and silence < self._limits.patience
+        silence = asyncio.get_running_loop().time() - self._last_seen[peer]
+        return not link.lost and silence < self._limits.idle_timeout
 
     async def stop(self) -> None:
         """Send and take nothing more; what is under way has a moment to end."""
@@ -163,27 +173,27 @@ class GrpcTransport:
         await asyncio.gather(*running, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
         if self._server is not None:
-            await self._server.stop(FAREWELL)
+            await self._server.stop(SHUTDOWN_TIMEOUT)
         for link in self._links.values():
             await link.channel.close()
 
-    async def _insist(
+    async def _call_with_retries(
         self, link: "_Link", attempt: Callable[[float], Awaitable[Result]], deadline: float
     ) -> Result:
         """Try until it works, it is refused for good, or so many seconds have passed."""
         now = asyncio.get_running_loop().time
         end = now() + deadline
         trouble = TOO_SHORT
-        for wait in self._waits(link):
+        for wait in self._backoff(link):
             try:
                 async with asyncio.timeout_at(end):
-                    await self._certify(link)
+                    await self._verify_identity(link)
                 if not self._stopped.is_set():
                     result = await attempt(end - now())
-                    self._hear(link.peer)
+                    self._mark_alive(link.peer)
                     return result
             except grpc.aio.AioRpcError as error:
-                judged = self._judge(link, error)
+                judged = self._classify_error(link, error)
                 # If the deadline ended the last attempt, an earlier one knows more.
                 if error.code() is not Code.DEADLINE_EXCEEDED or trouble == TOO_SHORT:
                     trouble = judged
@@ -201,7 +211,7 @@ class GrpcTransport:
 
     async def _pause(self, link: "_Link", seconds: float) -> None:
         """Wait, but no longer once a peer that was away is back, or this one stops."""
-        back, least = link.back, min(seconds, LEAST_WAIT)
+        back, least = link.back, min(seconds, MIN_BACKOFF)
         await _happens(self._stopped, least)
         await _happens(back, seconds - least)
 
@@ -211,24 +221,24 @@ class GrpcTransport:
         address = self._places[peer]
         return Unreachable(f"peer {peer} at {address} could not be reached {how}")
 
-    def _waits(self, link: "_Link") -> Iterator[float]:
+    def _backoff(self, link: "_Link") -> Iterator[float]:
         """Growing, random pauses, short again when bytes got through or the peer came back."""
         good, doublings = (link.progress, link.returns), itertools.count()
         while True:
             if good != (link.progress, link.returns):
                 good, doublings = (link.progress, link.returns), itertools.count()
-            most = SOON if link.busy else LONGEST_WAIT
-            longest = min(FIRST_WAIT * 2 ** min(next(doublings), 10), most)
+            most = SOON if link.busy else MAX_BACKOFF
+            longest = min(INITIAL_BACKOFF * 2 ** min(next(doublings), 10), most)
             yield longest * self._jitter.uniform(0.5, 1)
 
-    def _judge(self, link: "_Link", error: grpc.aio.AioRpcError) -> str:
+    def _classify_error(self, link: "_Link", error: grpc.aio.AioRpcError) -> str:
         """What went wrong, if another attempt may help; raises `Rejected` if none can."""
         code, details = error.code(), short(error.details() or "")
         reason = dict(error.trailing_metadata() or ()).get(REASON)
         if code is Code.UNAVAILABLE:
-            link.shown = None  # whoever answers next must be looked at again
+            link.peer_certificate = None  # whoever answers next must be looked at again
         elif code in ANSWERS:
-            self._hear(link.peer)
+            self._mark_alive(link.peer)
         if code is Code.FAILED_PRECONDITION and reason in REASONS:
             raise Rejected(reason, details)
         if code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
@@ -240,7 +250,7 @@ class GrpcTransport:
             self.counters["full"] += 1
         return f"{code.name.lower()}: {details}"
 
-    async def _certify(self, link: "_Link") -> None:
+    async def _verify_identity(self, link: "_Link") -> None:
         """Make sure that the peer at the other end is the one that is meant, and still trusted.
 
         gRPC checks the name and the authority of whoever it connects to, but knows no revocation
@@ -249,40 +259,42 @@ class GrpcTransport:
         """
         async with link.lock:
             try:
-                shown = link.shown
-                if shown is None:
+                peer_certificate = link.peer_certificate
+                if peer_certificate is None:
                     async with asyncio.timeout(self._limits.grace):
-                        shown = await _presented(link.place, link.name, self._credentials.context)
-                self._gate.identify(shown)
+                        peer_certificate = await _fetch_certificate(
+                            link.place, link.name, self._credentials.context
+                        )
+                self._authenticator.identify(peer_certificate)
             except TimeoutError:
                 link.away = True
                 raise TimeoutError("it does not answer") from None
             except (OSError, InputError):
-                link.shown, link.lost, link.away = None, True, True
+                link.peer_certificate, link.lost, link.away = None, True, True
                 raise
-            if link.shown is None:
-                link.shown = shown
-                self._hear(link.peer)
+            if link.peer_certificate is None:
+                link.peer_certificate = peer_certificate
+                self._mark_alive(link.peer)
 
     async def _watch(self) -> None:
         """Notice when peers go, and when they come back."""
         while True:
             for link in self._links.values():
                 if link.up():
-                    self._hear(link.peer)
-                elif link.shown is None and (link.probe is None or link.probe.done()):
+                    self._mark_alive(link.peer)
+                elif link.peer_certificate is None and (link.probe is None or link.probe.done()):
                     link.probe = asyncio.create_task(self._probe(link))
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     async def _probe(self, link: "_Link") -> None:
         try:
-            await self._certify(link)
+            await self._verify_identity(link)
         except (OSError, InputError) as error:
             log.debug("peer %d: %s", link.peer, error)
             await asyncio.sleep(PROBE)
 
-    def _hear(self, peer: int) -> None:
-        self._heard[peer] = asyncio.get_running_loop().time()
+    def _mark_alive(self, peer: int) -> None:
+        self._last_seen[peer] = asyncio.get_running_loop().time()
         if peer in self._links:
             self._links[peer].heard()
 
@@ -303,7 +315,7 @@ class GrpcTransport:
                 ],
             )
             self._links[peer] = _Link(peer, self._places[peer], name, channel)
-            self._heard.setdefault(peer, asyncio.get_running_loop().time())
+            self._last_seen.setdefault(peer, asyncio.get_running_loop().time())
             if self._watching is None:
                 self._watching = asyncio.create_task(self._watch())
         return self._links[peer]
@@ -318,7 +330,7 @@ class _Link:
     name: str  # that the peer's certificate must hold
     channel: Any
     probe: asyncio.Task[None] | None = None  # the newest attempt to find out who is there
-    shown: bytes | None = None  # the certificate, while it is known who is there
+    peer_certificate: bytes | None = None  # the certificate, while it is known who is there
     ready: bool = False  # when last looked at
     lost: bool = False
     busy: bool = False  # whether it asked to come again later
@@ -344,12 +356,12 @@ class _Link:
 
     def up(self) -> bool:
         """Whether there is a connection, which gRPC keeps testing; makes one where it may."""
-        if self.shown is None:
+        if self.peer_certificate is None:
             return False
         state = self.channel.get_state(try_to_connect=True)
         before, self.ready = self.ready, state is grpc.ChannelConnectivity.READY
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or (before and not self.ready):
-            self.shown = None  # whoever answers next must be looked at again
+            self.peer_certificate = None  # whoever answers next must be looked at again
         return self.ready
 
 
@@ -412,14 +424,14 @@ class _Credentials:
 
 def _client_options(limits: Limits) -> list[tuple[str, int]]:
     """Pings notice a dead peer even while nothing is being sent; lost connections come back."""
-    milliseconds = round(1000 * limits.patience)
+    milliseconds = round(1000 * limits.idle_timeout)
     return [
         ("grpc.keepalive_time_ms", milliseconds // 2),
         ("grpc.keepalive_timeout_ms", milliseconds // 2),
         ("grpc.http2.ping_timeout_ms", milliseconds // 2),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # no limit
-        ("grpc.initial_reconnect_backoff_ms", round(1000 * FIRST_WAIT)),
+        ("grpc.initial_reconnect_backoff_ms", round(1000 * INITIAL_BACKOFF)),
         ("grpc.min_reconnect_backoff_ms", round(1000 * limits.grace)),
         ("grpc.max_reconnect_backoff_ms", round(1000 * PROBE)),
         ("grpc.enable_retries", 0),  # done here, with an offset
@@ -428,7 +440,7 @@ def _client_options(limits: Limits) -> list[tuple[str, int]]:
     ]
 
 
-async def _presented(place: Address, name: str, context: ssl.SSLContext) -> bytes:
+async def _fetch_certificate(place: Address, name: str, context: ssl.SSLContext) -> bytes:
     """The certificate that is shown at a place by whoever has the name and accepts our own.
 
     With TLS 1.3 the server says whether it does only after the handshake: if so, it speaks first.
@@ -437,10 +449,10 @@ async def _presented(place: Address, name: str, context: ssl.SSLContext) -> byte
     try:
         if not await reader.read(1):
             raise ConnectionResetError("it does not accept the certificate of this peer")
-        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        peer_certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
         writer.transport.abort()
-    return ssl.DER_cert_to_PEM_cert(shown).encode("ascii")
+    return ssl.DER_cert_to_PEM_cert(peer_certificate).encode("ascii")
 
 
 def _check_free(place: Address) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peerage.engine.shard import BEFORE
+from peerage.engine.shard import PRE_ROUND
 from peerage.errors import InputError, PeerageError
 from peerage.requests import DTYPES, Envelope, Enveloped, TensorSpec
 
-SCHEMA = 1
+SCHEMA = 2  # 1 called the sequence number `place`
 HEADER_LIMIT = 4096  # bytes
 NUMBER_LIMIT = 10**9  # for every number in a header
 DATA, DONE = "data", "done"
@@ -45,7 +45,7 @@ REASONS = (
     "early",
     "full",
 )
-LATER = ("early", "full")  # what a sender should try again
+RETRYABLE_REASONS = ("early", "full")  # what a sender should try again
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
@@ -68,8 +68,8 @@ class Header(Enveloped):
     round: int  # BEFORE is the prelude
     envelope: Envelope
     recipient: int
-    place: int  # how many messages came before it on this link in this round
-    kind: str  # data; or done: nothing more will come in this round, after `place` messages
+    sequence: int  # how many messages came before it on this link in this round
+    kind: str  # data; or done: nothing more will come in this round, after `sequence` messages
     wire: str  # how float32 tensors travel
     packed: bool  # with zstd, as a whole
     size: int  # bytes of the payload as it travels
@@ -82,7 +82,7 @@ del TYPES["envelope"]
 
 
 @dataclass(frozen=True)
-class Expected:
+class MessagePolicy:
     """What a peer accepts."""
 
     run: str
@@ -126,7 +126,7 @@ def header_bytes(header: Header) -> bytes:
     if len(raw) > HEADER_LIMIT:
         raise PeerageError(
             f"a header of {len(raw)} bytes is more than {HEADER_LIMIT}; shorten the name of the "
-            f"architecture, {shown(header.architecture)}"
+            f"architecture, {format_value(header.architecture)}"
         )
     return raw
 
@@ -144,7 +144,7 @@ def done(*, run: str, round: int, sender: int, recipient: int, sent: int) -> Hea
         round=round,
         envelope=Envelope(sender, examples=0, degree=0, architecture=""),
         recipient=recipient,
-        place=sent,
+        sequence=sent,
         kind=DONE,
         wire=WIRES[0],
         packed=False,
@@ -153,7 +153,7 @@ def done(*, run: str, round: int, sender: int, recipient: int, sent: int) -> Hea
     )
 
 
-def parse_header(raw: Buffer, expected: Expected, identity: int | None) -> Header:
+def parse_header(raw: Buffer, expected: MessagePolicy, identity: int | None) -> Header:
     """The header in these bytes, if it is one that this peer can accept.
 
     `identity` is who speaks, as the connection was authenticated; None if nobody was asked.
@@ -172,55 +172,71 @@ def parse_header(raw: Buffer, expected: Expected, identity: int | None) -> Heade
 def _typed(stated: dict[str, Any]) -> Header:
     schema = stated.pop("schema", None)
     if type(schema) is not int or schema != SCHEMA:
-        raise Rejected("schema", f"this peer reads schema {SCHEMA}, not {shown(schema)}")
+        raise Rejected("schema", f"this peer reads schema {SCHEMA}, not {format_value(schema)}")
     if stated.keys() != TYPES.keys():
         odd = min(stated.keys() ^ TYPES.keys())
-        raise Rejected("malformed", f"field {shown(odd)} of the header is missing or unknown")
+        raise Rejected(
+            "malformed", f"field {format_value(odd)} of the header is missing or unknown"
+        )
     for name, value in stated.items():
         if type(value) is not TYPES[name]:  # a bool is no int here
-            raise Rejected("malformed", f"{name} of the header cannot be {shown(value)}")
+            raise Rejected("malformed", f"{name} of the header cannot be {format_value(value)}")
     envelope = Envelope(**{field.name: stated.pop(field.name) for field in fields(Envelope)})
     return Header(envelope=envelope, **stated)
 
 
-def _check_address(h: Header, expected: Expected, identity: int | None) -> None:
+def _check_address(h: Header, expected: MessagePolicy, identity: int | None) -> None:
     if h.run != expected.run:
-        raise Rejected("run", f"run {shown(h.run)} is not {expected.run!r}")
+        raise Rejected("run", f"run {format_value(h.run)} is not {expected.run!r}")
     if identity is not None and h.sender != identity:
-        raise Rejected("sender", f"node {identity} speaks for node {shown(h.sender)}")
+        raise Rejected("sender", f"node {identity} speaks for node {format_value(h.sender)}")
     if h.sender not in expected.members or h.sender == expected.me:
-        raise Rejected("sender", f"sender {shown(h.sender)} is not another member of the network")
+        raise Rejected(
+            "sender", f"sender {format_value(h.sender)} is not another member of the network"
+        )
     if h.recipient != expected.me:
-        raise Rejected("recipient", f"a message to {shown(h.recipient)} came to {expected.me}")
-    if not BEFORE <= h.round < expected.rounds:
-        raise Rejected("round", f"there is no round {shown(h.round)}")
+        raise Rejected(
+            "recipient", f"a message to {format_value(h.recipient)} came to {expected.me}"
+        )
+    if not PRE_ROUND <= h.round < expected.rounds:
+        raise Rejected("round", f"there is no round {format_value(h.round)}")
 
 
-def check_content(h: Header, expected: Expected) -> None:
+def check_content(h: Header, expected: MessagePolicy) -> None:
     stated = {**vars(h), **vars(h.envelope)}
-    for name, least in (("place", 0), ("number", -1), ("examples", 0), ("degree", 0), ("size", 0)):
+    for name, least in (
+        ("sequence", 0),
+        ("number", -1),
+        ("examples", 0),
+        ("degree", 0),
+        ("size", 0),
+    ):
         if stated[name] < least or (name != "size" and stated[name] > NUMBER_LIMIT):
-            raise Rejected("malformed", f"{name} cannot be {shown(stated[name])}")
+            raise Rejected("malformed", f"{name} cannot be {format_value(stated[name])}")
     if h.size > expected.max_bytes:
         raise Rejected(
             "oversized",
-            f"a payload has at most {expected.max_bytes} bytes, this one {shown(h.size)}",
+            f"a payload has at most {expected.max_bytes} bytes, this one {format_value(h.size)}",
         )
     if h.kind == DONE:
-        plain = done(run=h.run, round=h.round, sender=h.sender, recipient=h.recipient, sent=h.place)
+        plain = done(
+            run=h.run, round=h.round, sender=h.sender, recipient=h.recipient, sent=h.sequence
+        )
         if h != plain:
             raise Rejected("malformed", "a message of kind 'done' says more than how many came")
         return
     if h.kind != DATA:
-        raise Rejected("malformed", f"there is no kind {shown(h.kind)}")
+        raise Rejected("malformed", f"there is no kind {format_value(h.kind)}")
     if h.architecture not in expected.tensors:
-        raise Rejected("architecture", f"nobody has the architecture {shown(h.architecture)}")
+        raise Rejected(
+            "architecture", f"nobody has the architecture {format_value(h.architecture)}"
+        )
     if h.packed and not expected.pack:
         raise Rejected("malformed", "the payload is packed, and nobody in this network packs")
     if h.wire not in WIRES:
-        raise Rejected("malformed", f"wire cannot be {shown(h.wire)}")
+        raise Rejected("malformed", f"wire cannot be {format_value(h.wire)}")
     if not 0 <= h.checksum < 1 << 32:
-        raise Rejected("malformed", f"{shown(h.checksum)} is no CRC-32")
+        raise Rejected("malformed", f"{format_value(h.checksum)} is no CRC-32")
 
 
 # JSON
@@ -239,7 +255,7 @@ def parsed(raw: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Rejected("malformed", f"the {what} is not JSON as it should be: {error}") from None
     if type(value) is not dict:
-        raise Rejected("malformed", f"the {what} is no JSON object, but {shown(value)}")
+        raise Rejected("malformed", f"the {what} is no JSON object, but {format_value(value)}")
     return value
 
 
@@ -260,7 +276,7 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text[:20]} is no integer")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of others, safe for a line of a log."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,7 +1,7 @@
 """The payload of a message: tensors in the safetensors format, perhaps packed with zstd.
 
 It is checked by hand before torch sees it, and never unpickled. Whatever bytes arrive, reading them
-ends in a value or in `Rejected`, and needs no more memory than `Expected.max_bytes` a few times.
+ends in a value or in `Rejected`, and needs a few times `MessagePolicy.max_bytes` of memory.
 """
 
 import json
@@ -15,20 +15,20 @@ import torch
 import zstandard
 from torch import Tensor
 
-from peerage.engine.router import Parcel
+from peerage.engine.router import Packet
 from peerage.errors import PeerageError, check_choice
 from peerage.net.wire.header import (
     DATA,
     DONE,
     WIRES,
     Buffer,
-    Expected,
     Header,
+    MessagePolicy,
     Rejected,
     check_content,
     code_of,
+    format_value,
     parsed,
-    shown,
 )
 from peerage.requests import DTYPES, check_dtype
 
@@ -42,12 +42,12 @@ WORTH = 0.95  # of the size: a payload that does not shrink to it travels as it 
 
 
 def encode(
-    parcel: Parcel,
+    packet: Packet,
     *,
     run: str,
     round: int,
     recipient: int,
-    place: int,
+    sequence: int,
     wire: str = "fp32",
     pack: bool = False,
 ) -> tuple[Header, memoryview]:
@@ -56,14 +56,14 @@ def encode(
     For others, `dataclasses.replace` the recipient and the place: the payload is the same. With
     `pack`, a sample decides whether zstd is tried, and zstd is used if it saves 5 %.
     """
-    plain = _written(parcel.payload, wire)
+    plain = _written(packet.payload, wire)
     payload = _packed(plain) if pack else plain
     header = Header(
         run=run,
         round=round,
-        envelope=parcel.envelope,
+        envelope=packet.envelope,
         recipient=recipient,
-        place=place,
+        sequence=sequence,
         kind=DATA,
         wire=wire,
         packed=payload is not plain,
@@ -100,8 +100,8 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
     payload = buffer.numpy().data
     payload[:start] = len(text).to_bytes(8, "little") + text
     for name, (begin, end) in spans.items():
-        place = buffer[start + begin : start + end].view(DTYPES[codes[name]])
-        place.view(tensors[name].shape).copy_(tensors[name].detach())
+        sequence = buffer[start + begin : start + end].view(DTYPES[codes[name]])
+        sequence.view(tensors[name].shape).copy_(tensors[name].detach())
     return payload
 
 
@@ -136,8 +136,8 @@ class Entry:
 
 
 def decode(
-    header: Header, payload: Buffer, expected: Expected, checksum: int | None = None
-) -> Parcel:
+    header: Header, payload: Buffer, expected: MessagePolicy, checksum: int | None = None
+) -> Packet:
     """The parcel in a payload, whose tensors lie in the payload itself if it can be written to.
 
     So it must be the message's own, and stay as it is. A bytes object is copied once. `checksum`
@@ -161,7 +161,7 @@ def decode(
     buffer = torch.frombuffer(whole, dtype=torch.uint8)[start:]
     tensors = {entry.name: _tensor(buffer, entry, dtypes[entry.name]) for entry in entries}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return Parcel(header.envelope, (header.recipient,), tensors, size)
+    return Packet(header.envelope, (header.recipient,), tensors, size)
 
 
 def _unpacked(packed: memoryview, limit: int) -> memoryview:
@@ -199,23 +199,25 @@ def _entry(name: str, about: Any) -> Entry:
             numbers = (*shape, begin, end)
             if not more and all(type(n) is int and n >= 0 for n in numbers):
                 return Entry(name, code, tuple(shape), begin, end)
-    raise Rejected("malformed", f"the layout says of {shown(name)}: {shown(about)}")
+    raise Rejected("malformed", f"the layout says of {format_value(name)}: {format_value(about)}")
 
 
-def _check_spec(entry: Entry, header: Header, expected: Expected) -> torch.dtype:
+def _check_spec(entry: Entry, header: Header, expected: MessagePolicy) -> torch.dtype:
     """The type that is declared for the tensor, if it may look like this."""
     name = entry.name
     spec = expected.tensors[header.architecture].get(name)
     if spec is None:
-        raise Rejected("name", f"nobody sends a tensor {shown(name)}")
+        raise Rejected("name", f"nobody sends a tensor {format_value(name)}")
     code = code_of(spec.dtype, header.wire)
     if entry.code != code:
-        raise Rejected("dtype", f"tensor {name!r} is {code}, not {shown(entry.code)}")
+        raise Rejected("dtype", f"tensor {name!r} is {code}, not {format_value(entry.code)}")
     if not spec.allows(entry.shape):
-        raise Rejected("shape", f"tensor {name!r} cannot have the shape {shown(entry.shape)}")
+        raise Rejected(
+            "shape", f"tensor {name!r} cannot have the shape {format_value(entry.shape)}"
+        )
     # An empty tensor may still have long sides, and their product is a stride.
     if math.prod(max(n, 1) for n in entry.shape) > expected.max_bytes:
-        raise Rejected("oversized", f"tensor {name!r} has the shape {shown(entry.shape)}")
+        raise Rejected("oversized", f"tensor {name!r} has the shape {format_value(entry.shape)}")
     return spec.dtype
 
 
@@ -229,7 +231,7 @@ def _check_offsets(entries: Iterable[Entry], size: int) -> None:
             raise Rejected(
                 "malformed",
                 f"tensor {entry.name!r} of {length} bytes cannot lie at "
-                f"[{shown(entry.begin)}, {shown(entry.end)}) after {position}",
+                f"[{format_value(entry.begin)}, {format_value(entry.end)}) after {position}",
             )
         position = entry.end
     if position > size:

@@ -24,8 +24,8 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from peerage.errors import InputError
-from peerage.net.trust.identity import Identity, Refused
-from peerage.net.wire.header import HEADER_LIMIT, LATER, Rejected
+from peerage.net.trust.identity import CertificateRejected, Identity
+from peerage.net.wire.header import HEADER_LIMIT, RETRYABLE_REASONS, Rejected
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
     "OFFSET",
     "REASON",
     "SERVICE",
-    "Desk",
-    "Gate",
+    "Authenticator",
     "Limits",
-    "Stranger",
+    "NotAMember",
+    "PeerServicer",
     "common_options",
     "server_options",
     "short",
@@ -48,7 +48,7 @@ ROOM = 1024  # bytes that a message of gRPC may be larger than a chunk
 AHEAD = 4  # chunks of a stream that may wait here before they are read
 DETAILS = 500  # characters of an explanation that travel
 BROKEN = 0.1  # seconds until it is certain that a stream was ended, not broken
-QUIET = 60.0  # seconds between two lines of the log about the same mistake
+LOG_INTERVAL = 60.0  # seconds between two lines of the log about the same mistake
 
 Handler = Callable[[int, Any], Awaitable[Any]]  # of an identity and a call
 Code = grpc.StatusCode
@@ -59,16 +59,16 @@ log = logging.getLogger(__name__)
 class Limits:
     """What is expected of other peers, who may be slow, gone or hostile."""
 
-    patience: float = 10.0  # seconds of silence after which a peer counts as gone
-    pace: int = 1 << 16  # bytes per second at which a stream must move at least,
+    idle_timeout: float = 10.0  # seconds of silence after which a peer counts as gone
+    min_rate: int = 1 << 16  # bytes per second at which a stream must move at least,
     grace: float = 5.0  # and seconds that it may take for each chunk beyond that
-    streams: int = 8  # calls of one peer that are under way here at once
+    max_calls: int = 8  # calls of one peer that are under way here at once
 
 
 DEFAULT_LIMITS = Limits()
 
 
-class Gate:
+class Authenticator:
     """Who may speak: members of the network, with certificates that are still good."""
 
     def __init__(self, identity: Identity, names: Mapping[str, int]) -> None:
@@ -77,13 +77,13 @@ class Gate:
         self._blind = False
 
     def identify(self, pem: bytes) -> int:
-        """The node that holds this certificate; raises `Refused` if there is none.
+        """The node that holds this certificate; raises `CertificateRejected` if there is none.
 
         An unreadable revocation list is an InputError for everybody.
         """
         try:
             name = self._trust.verify(pem)
-        except Refused:
+        except CertificateRejected:
             self._see()
             raise
         except InputError as error:
@@ -93,7 +93,7 @@ class Gate:
             raise
         self._see()
         if name not in self._names:
-            raise Stranger("membership", f"{name!r} is not a member of this network")
+            raise NotAMember("membership", f"{name!r} is not a member of this network")
         return self._names[name]
 
     def _see(self) -> None:
@@ -102,24 +102,24 @@ class Gate:
         self._blind = False
 
 
-class Stranger(Refused):
+class NotAMember(CertificateRejected):
     """Somebody whom the authority knows, but not the network."""
 
 
-class Desk:
+class PeerServicer:
     """Takes what arrives, from members only, and never waits for anybody for long."""
 
     def __init__(
         self,
         receiver: Receiver,
-        gate: Gate,
+        gate: Authenticator,
         limits: Limits,
         counters: Counter[str],
         refused: Counter[str],
         hear: Callable[[int], None],
     ) -> None:
-        self._receiver, self._gate, self._limits = receiver, gate, limits
-        self._counters, self._refused, self._hear = counters, refused, hear
+        self._receiver, self._authenticator, self._limits = receiver, gate, limits
+        self._counters, self._refused, self._mark_alive = counters, refused, hear
         self._busy: Counter[int] = Counter()  # identity -> calls under way
         self._streams: dict[tuple[int, bytes], object] = {}  # the newest one of each message
         self._told: dict[type[Exception], float] = {}  # when the log last had a line about it
@@ -164,32 +164,32 @@ class Desk:
 
     async def _admit(self, call: Any) -> int:
         """Who calls; everybody else is turned away before anything of theirs is read."""
-        shown = [*call.auth_context().get("x509_pem_cert", ()), b""][0]
+        peer_certificate = [*call.auth_context().get("x509_pem_cert", ()), b""][0]
         try:
-            identity = self._gate.identify(shown)
-        except Refused as error:
+            identity = self._authenticator.identify(peer_certificate)
+        except CertificateRejected as error:
             self._refused[error.reason] += 1
-            stranger = isinstance(error, Stranger)
+            stranger = isinstance(error, NotAMember)
             code = Code.PERMISSION_DENIED if stranger else Code.UNAUTHENTICATED
             await call.abort(code, short(error))
         except InputError:  # nobody can be trusted; the gate has said why
             self._refused["unreadable list"] += 1
             await call.abort(Code.UNAVAILABLE, "the revocation list of this peer is unreadable")
-        self._hear(identity)
-        if self._busy[identity] >= self._limits.streams:
+        self._mark_alive(identity)
+        if self._busy[identity] >= self._limits.max_calls:
             await self._refuse(call, Rejected("full", f"{self._busy[identity]} calls at once"))
         return identity
 
     def _tell(self, identity: int, error: Exception) -> None:
         """Describe a mistake of ours, but not each time that somebody finds it."""
         now, last = monotonic(), self._told.get(type(error))
-        if last is None or now - last > QUIET:
+        if last is None or now - last > LOG_INTERVAL:
             self._told[type(error)] = now
             log.error("a call of peer %d failed", identity, exc_info=error)
 
     async def _refuse(self, call: Any, error: Rejected) -> None:
         self._refused[error.reason] += 1
-        later = error.reason in LATER
+        later = error.reason in RETRYABLE_REASONS
         code = Code.RESOURCE_EXHAUSTED if later else Code.FAILED_PRECONDITION
         await call.abort(code, short(error), ((REASON, error.reason),))
 
@@ -269,7 +269,7 @@ class Desk:
 
     async def _next(self, call: Any, most: int) -> bytes | None:
         """The next message, which must not take long; None at the end of the stream."""
-        seconds = self._limits.grace + most / self._limits.pace
+        seconds = self._limits.grace + most / self._limits.min_rate
         try:
             async with asyncio.timeout(seconds):
                 data = await call.read()
@@ -297,7 +297,7 @@ def common_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", CHUNK + ROOM),
         ("grpc.max_send_message_length", CHUNK + ROOM),
-        ("grpc.max_concurrent_streams", limits.streams),
+        ("grpc.max_concurrent_streams", limits.max_calls),
         ("grpc.http2.lookahead_bytes", AHEAD * CHUNK),
         ("grpc.http2.bdp_probe", 0),  # which would let more wait
     ]

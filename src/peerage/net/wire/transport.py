@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from peerage.errors import PeerageError
-from peerage.net.wire.header import LATER, Buffer, Header, Rejected, header_bytes
+from peerage.net.wire.header import RETRYABLE_REASONS, Buffer, Header, Rejected, header_bytes
 
 CHUNK = 1 << 20  # bytes of a payload that travel at a time
-AGAIN = 0.01  # seconds until a network in memory is tried again
-ASKING = 2.0  # seconds that a question may take
+RETRY_DELAY = 0.01  # seconds until a network in memory is tried again
+QUERY_TIMEOUT = 2.0  # seconds that a question may take
 ANSWER_LIMIT = 1 << 16  # bytes of a question or an answer
 
 
@@ -59,7 +59,7 @@ class Transport(Protocol):
     async def stop(self) -> None: ...
 
 
-class Post:
+class MemoryNetwork:
     """A network in memory: who is there, and which links are cut."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Post:
 class MemoryTransport:
     """One peer's end of a network in memory; it does what the real one does, in the same order."""
 
-    def __init__(self, post: Post, me: int) -> None:
+    def __init__(self, post: MemoryNetwork, me: int) -> None:
         self.post, self.me = post, me
         self.counters: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -89,9 +89,9 @@ class MemoryTransport:
                     try:
                         return await self._deliver(receiver, header, payload)
                     except Rejected as refusal:
-                        if refusal.reason not in LATER:
+                        if refusal.reason not in RETRYABLE_REASONS:
                             raise
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_DELAY)
 
     async def _deliver(self, receiver: Receiver, header: Header, payload: Buffer) -> None:
         raw = header_bytes(header)
@@ -109,7 +109,7 @@ class MemoryTransport:
                 receiver = self.post.find(self.me, peer)
                 if receiver is not None:
                     return await receiver.answer(question, self.me)
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_DELAY)
 
     def reachable(self, peer: int) -> bool:
         return self.post.find(self.me, peer) is not None

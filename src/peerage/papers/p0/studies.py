@@ -5,19 +5,7 @@ from functools import partial
 
 from peerage.papers.calibrate import parameters
 from peerage.papers.p0 import printed
-from peerage.papers.p0.settings import (
-    CIFAR,
-    FASHION,
-    FIVE,
-    KINDS,
-    MNIST,
-    SIZES,
-    Setting,
-    experiment,
-    grid,
-    method,
-)
-from peerage.papers.p0.shown import (
+from peerage.papers.p0.output import (
     Targets,
     absolute,
     curves,
@@ -34,7 +22,19 @@ from peerage.papers.p0.shown import (
     show_trace,
     tabulated,
 )
-from peerage.papers.study import Job, Plan, Results, Shown, Study, Training, with_options
+from peerage.papers.p0.settings import (
+    CIFAR,
+    FASHION,
+    FIVE,
+    KINDS,
+    MNIST,
+    SIZES,
+    Setting,
+    experiment,
+    grid,
+    method,
+)
+from peerage.papers.study import Job, Plan, Results, Study, StudyOutput, Training, with_options
 
 FIRST = "DecHW is first nearly everywhere"  # Tables II, V and VI
 ON_TOP = "DecHW is on top from the start"  # Fig. 3, 8 and 9
@@ -73,7 +73,7 @@ def _study(
     id: str,
     title: str,
     claim: str,
-    show: Callable[[Results], Shown],
+    show: Callable[[Results], StudyOutput],
     methods: Sequence[str] = FIVE,
     datasets: Sequence[str] = printed.DATASETS,
     alphas: Sequence[float] | None = None,
@@ -83,7 +83,7 @@ def _study(
     )
 
 
-def _targets(title: str, numbers: str, targets: Targets) -> Callable[[Results], Shown]:
+def _targets(title: str, numbers: str, targets: Targets) -> Callable[[Results], StudyOutput]:
     """How Tables II, V and VI are shown."""
     return partial(tabulated, partial(rounds_table, title, numbers, targets))
 

@@ -17,7 +17,7 @@ from peerage.isolation import exclusive_torch
 from peerage.papers.calibrate import examples, parameters
 from peerage.randomness import numpy_stream
 from peerage.vectors import Layout
-from peerage.work.context import Local
+from peerage.work.context import LocalContext
 from peerage.work.curvature import Curvature
 from peerage.work.evaluation import score
 from peerage.work.training import Train
@@ -85,15 +85,17 @@ class Client:
         counts = torch.bincount(world.train.y[local.indices], minlength=len(world.label_counts[0]))
         return {"setup": {"examples": counts.tolist(), **kept}, "curves": curves}
 
-    def local(self, world: World) -> Local:
+    def local(self, world: World) -> LocalContext:
         sizes = [len(part) for part in world.parts]
         client = int(np.argmax(sizes)) if self.client is None else self.client
         chosen = world.parts[client]
         if self.labels:
             chosen = self.share_of_labels(world)
         name = world.assignment[client]
-        models = {name: world.architectures[name].workbench()}
-        return Local(client, 0, world.seed, world.train, chosen, name, models, memory={})
+        models = {name: world.architectures[name].build_flat()}
+        return LocalContext(
+            client, 0, world.seed, world.train, chosen, name, models, persistent_tensors={}
+        )
 
     def share_of_labels(self, world: World) -> Tensor:
         """As many examples as a client has on average, of these classes only."""
@@ -103,7 +105,7 @@ class Client:
         rng = numpy_stream(world.seed, f"examples of {self.labels}")
         return torch.from_numpy(wanted[stratified(labels[wanted], count, rng)])
 
-    def kept(self, local: Local, params: Tensor, buffers: Tensor) -> dict[str, Any]:
+    def kept(self, local: LocalContext, params: Tensor, buffers: Tensor) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -113,7 +115,7 @@ class LastLayer(Client):
 
     name: ClassVar[str] = "last-layer"
 
-    def kept(self, local: Local, params: Tensor, buffers: Tensor) -> dict[str, Any]:
+    def kept(self, local: LocalContext, params: Tensor, buffers: Tensor) -> dict[str, Any]:
         layout = local.models[local.architecture].layout
         weights = layer(layout, params, layout.head)
         return {"weights": rounded(weights[:, :COLUMNS])}
@@ -125,7 +127,7 @@ class LayerCurvature(Client):
 
     name: ClassVar[str] = "layer-curvature"
 
-    def kept(self, local: Local, params: Tensor, buffers: Tensor) -> dict[str, Any]:
+    def kept(self, local: LocalContext, params: Tensor, buffers: Tensor) -> dict[str, Any]:
         layout = local.models[local.architecture].layout
         h = Curvature(params, buffers, "batch", self.experiment.work.batch_size).run(local)
         found = {}

@@ -63,10 +63,10 @@ HWA      43.85 73.16 77.66 77.83 78.02
 ALPHAS = (10.0, 1.0, 0.2, 0.1, 0.05)
 SIGMAS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)
 
-Place = tuple[str, str, str, str]  # data set, split, epochs such as "E = 5", method
+Coordinates = tuple[str, str, str, str]  # data set, split, epochs such as "E = 5", method
 
 
-def accuracies() -> dict[Place, tuple[float, float]]:
+def accuracies() -> dict[Coordinates, tuple[float, float]]:
     """Mean and deviation over seeds, both as fractions."""
     return {
         place: (numbers[0] / 100, numbers[1] / 100)
@@ -75,12 +75,12 @@ def accuracies() -> dict[Place, tuple[float, float]]:
     }
 
 
-def tests() -> dict[Place, float]:
+def tests() -> dict[Coordinates, float]:
     """The p-values of the four methods above them."""
     return {place: numbers[0] for place, numbers in _numbers().items() if place[-1] == TEST}
 
 
-def _numbers() -> dict[Place, tuple[float, ...]]:
+def _numbers() -> dict[Coordinates, tuple[float, ...]]:
     found = {}
     for dataset, text in TABLES.items():
         for line in text.strip().splitlines():

@@ -5,6 +5,17 @@ from typing import Any
 
 from peerage.papers.p2 import printed
 from peerage.papers.p2.clients import Client, LastLayer, LayerCurvature
+from peerage.papers.p2.output import (
+    ALL_KEYS,
+    show_alphas,
+    show_curves,
+    show_devices,
+    show_last_layers,
+    show_layer_curvature,
+    show_noise,
+    show_scopes,
+    show_table,
+)
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import (
     CIFAR,
@@ -29,17 +40,6 @@ from peerage.papers.p2.settings import (
     runs,
     seeds,
     shown_epochs,
-)
-from peerage.papers.p2.shown import (
-    ALL_KEYS,
-    show_alphas,
-    show_curves,
-    show_devices,
-    show_last_layers,
-    show_layer_curvature,
-    show_noise,
-    show_scopes,
-    show_table,
 )
 from peerage.papers.study import (
     DIGITS,

@@ -16,10 +16,10 @@ from peerage.graphs.topology import TOPOLOGIES
 from peerage.papers import charts
 from peerage.papers.charts import Line, Plot, line_of
 from peerage.papers.p4 import printed
+from peerage.papers.p4.output import FIT, exponent, nodes, notes_of
 from peerage.papers.p4.settings import Setting
-from peerage.papers.p4.shown import FIT, exponent, nodes, notes_of
 from peerage.papers.papertable import Cell, PaperTable, Row
-from peerage.papers.study import Results, Shown
+from peerage.papers.study import Results, StudyOutput
 from peerage.randomness import stream_seed
 from peerage.report.series import Estimate, Key, Series, estimate
 
@@ -106,7 +106,7 @@ def norm(series: Series) -> Estimate:
     return estimate([record.setup["norm"] for record in series.records])
 
 
-def show_compression(results: Results) -> Shown:
+def show_compression(results: Results) -> StudyOutput:
     """Fig. 8(a, b): sigma_ap at the end beside ||v||, over the sizes of the graphs."""
     names = results.values("method")
     kinds = {name: results.of(method=name) for name in names}
@@ -142,7 +142,7 @@ def show_compression(results: Results) -> Shown:
         Plot(title, _lines(kinds, tails), "nodes", "sigma_ap / start", log="xy")
         for title, tails in (("(a)", False), ("(b) heavy tails", True))
     ]
-    return Shown((fits, values), charts.plots(panels, columns=2, kinds=KINDS))
+    return StudyOutput((fits, values), charts.plots(panels, columns=2, kinds=KINDS))
 
 
 def _fitted(name: str, series: list[Series], what: str) -> Cell:
@@ -173,7 +173,7 @@ def _lines(kinds: dict[str, list[Series]], tails: bool) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def show_assortativity(results: Results) -> Shown:
+def show_assortativity(results: Results) -> StudyOutput:
     """Fig. 8(c): the same for graphs that were rewired."""
     rows, x = [], []
     ends: dict[str, list[Estimate]] = {"model": [], "graphs": []}
@@ -204,10 +204,10 @@ def show_assortativity(results: Results) -> Shown:
         for what, values in ends.items()
     )
     panel = Plot("", lines, "degree assortativity", "sqrt(n) sigma_ap / start", floor=0.0)
-    return Shown((table,), charts.plots([panel], kinds=KINDS))
+    return StudyOutput((table,), charts.plots([panel], kinds=KINDS))
 
 
-def show_start(results: Results) -> Shown:
+def show_start(results: Results) -> StudyOutput:
     """Fig. 5: what moves the models in the first rounds, and how their parameters spread."""
     panels, endings, moves = [], [], []
     for series in results.of(setting=TRAINED):
@@ -235,7 +235,7 @@ def show_start(results: Results) -> Shown:
         unit="number",
     )
     tables = (ends, change) if moves else (ends,)
-    return Shown(tables, charts.plots(panels, columns=2, across="1 / sqrt(n)"))
+    return StudyOutput(tables, charts.plots(panels, columns=2, across="1 / sqrt(n)"))
 
 
 def _moved(series: Series) -> list[Plot]:

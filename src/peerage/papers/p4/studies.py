@@ -13,6 +13,12 @@ from peerage.papers.p4.numeric import (
     show_compression,
     show_start,
 )
+from peerage.papers.p4.output import (
+    show_losses,
+    show_plateaus,
+    show_sharing,
+    show_with_curvature,
+)
 from peerage.papers.p4.settings import (
     BATCH,
     CENTRAL,
@@ -24,12 +30,6 @@ from peerage.papers.p4.settings import (
     Setting,
     gain_of,
     runs,
-)
-from peerage.papers.p4.shown import (
-    show_losses,
-    show_plateaus,
-    show_sharing,
-    show_with_curvature,
 )
 from peerage.papers.study import Calculation, Job, Plan, Study, Training
 

@@ -11,7 +11,7 @@ from peerage.papers.charts import Line, Plot
 from peerage.papers.p4 import printed
 from peerage.papers.p4.settings import CENTRAL, SIZES, WITH, WITHOUT, Setting
 from peerage.papers.papertable import Cell, PaperTable, Row
-from peerage.papers.study import Results, Shown
+from peerage.papers.study import Results, StudyOutput
 from peerage.report.series import Estimate, Series
 
 KINDS = {WITH: False, WITHOUT: True}  # whether their lines are dashed
@@ -21,7 +21,7 @@ SIZES_OF_A_FIT = 3  # at least
 FIT = "standard error of the fit"
 
 
-def show_plateaus(letter: str, results: Results) -> Shown:
+def show_plateaus(letter: str, results: Results) -> StudyOutput:
     """Fig. 3: the losses, and those without the gain with rounds divided by n^mu."""
     aim, paper = level(results), printed.PLATEAUS[letter]
     found = {nodes(s): rounds_to(aim, s) for s in results.of(method=WITHOUT)}
@@ -50,10 +50,12 @@ def show_plateaus(letter: str, results: Results) -> Shown:
         Plot("without gain, rescaled", rescaled, f"round / n^{mu:.2f} ({whose})", log="xy"),
     ]
     tables = (time_table(results, aim, notes=notes), fitted)
-    return Shown(tables, charts.plots(panels, columns=2, kinds=KINDS))
+    return StudyOutput(tables, charts.plots(panels, columns=2, kinds=KINDS))
 
 
-def show_losses(title: str, part: str, results: Results, *, wall_clock: bool = False) -> Shown:
+def show_losses(
+    title: str, part: str, results: Results, *, wall_clock: bool = False
+) -> StudyOutput:
     """Fig. 4, 7 and 9: the losses, how low they get, and how soon they are half-way there."""
     tables = (
         lowest_table(results, f"{title}: lowest test loss", notes_of(results, part)),
@@ -64,13 +66,13 @@ def show_losses(title: str, part: str, results: Results, *, wall_clock: bool = F
         for panel in results.values("panel")
         if results.of(panel=panel)
     ]
-    looks = {(line.label, line.dashed) for panel in panels for line in panel.lines}
-    compared = any((label, True) in looks for label, dashed in looks if not dashed)
+    curve_styles = {(line.label, line.dashed) for panel in panels for line in panel.lines}
+    compared = any((label, True) in curve_styles for label, dashed in curve_styles if not dashed)
     kinds = KINDS if compared else {}  # otherwise a dashed line is named by its label
-    return Shown(tables, charts.plots(panels, columns=2, kinds=kinds, across=BEST))
+    return StudyOutput(tables, charts.plots(panels, columns=2, kinds=kinds, across=BEST))
 
 
-def show_sharing(results: Results) -> Shown:
+def show_sharing(results: Results) -> StudyOutput:
     """Fig. 10: losses over wall-clock time, one of them that of a single node, and power laws."""
     laws = {place.setting: power_law(series) for place, series in results.places().items()}
     fitted = PaperTable(
@@ -90,10 +92,10 @@ def show_sharing(results: Results) -> Shown:
         fitted,
     )
     drawn = replace(panel, lines=(*panel.lines, *alone))
-    return Shown(tables, charts.plots([drawn], across=BEST))
+    return StudyOutput(tables, charts.plots([drawn], across=BEST))
 
 
-def show_with_curvature(results: Results) -> Shown:
+def show_with_curvature(results: Results) -> StudyOutput:
     """Averaging and DecHW with the gain and without: accuracies, and their curves."""
     graphs = results.values("panel")
     rows = []
@@ -116,7 +118,7 @@ def show_with_curvature(results: Results) -> Shown:
         found = results.places(panel=graph).items()
         lines = tuple(line_of(place, series, "accuracy") for place, series in found)
         panels.append(Plot(graph, lines, ylabel=charts.LABELS["accuracy"], floor=0.0))
-    return Shown((table,), charts.plots(panels, kinds=KINDS))
+    return StudyOutput((table,), charts.plots(panels, kinds=KINDS))
 
 
 # Numbers

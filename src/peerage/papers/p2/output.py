@@ -18,7 +18,7 @@ from peerage.papers.p2.settings import (
     scalars_up,
 )
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable, Row
-from peerage.papers.study import SMOKE_NOTE, TITLES, Results, Shown, Training
+from peerage.papers.study import SMOKE_NOTE, TITLES, Results, StudyOutput, Training
 from peerage.report.series import Key, Series
 from peerage.report.statistics import anova, deviation, mean
 
@@ -150,13 +150,13 @@ def smaller(results: Results) -> list[str]:
     return notes
 
 
-def show_table(number: int, results: Results) -> Shown:
+def show_table(number: int, results: Results) -> StudyOutput:
     """Tables 1 to 3."""
     [dataset] = results.values("dataset")
     columns = [Column(split, dataset, split) for split in printed.SPLITS]
     title = f"Table {number}: accuracy on {TITLES[dataset]}, mean ± deviation over seeds"
     table = accuracy_table(results, title, columns)
-    return Shown((table,), charts.against_paper(without_tests(table)))
+    return StudyOutput((table,), charts.against_paper(without_tests(table)))
 
 
 # Curves
@@ -177,17 +177,17 @@ def plot_of(results: Results, title: str, key: str, **wanted: Any) -> Plot:
     return Plot(title, lines_of(results, key, **wanted), ylabel=LABELS[key])
 
 
-def show_curves(number: int, keys: tuple[str, ...], results: Results) -> Shown:
+def show_curves(number: int, keys: tuple[str, ...], results: Results) -> StudyOutput:
     """Fig. 3 to 7: a row for every data set, with its accuracy and its losses over the rounds."""
     present = [name for name in results.values("dataset") if results.of(dataset=name)]
     [setting] = results.values("setting")
     columns = [Column(TITLES[name], name, setting) for name in results.values("dataset")]
     table = accuracy_table(results, f"Fig. {number}: accuracy in the last round", columns)
     panels = [plot_of(results, TITLES[name], key, dataset=name) for name in present for key in keys]
-    return Shown((table,), charts.plots(panels, columns=len(keys)), curves=keys)
+    return StudyOutput((table,), charts.plots(panels, columns=len(keys)), curves=keys)
 
 
-def show_devices(results: Results) -> Shown:
+def show_devices(results: Results) -> StudyOutput:
     """Table 4 and Fig. 9."""
     marks, paper = SIZES[results.plan.scale].devices.marks, printed.femnist()
 
@@ -208,10 +208,10 @@ def show_devices(results: Results) -> Shown:
         notes=notes_of(results),
     )
     panels = [plot_of(results, TITLES[FEMNIST], key) for key in ALL_KEYS]
-    return Shown((table,), charts.plots(panels), curves=ALL_KEYS)
+    return StudyOutput((table,), charts.plots(panels), curves=ALL_KEYS)
 
 
-def show_alphas(results: Results) -> Shown:
+def show_alphas(results: Results) -> StudyOutput:
     """Fig. 8: who has which labels, and beside it what the methods make of them."""
     [dataset] = results.values("dataset")
     columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
@@ -222,7 +222,7 @@ def show_alphas(results: Results) -> Shown:
         if found:
             panels.append(labels_of(setting, found[0]))
             panels.append(plot_of(results, setting, "accuracy", setting=setting))
-    return Shown((table, lead_table(results)), charts.plots(panels, columns=2))
+    return StudyOutput((table, lead_table(results)), charts.plots(panels, columns=2))
 
 
 def lead_table(results: Results) -> PaperTable:
@@ -254,7 +254,7 @@ def labels_of(title: str, series: Series) -> Bars:
     return Bars(title, names, parts, "client", "examples of each label")
 
 
-def show_scopes(results: Results) -> Shown:
+def show_scopes(results: Results) -> StudyOutput:
     """Fig. 10: which layers are weighted by curvature, and what that costs."""
     sent, heights = [], []
     expected = {
@@ -298,7 +298,7 @@ def show_scopes(results: Results) -> Shown:
             ylabel="megabytes",
         ),
     ]
-    return Shown(tables, charts.plots(panels, columns=2))
+    return StudyOutput(tables, charts.plots(panels, columns=2))
 
 
 def bytes_up(series: Series | None) -> float | None:
@@ -311,7 +311,7 @@ def bytes_up(series: Series | None) -> float | None:
     return float(last["bytes_total"] / (last["nodes"] * last["round"]) - models)
 
 
-def show_noise(results: Results) -> Shown:
+def show_noise(results: Results) -> StudyOutput:
     """Fig. 11: accuracy over the noise on all that is sent."""
     [dataset] = results.values("dataset")
     columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
@@ -334,13 +334,13 @@ def show_noise(results: Results) -> Shown:
         "standard deviation of the noise",
         LABELS["accuracy"],
     )
-    return Shown((table,), charts.plots([panel]))
+    return StudyOutput((table,), charts.plots([panel]))
 
 
 # Heat maps
 
 
-def show_last_layers(results: Results) -> Shown:
+def show_last_layers(results: Results) -> StudyOutput:
     """Fig. 1: two clients with data of all kinds, and two with two labels each."""
     maps = {place: s.records[0].setup["weights"] for place, s in results.places().items()}
     panels = [
@@ -349,7 +349,7 @@ def show_last_layers(results: Results) -> Shown:
     ]
     figure = heat_maps(panels, "weight", scale="around zero")
     pictures = {place.title: values for place, values in maps.items()}
-    return Shown((clients_table(results),), figure, pictures=pictures)
+    return StudyOutput((clients_table(results),), figure, pictures=pictures)
 
 
 def clients_table(results: Results) -> PaperTable:
@@ -380,7 +380,7 @@ def client_notes(results: Results) -> tuple[str, ...]:
     return (f"Ten clients share {data} training examples; {seen}",)
 
 
-def show_layer_curvature(results: Results) -> Shown:
+def show_layer_curvature(results: Results) -> StudyOutput:
     """Fig. 2: where the curvature of a client is."""
     [series] = results.of()
     layers = series.records[0].setup["layers"]
@@ -407,4 +407,4 @@ def show_layer_curvature(results: Results) -> Shown:
     ]
     pictures = {name: found["picture"] for name, found in layers.items()}
     figure = heat_maps(panels, "curvature / largest", columns=3, height=3.0)
-    return Shown((table,), figure, pictures=pictures)
+    return StudyOutput((table,), figure, pictures=pictures)

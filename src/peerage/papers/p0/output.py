@@ -7,7 +7,7 @@ from peerage.papers import charts
 from peerage.papers.p0 import printed
 from peerage.papers.p0.settings import CIFAR, MNIST, SIZES, Setting
 from peerage.papers.papertable import Cell, PaperTable
-from peerage.papers.study import TITLES, Results, Shown
+from peerage.papers.study import TITLES, Results, StudyOutput
 from peerage.report.series import Estimate, Series
 
 NORM = "norm of the curvature"
@@ -224,41 +224,41 @@ def panels(results: Results) -> list[charts.Panel]:
     ]
 
 
-def curves(results: Results) -> Shown:
+def curves(results: Results) -> StudyOutput:
     """Learning curves, with the final accuracies as their table."""
-    return Shown((final_accuracy(results),), charts.curves(panels(results)))
+    return StudyOutput((final_accuracy(results),), charts.curves(panels(results)))
 
 
-def tabulated(table: Callable[[Results], PaperTable], results: Results) -> Shown:
+def tabulated(table: Callable[[Results], PaperTable], results: Results) -> StudyOutput:
     """A table, with a picture of its numbers beside the paper's."""
     made = table(results)
-    return Shown((made,), charts.against_paper(made))
+    return StudyOutput((made,), charts.against_paper(made))
 
 
-def show_half(results: Results) -> Shown:
+def show_half(results: Results) -> StudyOutput:
     target = SIZES[results.plan.scale].half[1]
     marked = [replace(panel, targets=(target,)) for panel in panels(results)]
     figure = charts.curves(marked, keys=("accuracy",))
-    return Shown((half_table(results),), figure)
+    return StudyOutput((half_table(results),), figure)
 
 
-def show_stopped(results: Results) -> Shown:
+def show_stopped(results: Results) -> StudyOutput:
     """Fig. 4, with what DecHW* saves."""
     tables = (final_accuracy(results), scalars_table(results))
-    return Shown(tables, charts.curves(panels(results)))
+    return StudyOutput(tables, charts.curves(panels(results)))
 
 
-def show_norms(results: Results) -> Shown:
+def show_norms(results: Results) -> StudyOutput:
     """Fig. 2: the norm of the curvature of ten nodes."""
     dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
         charts.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
         for series in results.of(dataset=dataset, alpha=alpha)
     ]
-    return Shown((final_accuracy(results),), charts.node_lines(found))
+    return StudyOutput((final_accuracy(results),), charts.node_lines(found))
 
 
-def show_trace(results: Results) -> Shown:
+def show_trace(results: Results) -> StudyOutput:
     """Fig. 7: one accumulated entry and its weight, with increments of unit norm and raw ones."""
     dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
@@ -266,10 +266,10 @@ def show_trace(results: Results) -> Shown:
         for note, title, log in (("entry", "accumulated entry", None), ("weight", "weight", False))
         for series in results.of(dataset=dataset, alpha=alpha)
     ]
-    return Shown((final_accuracy(results),), charts.node_lines(found))
+    return StudyOutput((final_accuracy(results),), charts.node_lines(found))
 
 
-def show_curvature(results: Results) -> Shown:
+def show_curvature(results: Results) -> StudyOutput:
     tables = (
         rounds_table(
             "Rounds to shares of the best accuracy, by kind of curvature",
@@ -280,4 +280,4 @@ def show_curvature(results: Results) -> Shown:
         seconds_table(results),
     )
     panel = panels(results)[0]
-    return Shown(tables, charts.curves_and_phases(panel, panel.series))
+    return StudyOutput(tables, charts.curves_and_phases(panel, panel.series))
