@@ -258,7 +258,7 @@ class SharedMean(Algorithm[None]):
         await node.train(self.local)
         inbox = await node.exchange(x=node.params)
         mean = inbox.mean("x", inbox.uniform_weights())
-        node.params = node.shared.setdefault(f"mean of {inbox.senders}", (None, mean))[1]
+        node.params = node.mean_cache.setdefault(f"mean of {inbox.senders}", (None, mean))[1]
         node.params *= 0.9
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import multiprocessing
 import os
 import signal
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import psutil
 import pytest
 from support.command_line import complaint, peerage
 from support.studying import SMOKE, Silent, jobs_of, run_jobs, smoke_files
@@ -364,6 +364,11 @@ def test_equal_calculations_share_a_folder():
     assert len(folders | {batch(MODEL, range(4, 8)).folder}) == 5
 
 
+def workers() -> list[str]:
+    """Worker processes that this one has left behind."""
+    return [one.name for one in multiprocessing.active_children() if "worker" in one.name]
+
+
 @pytest.fixture
 def two_cores(monkeypatch) -> None:
     monkeypatch.setattr("peerage.papers.calculate.cores", lambda: 2)
@@ -376,7 +381,7 @@ def test_an_interrupted_calculation_leaves_no_process_and_begins_again(tmp_path)
     again = "in run 1 of 1, 60 nodes, Erdos-Renyi, realisations 0 to 3; give the same command"
     with pytest.raises(Interrupted, match=again):
         run_jobs(tmp_path, [job], Silent(stop_at="realisation 2/4"))
-    assert psutil.Process().children() == []
+    assert workers() == []
     assert not runner.Store(tmp_path).ended(job)
     watcher = Silent()
     assert run_jobs(tmp_path, [job], watcher).done == 1
@@ -414,7 +419,7 @@ class Failing:
 def test_what_goes_wrong_in_a_process_is_told(tmp_path, how, kind, text):
     with pytest.raises(kind, match=text):
         calculate(tmp_path / "job", batch(Failing(how)), lambda share, detail: None)
-    assert psutil.Process().children() == []
+    assert workers() == []
     assert not (tmp_path / "job" / "summary.json").exists()
 
 

@@ -53,7 +53,7 @@ class Outcome:
     done: int = 0
     skipped: int = 0  # were finished already
     diverged: list[str] = field(default_factory=list)
-    missing_datasets: list[str] = field(default_factory=list)  # data sets
+    lacking: list[str] = field(default_factory=list)  # data sets that are missing
 
 
 def register(study: Study) -> None:
@@ -189,8 +189,8 @@ def run_jobs(
     with locked(store.home):
         unique = list({job.folder: job for job in jobs}.values())
         left = [job for job in unique if not store.ended(job)]
-        outcome = Outcome(skipped=len(unique) - len(left), missing_datasets=missing_datasets(left))
-        left = [job for job in left if job.dataset not in outcome.missing_datasets]
+        outcome = Outcome(skipped=len(unique) - len(left), lacking=missing_datasets(left))
+        left = [job for job in left if job.dataset not in outcome.lacking]
         left.sort(key=dataset_key)
         costs = [speeds.seconds(job) for job in left]
         known = [cost for cost in costs if cost is not None]
@@ -279,8 +279,8 @@ def saved_every(job: Training, seconds: float | None) -> int | None:
 
 def check_data(outcome: Outcome) -> None:
     """Say in the end what could not be run, and how it can."""
-    if outcome.missing_datasets:
-        names = " ".join(outcome.missing_datasets)
+    if outcome.lacking:
+        names = " ".join(outcome.lacking)
         raise DataError(
             f"runs on {names} were left out, as the data is not here; "
             f"get it with `peerage data get {names}`, then give this command again"

@@ -41,7 +41,8 @@ def save(engine: Checkpointable, run: Path, round: int, remedy: str = "") -> Non
     home = run / "checkpoint"
     final = home / f"round-{round:06d}"
     aside = home / f".round-{round:06d}.{os.getpid()}"
-    with disk_errors(final, remedy or f"run `peerage resume {run}`"):
+    remedy = remedy or f"run `peerage resume {run}`"
+    with disk_errors(final, remedy):
         for left in home.glob(".round-*"):  # by a process that was killed while it wrote
             shutil.rmtree(left, ignore_errors=True)
         try:
@@ -51,7 +52,7 @@ def save(engine: Checkpointable, run: Path, round: int, remedy: str = "") -> Non
             manifest = {"round": round, "files": hashes, "parts": parts, "trees": trees}
             sealed = {"sha256": _hash_of(manifest), "content": manifest}
             # Not through write_json: a state may hold an infinity, which must come back as one.
-            write_bytes(aside / "manifest.json", json.dumps(sealed).encode())
+            write_bytes(aside / "manifest.json", json.dumps(sealed).encode(), remedy)
             if final.exists():  # a round that is written again after an earlier resume
                 shutil.rmtree(final)
             os.replace(aside, final)

@@ -555,7 +555,9 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
         home.parent.mkdir()
         shutil.move(f"deploy/node-{number}", home)
         file = home / "network.toml"  # the machine may be busy
-        file.write_text(re.sub("^(start|step) = .*", r"\1 = 300.0", file.read_text(), flags=re.M))
+        file.write_text(
+            re.sub("^(start|message) = .*", r"\1 = 300.0", file.read_text(), flags=re.M)
+        )
         assert Network.load(file).timeouts == Timeouts(start=300.0, message=300.0)
         (home / "venv").symlink_to(Path(sys.executable).parent.parent)
     shutil.rmtree("deploy")

@@ -315,7 +315,11 @@ async def under_fire(network: Network, authority: Authority, stack: ExitStack) -
     port = int(network.members[VICTIM].address.rpartition(":")[2])
     orders = Orders(port, str(authority.folder), BUDGET, header.decode(), payload.hex())
     attacker = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, json.dumps(orders), stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        __file__,
+        json.dumps(orders),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert attacker.stdout is not None
     try:

@@ -475,7 +475,7 @@ def test_peers_go_and_come_back(authority: Authority) -> None:
         async with dialling(authority, port) as client:
             async with served(authority, store, port=port):
                 await client.ask(1, b"why", BROKEN)
-                skip(1.1 * CALM_LIMITS.patience)
+                skip(1.1 * CALM_LIMITS.idle_timeout)
                 await until(lambda: client.reachable(1))  # silent for long, but connected
             # The connection tells: one patience of silence would be far longer than the test.
             await until(lambda: not client.reachable(1))
