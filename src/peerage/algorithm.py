@@ -85,7 +85,7 @@ class Node(Generic[S]):
     rounds: int = 0  # of the whole run
     graph: Sequence[tuple[int, ...]] = ()  # neighbours of every node in this round
     out_graph: Sequence[tuple[int, ...]] | None = None  # out-neighbours, if directed
-    edge_weights: Mapping[int, float] = field(default_factory=dict)  # weights of a weighted graph
+    edge_weights: Mapping[int, float] = field(default_factory=dict)  # by sender, if weighted
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
@@ -131,7 +131,7 @@ class Node(Generic[S]):
     ) -> TrainStats:
         """Train the node's model; `tensors` are arguments of the gradient correction or the loss.
 
-        With `squares`, the result includes the sum of squared batch gradients of the last epoch.
+        With `squares`, the result includes the sum of squared batch gradients of the last pass.
         """
         trained = await Train(work, self.params, self.buffers, tensors, squares)
         self.params, self.buffers = trained.params, trained.buffers
@@ -194,7 +194,7 @@ class Node(Generic[S]):
 
         `architecture` is that of the model in the payload, by default the node's own.
         """
-        await self._post((to,) if isinstance(to, int) else tuple(to), payload, architecture)
+        await self._send((to,) if isinstance(to, int) else tuple(to), payload, architecture)
 
     @recorded
     async def receive(self, senders: int | Iterable[int] | None = None) -> Inbox:
@@ -211,11 +211,11 @@ class Node(Generic[S]):
         The inbox includes the node's own message. With `to`, send to and receive from these nodes.
         """
         partners = None if to is None else tuple(to)
-        own = await self._post(self.out_neighbours if partners is None else partners, payload)
+        sent = await self._send(self.out_neighbours if partners is None else partners, payload)
         received = await Receive(self.neighbours if partners is None else partners)
-        return self._inbox(sorted((*received, own), key=lambda message: message.sender))
+        return self._inbox(sorted((*received, sent), key=lambda message: message.sender))
 
-    async def _post(
+    async def _send(
         self, to: tuple[int, ...], payload: dict[str, Tensor], architecture: str | None = None
     ) -> Message:
         """Send a payload and return the message as it left the node, after the privacy filter."""
@@ -227,15 +227,14 @@ class Node(Generic[S]):
                 )
         if to:
             payload = self.privacy_filter.release(payload, self._noise_stream)
-        own = Message(self.envelope(self.messages_sent, architecture), payload)
+        message = Message(self.envelope(self.messages_sent, architecture), payload)
         self.messages_sent += 1
-        await Send(to, own)
-        return own
+        await Send(to, message)
+        return message
 
     def _noise_stream(self) -> torch.Generator:
-        seed = (
-            self.seed if self.privacy_filter.noise_seed is None else self.privacy_filter.noise_seed
-        )
+        noise_seed = self.privacy_filter.noise_seed
+        seed = self.seed if noise_seed is None else noise_seed
         return torch_stream(seed, "noise", self.id, self.round, self.messages_sent)
 
     def _inbox(self, messages: Sequence[Message]) -> Inbox:
@@ -249,7 +248,7 @@ class Node(Generic[S]):
 
 
 class Algorithm(Generic[S]):
-    """A frozen dataclass of hyperparameters with one method that matters: `round`."""
+    """A frozen dataclass of hyperparameters; a subclass must implement `round`."""
 
     with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
     nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must not make negative
@@ -269,6 +268,7 @@ class Algorithm(Generic[S]):
         return None  # type: ignore[return-value]
 
     async def round(self, node: Node[S]) -> None:
+        """Run one round on one node."""
         raise NotImplementedError
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:

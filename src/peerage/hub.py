@@ -26,7 +26,7 @@ class HubAlgorithm(Algorithm[S]):
 
     with_hub: ClassVar[bool] = True
 
-    # Number of clients in a round, selected anew for each round; all of them by default.
+    # Number of clients that each round selects at random; all of them by default.
     clients: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:

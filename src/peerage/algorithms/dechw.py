@@ -44,7 +44,7 @@ class DecHW(Algorithm[Memory]):
     after_stop: Literal["average", "frozen"] = "average"  # then plain averaging or the last weights
     accumulate: Literal["sum", "ema", "none"] = "sum"  # Eq. 5; the released code; Fig. 6
     normalise: Literal["unit", "none"] = "unit"  # one norm over the whole model (Eq. 4), or raw
-    curvature: str = "batch"  # batch, sample, full; online: summed up in the last epoch of training
+    curvature: str = "batch"  # batch, sample, full; online: summed in the last pass of training
     scope: str = "all"  # layers with curvature: all, output, last-hidden, or names joined by +
     include_self: bool = True  # whether the average includes the node's own model
     weights: Literal["data", "uniform"] = "data"  # of models where there is no curvature
@@ -81,13 +81,13 @@ class DecHW(Algorithm[Memory]):
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         part = scope_of(dimensions.layout, self.scope)
         share = (part.stop - part.start) / dimensions.layout.size
-        if not self.curved(round):
+        if not self.sends_curvature(round):
             return Cost(vectors=1.0, state=share)
         passes = 0.0 if self.curvature == ONLINE else PASSES[self.curvature]
         return Cost(vectors=1.0 + share, passes=passes, state=share)
 
     async def round(self, node: Node[Memory]) -> None:
-        if not self.curved(node.round):
+        if not self.sends_curvature(node.round):
             await node.train(self.local)
             inbox = await node.exchange(x=node.params, b=node.buffers)
         else:
@@ -99,7 +99,7 @@ class DecHW(Algorithm[Memory]):
                 node.state = Memory(node.state.h, known)
         self.combine(node, inbox.alike(node.architecture))
 
-    def curved(self, round: int) -> bool:
+    def sends_curvature(self, round: int) -> bool:
         """Whether nodes send curvature in this round."""
         return self.theta is None or round < self.theta
 
@@ -131,7 +131,7 @@ class DecHW(Algorithm[Memory]):
         tau = inbox.weights(self.weights)
         node.buffers = weighted_mean(inbox["b"], tau)
         part = scope_of(node.layout, self.scope)
-        if self.curved(node.round):
+        if self.sends_curvature(node.round):
             self.note_trace(node, inbox, tau, part)
             node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau, part=part)
         elif self.after_stop == "frozen":
@@ -147,6 +147,6 @@ class DecHW(Algorithm[Memory]):
             return
         number = self.trace - part.start
         entry = slice(number, number + 1)
-        own = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
-        weight = curvature_weighted(own, [h[entry] for h in inbox["h"]], otherwise=tau)
+        is_self = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
+        weight = curvature_weighted(is_self, [h[entry] for h in inbox["h"]], otherwise=tau)
         node.note(entry=float(node.state.h[number]), weight=float(weight))

@@ -66,10 +66,10 @@ class FedCurv(HubAlgorithm[Consolidated]):
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
 
     def broadcast(self, node: Node[Consolidated]) -> Payload:
-        sums = self.recent(node)
+        sums = self.last_round_state(node)
         return {**super().broadcast(node), "f": sums.f, "fx": sums.fx, "who": sums.who}
 
-    def recent(self, node: Node[Consolidated]) -> Consolidated:
+    def last_round_state(self, node: Node[Consolidated]) -> Consolidated:
         """The state of the last round; an older one is no longer in the sums, so return none."""
         return node.state if node.state.round in (None, node.round - 1) else self.init(node)
 
@@ -81,7 +81,7 @@ class FedCurv(HubAlgorithm[Consolidated]):
             work = replace(self.local, correct=CurvaturePenalty(self.strength))
             await node.train(work, a=others[0], b=others[1])
         f = await node.curvature(self.curvature, self.local.batch_size)
-        f = f / max(self.terms(node), 1)
+        f = f / max(self.num_terms(node), 1)
         node.state = Consolidated(f, f * node.params, torch.tensor([node.id]), node.round)
         return {"x": node.params, "b": node.buffers, "f": f, "fx": node.state.fx}
 
@@ -93,10 +93,10 @@ class FedCurv(HubAlgorithm[Consolidated]):
             return None
         if node.id not in hub_message["who"]:  # its last answer was lost, or it gave none
             return hub_message["f"], hub_message["fx"]
-        part = self.recent(node)
+        part = self.last_round_state(node)
         return (hub_message["f"] - part.f, hub_message["fx"] - part.fx) if part.f.numel() else None
 
-    def terms(self, node: Node[Consolidated]) -> int:
+    def num_terms(self, node: Node[Consolidated]) -> int:
         """The number of squared gradients in the sum; the Fisher information is their mean."""
         if self.curvature == "sample":
             return node.num_examples

@@ -128,7 +128,7 @@ class FedNL(HubAlgorithm[Learned]):
         if arrived == NEVER and self.start == "exact":
             self.remember(node, a, *no_pairs(a))
             return self.message(torch.zeros(len(a)), g=g, triangle=upper(a))
-        h = self.known(node.state, arrived, a)
+        h = self.acknowledged(node.state, arrived, a)
         values, vectors, distance = await Compress(a, h, self.rank)
         learned = self.step(values, distance) * values
         self.remember(node, h, learned, vectors)
@@ -138,13 +138,13 @@ class FedNL(HubAlgorithm[Learned]):
     def message(self, l_k: Tensor, **payload: Tensor) -> Payload:
         return payload if self.option == 1 else {**payload, "l": l_k}
 
-    def known(self, own: Learned, arrived: int, a: Tensor) -> Tensor:
+    def acknowledged(self, state: Learned, arrived: int, a: Tensor) -> Tensor:
         """H_k as it is in the hub's mean."""
         if arrived == NEVER:
             return torch.zeros_like(a)
-        if arrived != int(own.rounds):  # the last message was lost
-            return own.h
-        return add_pairs(own.h, own.values, own.vectors)
+        if arrived != int(state.rounds):  # the last message was lost
+            return state.h
+        return add_pairs(state.h, state.values, state.vectors)
 
     def step(self, values: Tensor, distance: Tensor) -> Tensor:
         """[C, 1] the factor a of every class."""
@@ -160,13 +160,13 @@ class FedNL(HubAlgorithm[Learned]):
     def merge(self, node: Node[Learned], inbox: Inbox) -> None:
         if not any(message.examples for message in inbox.messages):
             return  # there is no mean without examples
-        h, examples = self.joined(node.state, inbox)
+        h, examples = self.with_new_clients(node.state, inbox)
         x = to_rows(node.layout, node.params)
         node.params = to_vector(x - self.direction(h, inbox))
         rounds = node.state.rounds.clone()
         rounds[list(inbox.senders)] = node.round
         node.state = replace(
-            node.state, h=self.learned(h, inbox, examples), rounds=rounds, examples=examples
+            node.state, h=self.with_updates(h, inbox, examples), rounds=rounds, examples=examples
         )
 
     def direction(self, h: Tensor, inbox: Inbox) -> Tensor:
@@ -180,13 +180,13 @@ class FedNL(HubAlgorithm[Learned]):
             steps = [solve_shifted(*each, self.penalty) for each in zip(h, l_bar, g, strict=True)]
         return torch.stack(steps)
 
-    def joined(self, own: Learned, inbox: Inbox) -> tuple[Tensor, int]:
+    def with_new_clients(self, state: Learned, inbox: Inbox) -> tuple[Tensor, int]:
         """H including the clients that answer for the first time, and its number of examples."""
-        new = [m for m in inbox.messages if int(own.rounds[m.sender]) == NEVER]
+        new = [m for m in inbox.messages if int(state.rounds[m.sender]) == NEVER]
         if not new:
-            return own.h, own.examples
-        examples = own.examples + sum(message.examples for message in new)
-        h = own.h * (own.examples / examples)
+            return state.h, state.examples
+        examples = state.examples + sum(message.examples for message in new)
+        h = state.h * (state.examples / examples)
         if self.start == "exact":
             total = torch.zeros_like(new[0].payload["triangle"])
             for m in new:
@@ -194,7 +194,7 @@ class FedNL(HubAlgorithm[Learned]):
             h += from_upper(total, h.shape[-1])
         return h, examples
 
-    def learned(self, h: Tensor, inbox: Inbox, examples: int) -> Tensor:
+    def with_updates(self, h: Tensor, inbox: Inbox, examples: int) -> Tensor:
         """H + a S, over the clients that sent an S_k."""
         old = [m for m in inbox.messages if "values" in m.payload]
         if not old:

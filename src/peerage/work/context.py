@@ -39,21 +39,23 @@ class Examples:
         x = self.x.index_select(0, indices)
         return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, indices)
 
-    def chunks(self, indices: Tensor, size: int, of_one: str = "keep") -> Batches:
+    def chunks(self, indices: Tensor, size: int, batch_of_one: str = "keep") -> Batches:
         """Batches in the order of the indices; several small batches are gathered at once.
 
         A last batch of a single example is kept, dropped, or merged into the batch before.
         """
         whole, left = divmod(len(indices), size)
-        single = left == 1 and (of_one == "drop" or (of_one == "merge" and whole > 0))
-        if single:
+        is_single = left == 1 and (
+            batch_of_one == "drop" or (batch_of_one == "merge" and whole > 0)
+        )
+        if is_single:
             last = indices[-size - 1 :]
-            indices = indices[:-1] if of_one == "drop" else indices[: -size - 1]
-        together = max(1, GATHERED // (size * max(1, self.x.shape[1:].numel()))) * size
-        for start in range(0, len(indices), together):  # torch.split would yield an empty batch
-            x, y = self.take(indices[start : start + together])
+            indices = indices[:-1] if batch_of_one == "drop" else indices[: -size - 1]
+        rows = max(1, GATHERED // (size * max(1, self.x.shape[1:].numel()))) * size
+        for start in range(0, len(indices), rows):  # torch.split would yield an empty batch
+            x, y = self.take(indices[start : start + rows])
             yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
-        if single and of_one == "merge":
+        if is_single and batch_of_one == "merge":
             yield self.take(last)
 
     def in_order(self, size: int) -> Batches:
@@ -100,12 +102,12 @@ class LocalContext:
         """A random stream of this node for a purpose in this round."""
         return torch_stream(self.seed, purpose, self.node, self.round, self.orders)
 
-    def epoch(self, size: int, of_one: str = "keep") -> Batches:
+    def epoch(self, size: int, batch_of_one: str = "keep") -> Batches:
         """One pass over the local examples in a new order; see `LocalSGD.batch_of_one`."""
         rng = numpy_stream(self.seed, "batches", self.node, self.round, self.orders)
         self.orders += 1
         order = torch.from_numpy(rng.permutation(len(self.indices)))
-        return self.data.chunks(self.indices[order], size, of_one)
+        return self.data.chunks(self.indices[order], size, batch_of_one)
 
     def steps(self, count: int, size: int) -> Batches:
         """The next `count` batches of an endless shuffled stream that continues across rounds.

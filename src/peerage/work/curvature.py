@@ -33,7 +33,7 @@ Part = slice | None  # of a flat vector; None means the whole vector
 
 def batch_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     h = torch.zeros_like(model.params)
-    tensors, parts = _within(model, h, part)
+    tensors, parts = _restrict(model, h, part)
     differentiate = _gradients(model, tensors)
     for x, y in batches:
         _, g = differentiate(x, y)
@@ -53,7 +53,7 @@ def sample_curvature(model: FlatModel, batches: Batches, part: Part = None) -> T
 def full_gradient(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     """[d] gradient of the mean loss over all batches."""
     total, count = torch.zeros_like(model.params), 0
-    tensors, parts = _within(model, total, part)
+    tensors, parts = _restrict(model, total, part)
     differentiate = _gradients(model, tensors)
     for x, y in batches:
         torch._foreach_add_(parts, differentiate(x, y)[1], alpha=len(y))
@@ -65,7 +65,7 @@ def full_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Ten
     return full_gradient(model, batches, part).square()
 
 
-def _within(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+def _restrict(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor], list[Tensor]]:
     """The parameters in a part, so that autograd can stop early, and views of a vector [d]."""
     start, stop, _ = (part or slice(None)).indices(model.layout.size)
     inside = [start <= slot.start < stop for slot in model.layout.slots]

@@ -73,13 +73,13 @@ class Derivatives(Compute[tuple[Tensor, Tensor]]):
         model.module.eval()
         count = max(len(local.indices), 1)
         with torch.no_grad():
-            g, h = summed(model, local.data.chunks(local.indices, ROWS), 1 / count)
+            g, h = sum_derivatives(model, local.data.chunks(local.indices, ROWS), 1 / count)
             g.add_(to_rows(model.layout, self.params), alpha=self.penalty)
             h.diagonal(dim1=1, dim2=2).add_(self.penalty)
         return g, h
 
 
-def summed(model: FlatModel, batches: Batches, weight: float) -> tuple[Tensor, Tensor]:
+def sum_derivatives(model: FlatModel, batches: Batches, weight: float) -> tuple[Tensor, Tensor]:
     """Both derivatives of the losses, summed over the examples with this weight."""
     classes, size = problems(model.layout)
     g, h = torch.zeros(classes, size), torch.zeros(classes, size, size)

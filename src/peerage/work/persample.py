@@ -78,8 +78,8 @@ def _layers(module: nn.Module) -> list[Layer]:
 
 
 def _has_closed_form(layer: nn.Module) -> TypeGuard[Layer]:
-    own = dict(layer.named_parameters())
-    if not own.keys() <= {"weight", "bias"} or not all(p.requires_grad for p in own.values()):
+    named = dict(layer.named_parameters())
+    if not named.keys() <= {"weight", "bias"} or not all(p.requires_grad for p in named.values()):
         return False
     if type(layer) is nn.Conv2d:
         pads_zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

@@ -65,13 +65,13 @@ def synthesise(x: Tensor, y: Tensor, options: Synthesis, rng: torch.Generator) -
     rows = [(y == c).nonzero().flatten() for c in classes]
     s = noise(x, (len(classes), options.ipc, *x.shape[1:]), rng)
     largest = max(options.ipc, min(options.batch, max(map(len, rows))))
-    together = max(1, AT_ONCE // (largest * options.width * prod(shape[1:])))  # classes
+    group = max(1, AT_ONCE // (largest * options.width * prod(shape[1:])))  # classes
     momentum = torch.zeros_like(s)
     for _ in range(options.iterations):
         view = random_view(shape, options, rng)
         momentum *= MOMENTUM
-        for start in range(0, len(classes), together):
-            some = slice(start, start + together)
+        for start in range(0, len(classes), group):
+            some = slice(start, start + group)
             real = [x.index_select(0, draw(r, options.batch, rng)) for r in rows[some]]
             momentum[some] += matching_gradient(view, real, s[some])
         s = s - LR * momentum

@@ -80,9 +80,9 @@ class LocalSGD:
             yield from self.epoch(local)
 
     def epoch(self, local: LocalContext) -> Batches:
-        return local.epoch(self.batch_size, self.of_one(local))
+        return local.epoch(self.batch_size, self.resolve_batch_of_one(local))
 
-    def of_one(self, local: LocalContext) -> str:
+    def resolve_batch_of_one(self, local: LocalContext) -> str:
         """Whether this node keeps, merges or drops a last batch of one example."""
         if self.batch_of_one is not None:
             return self.batch_of_one
@@ -91,17 +91,17 @@ class LocalSGD:
             return "keep"
         return "merge" if len(local.indices) > 1 else "drop"
 
-    def in_a_pass(self, local: LocalContext) -> int:
+    def batches_per_pass(self, local: LocalContext) -> int:
         """The number of batches in one pass over the node's examples."""
         whole, left = divmod(len(local.indices), self.batch_size)
         if self.steps is None and left == 1:
-            of_one = self.of_one(local)
-            left = of_one == "keep" or (of_one == "merge" and whole == 0)
+            batch_of_one = self.resolve_batch_of_one(local)
+            left = batch_of_one == "keep" or (batch_of_one == "merge" and whole == 0)
         return whole + (left > 0)
 
     def last_pass(self, local: LocalContext) -> range:
         """The numbers of the batches in the last pass over the examples."""
-        one_pass = self.in_a_pass(local)
+        one_pass = self.batches_per_pass(local)
         total = self.steps if self.steps is not None else (self.epochs or 0) * one_pass
         return range(max(0, total - one_pass), total)
 
@@ -136,7 +136,7 @@ class Train(Compute[Trained]):
     squares: bool = False  # whether to sum squared gradients in the last pass
 
     def run(self, local: LocalContext) -> Trained:
-        if self.work.in_a_pass(local) == 0:
+        if self.work.batches_per_pass(local) == 0:
             zeros = torch.zeros_like(self.params) if self.squares else None
             return Trained(self.params, self.buffers, TrainStats(0.0, 0, zeros))
         model = local.model(self.params, self.buffers)
