@@ -21,7 +21,7 @@ def spirals(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class SmallNet(nn.Module):
-    """Any module from a batch of examples to logits will do."""
+    """A module that maps a batch of examples to logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,10 +35,10 @@ class SmallNet(nn.Module):
 
 @dataclass(frozen=True)
 class Lazy(pg.Algorithm[None]):
-    """Move only a part of the way towards the mean of the neighbourhood."""
+    """Move a fraction gamma of the way towards the mean of the neighbourhood."""
 
     local: LocalSGD = LocalSGD()
-    gamma: float = 0.5  # 0 stays where it is, 1 is plain averaging
+    gamma: float = 0.5  # 0 is local training, 1 is plain averaging
 
     async def round(self, node: pg.Node[None]) -> None:
         await node.train(self.local)

@@ -440,12 +440,12 @@ def test_the_account_of_a_run_without_guarantee(noise: Noise, reason: str) -> No
 def test_an_infinite_epsilon_is_none_and_said() -> None:
     record = privacy_report(Noise(sigma=1e-9, clip=1.0), [4])
     assert (record["epsilon"], record["epsilons"]) == (None, [None])
-    assert "beyond all bounds" in record["guarantee"]
+    assert "no useful bound" in record["guarantee"]
 
 
 def test_a_missing_package_is_found_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    remedy = r'dp-accounting 0.6 or later to compute epsilon; pip install "peerage\[privacy\]"'
+    remedy = r'dp-accounting 0.6 or later to compute epsilon; run pip install "peerage\[privacy\]"'
     with pytest.raises(InputError, match=remedy):
         check_accounting(Noise(sigma=1.0, clip=1.0))
     for noise in (Noise(), Noise(sigma=1.0), Noise(clip=1.0)):
@@ -463,16 +463,16 @@ def test_an_old_package_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sigma": -0.1}, "sigma is a standard deviation, got -0.1; give 0"),
-        ({"sigma": math.inf}, "sigma is a standard deviation, got inf"),
-        ({"sigma": math.nan}, "sigma is a standard deviation, got nan"),
-        ({"clip": 0.0}, "clip is a length above 0, got 0.0; leave it out"),
-        ({"clip": -1.0}, "clip is a length above 0, got -1.0"),
-        ({"clip": math.inf}, "clip is a length above 0, got inf"),
-        ({"clip": math.nan}, "clip is a length above 0, got nan"),
-        ({"delta": 0.0}, "delta is a probability between 0 and 1, got 0.0"),
-        ({"delta": 1.0}, "delta is a probability between 0 and 1, got 1.0"),
-        ({"delta": math.nan}, "delta is a probability between 0 and 1, got nan"),
+        ({"sigma": -0.1}, "sigma must be a number from 0 up, got -0.1; use 0"),
+        ({"sigma": math.inf}, "sigma must be a number from 0 up, got inf"),
+        ({"sigma": math.nan}, "sigma must be a number from 0 up, got nan"),
+        ({"clip": 0.0}, "clip must be a number above 0, got 0.0; leave it out"),
+        ({"clip": -1.0}, "clip must be a number above 0, got -1.0"),
+        ({"clip": math.inf}, "clip must be a number above 0, got inf"),
+        ({"clip": math.nan}, "clip must be a number above 0, got nan"),
+        ({"delta": 0.0}, "delta must lie in (0, 1), got 0.0"),
+        ({"delta": 1.0}, "delta must lie in (0, 1), got 1.0"),
+        ({"delta": math.nan}, "delta must lie in (0, 1), got nan"),
     ],
 )
 def test_bad_values_are_refused(options: dict[str, float], complaint: str) -> None:

@@ -104,7 +104,7 @@ def test_tables_are_as_strict_as_texts() -> None:
         ("er:p", "topology 'er:p': 'p' is not of the form key=value; write er:key=value"),
         ("er:p=many", "topology 'er': p cannot be 'many': input should be a valid number"),
         ("er", "topology 'er': give exactly one of p and degree, such as er:p=0.2"),
-        ("edge-list", "topology 'edge-list' needs path; write path=VALUE"),
+        ("edge-list", "topology 'edge-list' requires path; write path=VALUE"),
         (
             "heavy-tail:kind=chung",
             "topology 'heavy-tail': kind must be one of chung-lu, configuration; got 'chung', did "

@@ -145,7 +145,7 @@ def test_tensors_that_a_state_holds_twice_get_two_names():
     ids=lambda state: type(state).__name__,
 )
 def test_other_states_are_refused(state):
-    with pytest.raises(CheckpointError, match=f"of type {type(state).__name__} cannot be kept"):
+    with pytest.raises(CheckpointError, match=f"of type {type(state).__name__} cannot be saved"):
         pack((state,), {}, "0.state")
 
 
@@ -159,7 +159,7 @@ def test_other_states_are_refused(state):
     ],
 )
 def test_trees_of_another_algorithm_are_refused(tree):
-    with pytest.raises(CheckpointError, match="a state that the algorithm does not start with"):
+    with pytest.raises(CheckpointError, match="a state that init does not return"):
         unpack(tree, {}, EXAMPLE)
 
 
@@ -185,7 +185,7 @@ def test_fields_that_the_constructor_does_not_take_survive():
 def test_an_attribute_that_is_no_field_is_refused():
     state = Derived(torch.zeros(1))
     state.extra = 1  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match="attribute 'extra' of Derived is no field"):
+    with pytest.raises(CheckpointError, match="attribute 'extra' of Derived is not a field"):
         pack(state, {}, "0.state")
 
 

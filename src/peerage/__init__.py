@@ -10,7 +10,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the table below
+if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HOMES`
     from peerage.algorithm import Algorithm as Algorithm
     from peerage.algorithm import Node as Node
     from peerage.algorithms import ALGORITHMS as ALGORITHMS
@@ -51,8 +51,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from peerage.work.training import LocalSGD as LocalSGD
     from peerage.work.training import TrainStats as TrainStats
 
-# Public name -> the module that defines it. Each is imported when it is first used, so that
-# `peerage --help` and the commands for certificates start without torch.
+# Public name -> the module that defines it. Names are imported on first use, so that
+# `peerage --help` and the certificate commands start without torch.
 _HOMES = {
     "ALGORITHMS": "peerage.algorithms",
     "CFA": "peerage.algorithms.cfa",

@@ -1,8 +1,8 @@
-"""How vectors of several nodes become one: pure functions on k vectors of length d.
+"""Weighted means of the vectors of several nodes: pure functions on k vectors of length d.
 
-Every function takes a matrix [k, d] or a sequence of k vectors [d]. They walk over the vectors in
-pieces that fit the processor's cache, so that each input is read from memory once, and they add in
-the given order, so that the result does not depend on where the vectors lie.
+Every function takes a matrix [k, d] or a sequence of k vectors [d]. They process pieces that fit
+into the cache, so that each input is read from memory once. They add in the order of the vectors,
+so that the result does not depend on their memory layout.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ PIECE = 1 << 16  # entries; a piece of three float32 vectors stays inside a 1 MB
 
 
 def uniform_weights(k: int) -> Tensor:
-    """[k], all 1 / k."""
+    """[k] equal weights 1 / k."""
     return torch.full((k,), 1.0 / k)
 
 
 def data_weights(examples: Sequence[int]) -> Tensor:
-    """In proportion to the numbers of examples; uniform when nobody has any.
+    """[k] weights proportional to the numbers of examples; uniform if all are zero.
 
     >>> data_weights([30, 10]).tolist()
     [0.75, 0.25]
@@ -35,9 +35,9 @@ def data_weights(examples: Sequence[int]) -> Tensor:
 def metropolis_weights(degrees: Sequence[int], own: int) -> Tensor:
     """Metropolis-Hastings weights: symmetric and doubly stochastic using only the two degrees.
 
-    1 / (1 + max(k_i, k_j)) for a neighbour j of i, and what is left for i, at position `own`. If i
-    hears more nodes than its neighbours, their number stands for k_i. So weights are never negative
-    and sum to one, and where each node hears all n they are 1 / n.
+    1 / (1 + max(k_i, k_j)) for a neighbour j of i, and the rest for i, at position `own`. If i
+    receives from more nodes than its neighbours, their number replaces k_i. So weights are never
+    negative and sum to one, and are 1 / n if each node receives from all n.
 
     >>> metropolis_weights([1, 2, 1], own=1).tolist()
     [0.3333333432674408, 0.3333333432674408, 0.3333333432674408]
@@ -52,7 +52,7 @@ def metropolis_weights(degrees: Sequence[int], own: int) -> Tensor:
 
 
 def weighted_mean(x: Vectors, weights: Tensor | Sequence[float]) -> Tensor:
-    """[d] the sum of `weights[j] * x[j]`, with weights that should add up to one.
+    """[d] the sum of `weights[j] * x[j]`, with weights that should sum to one.
 
     >>> weighted_mean(torch.tensor([[0.0, 2.0], [4.0, 6.0]]), [0.25, 0.75]).tolist()
     [3.0, 5.0]
@@ -71,11 +71,10 @@ def curvature_weighted(
 ) -> Tensor:
     """[d] every entry of `x` averaged with its own weights, in proportion to the curvature `h`.
 
-    Entry p is sum_j h[j, p] x[j, p] / s_p with s_p = sum_j h[j, p] (Eq. 6-8 of P0). Where s_p is
-    zero, curvature says nothing and the weights `otherwise` count. So the scale of `h` does not
-    matter: a power of two that multiplies all of it changes no bit. They also count where s_p is so
-    small or large that 32 bits lose it (below 1.2e-38, or beyond 3.4e38), and outside of the `part`
-    of the vectors that `h` speaks about.
+    Entry p is sum_j h[j, p] x[j, p] / s_p with s_p = sum_j h[j, p] (Eq. 6-8 of P0). The weights
+    `otherwise` are used where s_p is zero, where it leaves the range of float32 (below 1.2e-38 or
+    above 3.4e38), and outside of the `part` of the vectors that `h` covers. The scale of `h` does
+    not matter: multiplying all of it by a power of two changes no bit.
 
     >>> x, h = torch.tensor([[1.0, 1.0], [5.0, 5.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
     >>> curvature_weighted(x, h, otherwise=[0.5, 0.5]).tolist()
@@ -95,12 +94,10 @@ def curvature_weighted(
             m.addcmul_(x[j][piece], h[j][piece])
         m.div_(s)
     limits = torch.finfo(total.dtype)
-    message_schema = (
-        (total >= limits.tiny).logical_and_(total <= limits.max).logical_and_(mean.isfinite())
-    )
-    silent = torch.nonzero(message_schema.logical_not_()).squeeze(1)
-    if silent.numel():
-        mean[silent] = weighted_mean([vector[silent] for vector in x], factors)
+    valid = (total >= limits.tiny).logical_and_(total <= limits.max).logical_and_(mean.isfinite())
+    rest = torch.nonzero(valid.logical_not_()).squeeze(1)
+    if rest.numel():
+        mean[rest] = weighted_mean([vector[rest] for vector in x], factors)
     return mean
 
 
@@ -120,7 +117,7 @@ def _floats(weights: Tensor | Sequence[float], k: int) -> list[float]:
     values = weights.tolist() if isinstance(weights, Tensor) else [float(w) for w in weights]
     if len(values) != k or k == 0:
         raise ValueError(
-            f"{len(values)} weights for {k} vectors; both must be the same, above zero"
+            f"{len(values)} weights for {k} vectors; their numbers must be equal and above zero"
         )
     return values
 

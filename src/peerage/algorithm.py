@@ -2,8 +2,8 @@
 
 Every `await` is a request that an engine answers: train, curvature, candidate losses, send,
 receive. The same coroutine runs in a simulator, on a cluster and between real machines. An
-algorithm is a frozen dataclass of hyperparameters; it knows mathematics only, no device, socket,
-clock or file.
+algorithm is a frozen dataclass of hyperparameters. It contains only the mathematics: it uses no
+device, socket, clock or file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,42 +33,42 @@ from peerage.vectors import Layout, float_buffers, trained_parameters
 from peerage.work.curvature import Curvature, Gradient, Losses, Part
 from peerage.work.training import LocalSGD, Train, TrainStats
 
-S = TypeVar("S")  # what a node remembers between rounds
+S = TypeVar("S")  # the state of a node, which it keeps between rounds
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What the shapes of messages depend on."""
+    """The sizes that determine the shapes of messages."""
 
     layout: Layout
-    buffers: int  # running statistics of a model
-    nodes: int  # all of them, also a hub
+    buffers: int  # number of running statistics in a model
+    nodes: int  # including the hub, if there is one
     classes: int
-    example: tuple[int, ...]  # the shape of one
+    example: tuple[int, ...]  # shape of one example
 
     @classmethod
     def of(
         cls, module: nn.Module, nodes: int, classes: int, example: tuple[int, ...]
     ) -> "Dimensions":
-        """Those of a network whose nodes all have this model, which may be on the device meta."""
+        """Dimensions of a network in which all nodes have this model; it may be on device meta."""
         buffers = sum(buffer.numel() for _, buffer in float_buffers(module))
         return cls(Layout.of(trained_parameters(module)), buffers, nodes, classes, example)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round costs a node beside its local training."""
+    """The cost of one round for one node, in addition to local training."""
 
-    vectors: float  # numbers per parameter in a message to a neighbour, or to the hub
-    passes: float = 0.0  # over the node's data, each as long as an epoch of local training
-    forward: float = 0.0  # passes over the node's data without gradients
-    state: float = 0.0  # numbers per parameter that the node keeps for the next round
-    shared_mean: bool = False  # nodes that hear the same senders compute one `Inbox.mean`
+    vectors: float  # numbers per parameter in one message to a neighbour or to the hub
+    passes: float = 0.0  # passes over the node's data, each as expensive as a local epoch
+    forward: float = 0.0  # forward passes over the node's data
+    state: float = 0.0  # numbers per parameter in the node's state
+    shared_mean: bool = False  # nodes with the same senders share one `Inbox.mean`
 
 
 @dataclass
 class Node(Generic[S]):
-    """What an algorithm may know and do. Assign new tensors; never change one in place."""
+    """What an algorithm can read and do on one node. Assign new tensors; never modify in place."""
 
     id: int
     num_nodes: int
@@ -80,20 +80,18 @@ class Node(Generic[S]):
     buffers: Tensor  # [b] running statistics; averaged with scalar weights only
     seed: int = field(repr=False)
     state: S = None  # type: ignore[assignment]  # Algorithm.init fills it before the first round
-    hub: int | None = None  # the node without data that all others talk to, if there is one
-    round: int = 0  # the first is 0
-    rounds: int = 0  # how many there will be
-    graph: Sequence[tuple[int, ...]] = ()  # public: whom every node hears in this round
-    out_graph: Sequence[tuple[int, ...]] | None = None  # who hears every node, if not the same
-    edge_weights: Mapping[int, float] = field(default_factory=dict)  # weights of a weighted graph
+    hub: int | None = None  # the node without data that all others exchange with, if any
+    round: int = 0  # counts from 0
+    rounds: int = 0  # of the whole run
+    graph: Sequence[tuple[int, ...]] = ()  # neighbours of every node in this round
+    out_graph: Sequence[tuple[int, ...]] | None = None  # out-neighbours, if directed
+    edge_weights: Mapping[int, float] = field(default_factory=dict)  # by sender, if weighted
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
     mean_cache: MeanCache = field(default_factory=dict, repr=False)  # see `Inbox.mean`
-    privacy_filter: PrivacyFilter = field(
-        default_factory=PrivacyFilter, repr=False
-    )  # what becomes of a message
-    messages_sent: int = 0  # messages of this round so far
+    privacy_filter: PrivacyFilter = field(default_factory=PrivacyFilter, repr=False)
+    messages_sent: int = 0  # so far in this round
     calls: set[Call[Any]] = field(default_factory=set, repr=False)  # not yet awaited
 
     def begin_round(
@@ -104,36 +102,38 @@ class Node(Generic[S]):
         edge_weights: Mapping[int, float] | None = None,
         mean_cache: MeanCache | None = None,
     ) -> None:
-        """Begin a round: engines call this, with what everybody knows about it."""
+        """Begin a round; called by the engine with the public facts of this round."""
         self.round, self.graph, self.out_graph = round, graph, out_graph
         self.edge_weights = {} if edge_weights is None else edge_weights
         self.mean_cache = {} if mean_cache is None else mean_cache
         self.rng = torch_stream(self.seed, "node", self.id, round)
-        # Equal on every node: whatever all draw from it alike needs no coordinator.
+        # Equal on every node, so nodes can make the same random choice without a coordinator.
         self.coin = torch_stream(self.seed, "coin", round)
         self.notes, self.messages_sent, self.calls = {}, 0, set()
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """Whom this node hears."""
+        """The nodes from which this node receives."""
         return self.graph[self.id]
 
     @property
     def out_neighbours(self) -> tuple[int, ...]:
-        """Who hears this node: its neighbours, unless the graph is directed."""
+        """The nodes to which this node sends: its neighbours, unless the graph is directed."""
         return (self.graph if self.out_graph is None else self.out_graph)[self.id]
 
     def note(self, **values: float) -> None:
-        """Numbers about this round that the records should hold beside accuracy and loss."""
+        """Add numbers to the record of this round, beside accuracy and loss."""
         self.notes.update({name: float(value) for name, value in values.items()})
 
     @recorded
-    async def train(self, work: LocalSGD, *, squares: bool = False, **given: Tensor) -> TrainStats:
-        """Train the own model; `given` are tensors for the work order's correction or lesson.
+    async def train(
+        self, work: LocalSGD, *, squares: bool = False, **tensors: Tensor
+    ) -> TrainStats:
+        """Train the node's model; `tensors` are arguments of the gradient correction or the loss.
 
-        With `squares`, the answer has the squared batch gradients of the last pass, added up.
+        With `squares`, the result includes the sum of squared batch gradients of the last pass.
         """
-        trained = await Train(work, self.params, self.buffers, given, squares)
+        trained = await Train(work, self.params, self.buffers, tensors, squares)
         self.params, self.buffers = trained.params, trained.buffers
         return trained.stats
 
@@ -141,15 +141,15 @@ class Node(Generic[S]):
     async def curvature(
         self, kind: str = "batch", batch_size: int = 100, part: Part = None
     ) -> Tensor:
-        """[d] diagonal curvature of the loss on the own data, at the own parameters.
+        """[d] diagonal curvature of the loss on the local data, at the node's parameters.
 
-        With `part`, only of those; see `scope_of`.
+        With `part`, only the curvature of these entries; see `scope_of`.
         """
         return await Curvature(self.params, self.buffers, kind, batch_size, part)
 
     @recorded
     async def gradient(self) -> Tensor:
-        """[d] gradient of the mean loss on the own data, at the own parameters."""
+        """[d] gradient of the mean loss on the local data, at the node's parameters."""
         return await Gradient(self.params, self.buffers)
 
     @recorded
@@ -160,18 +160,18 @@ class Node(Generic[S]):
         *,
         buffers: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """[k] mean losses of candidate models, all on the same examples of the node's own data.
+        """[k] mean losses of candidate models, all on the same local examples.
 
-        An inbox holds a candidate in each message: parameters `x` and, if the model has running
-        statistics, buffers `b`. Candidates may also be parameters, with the buffers of each: a
-        model is never evaluated with the running statistics of another by mistake.
+        Each message of an inbox is one candidate: parameters `x` and, if the model has running
+        statistics, buffers `b`. Candidates may also be vectors of parameters. Each then needs its
+        own `buffers`, so that no model is evaluated with the running statistics of another.
         """
         if isinstance(candidates, Inbox):
             messages = candidates.messages
             other = next((m for m in messages if m.architecture != self.architecture), None)
             if other is not None:
                 raise PeerageError(
-                    f"node {self.id} cannot evaluate the model of node {other.sender}: it is of "
+                    f"node {self.id} cannot evaluate the model of node {other.sender}: it has "
                     f"architecture {other.architecture!r}, not {self.architecture!r}; use "
                     "inbox.alike(node.architecture)"
                 )
@@ -181,8 +181,8 @@ class Node(Generic[S]):
             buffers = [torch.empty(0)] * len(candidates)
         if len(buffers) != len(candidates):
             raise PeerageError(
-                f"node {self.id} has {len(candidates)} candidates and the buffers of "
-                f"{len(buffers)}; give one of each for every candidate"
+                f"node {self.id} has {len(candidates)} candidates but the buffers of "
+                f"{len(buffers)}; pass buffers for every candidate"
             )
         return await Losses(tuple(candidates), tuple(buffers), examples)
 
@@ -190,15 +190,15 @@ class Node(Generic[S]):
     async def send(
         self, to: int | Iterable[int], architecture: str | None = None, /, **payload: Tensor
     ) -> None:
-        """Send to one node or several; messages between two nodes arrive in order.
+        """Send a message to one or several nodes; messages between two nodes arrive in order.
 
-        `architecture` is that of the model in the payload, if it is not the node's own.
+        `architecture` is that of the model in the payload, by default the node's own.
         """
-        await self._post((to,) if isinstance(to, int) else tuple(to), payload, architecture)
+        await self._send((to,) if isinstance(to, int) else tuple(to), payload, architecture)
 
     @recorded
     async def receive(self, senders: int | Iterable[int] | None = None) -> Inbox:
-        """The next message of each sender (default: of each neighbour)."""
+        """Return the next message of each sender (default: each neighbour)."""
         if senders is None:
             senders = self.neighbours
         messages = await Receive((senders,) if isinstance(senders, int) else tuple(senders))
@@ -206,35 +206,35 @@ class Node(Generic[S]):
 
     @recorded
     async def exchange(self, *, to: Iterable[int] | None = None, **payload: Tensor) -> Inbox:
-        """Send to the listeners and receive from the neighbours, which are the same unless the
-        graph is directed; the inbox includes the own message. With `to`, only these are both.
-        """
-        only = None if to is None else tuple(to)
-        own = await self._post(self.out_neighbours if only is None else only, payload)
-        received = await Receive(self.neighbours if only is None else only)
-        return self._inbox(sorted((*received, own), key=lambda message: message.sender))
+        """Send to all out-neighbours and receive from all neighbours.
 
-    async def _post(
+        The inbox includes the node's own message. With `to`, send to and receive from these nodes.
+        """
+        partners = None if to is None else tuple(to)
+        sent = await self._send(self.out_neighbours if partners is None else partners, payload)
+        received = await Receive(self.neighbours if partners is None else partners)
+        return self._inbox(sorted((*received, sent), key=lambda message: message.sender))
+
+    async def _send(
         self, to: tuple[int, ...], payload: dict[str, Tensor], architecture: str | None = None
     ) -> Message:
-        """Send a payload and return the message as it left the node, after noise."""
+        """Send a payload and return the message as it left the node, after the privacy filter."""
         for name, value in payload.items():
             if not isinstance(value, Tensor):
                 raise PeerageError(
                     f"node {self.id} sent {name}={value!r} in round {self.round + 1}; a message "
-                    f"holds tensors only: send torch.tensor({name}), or leave it out"
+                    f"may contain only tensors: send torch.tensor({name}), or leave it out"
                 )
         if to:
             payload = self.privacy_filter.release(payload, self._noise_stream)
-        own = Message(self.envelope(self.messages_sent, architecture), payload)
+        message = Message(self.envelope(self.messages_sent, architecture), payload)
         self.messages_sent += 1
-        await Send(to, own)
-        return own
+        await Send(to, message)
+        return message
 
     def _noise_stream(self) -> torch.Generator:
-        seed = (
-            self.seed if self.privacy_filter.noise_seed is None else self.privacy_filter.noise_seed
-        )
+        noise_seed = self.privacy_filter.noise_seed
+        seed = self.seed if noise_seed is None else noise_seed
         return torch_stream(seed, "noise", self.id, self.round, self.messages_sent)
 
     def _inbox(self, messages: Sequence[Message]) -> Inbox:
@@ -242,20 +242,19 @@ class Node(Generic[S]):
         return Inbox(tuple(messages), self.id, self.edge_weights, self.mean_cache)
 
     def envelope(self, number: int = UNNUMBERED, architecture: str | None = None) -> Envelope:
-        """What a message of this node states; its payload is of the own model by default."""
+        """The envelope of a message from this node; the architecture is its own by default."""
         kind = self.architecture if architecture is None else architecture
         return Envelope(self.id, self.num_examples, len(self.neighbours), kind, number)
 
 
 class Algorithm(Generic[S]):
-    """A frozen dataclass of hyperparameters with one method that matters: `round`."""
+    """A frozen dataclass of hyperparameters; a subclass must implement `round`."""
 
     with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
-    nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must leave so
-    lossless_messages: ClassVar[bool] = (
-        False  # whether sender and recipient must hold the same numbers
-    )
-    # Whether a node's model is its own: of no use to a neighbour, nor in a mean over the nodes.
+    nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must not make negative
+    # Whether sender and recipient must hold exactly the same numbers, so bf16 is not allowed.
+    lossless_messages: ClassVar[bool] = False
+    # Whether models are specific to their node: no use to a neighbour, nor in a mean over nodes.
     personal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -265,30 +264,31 @@ class Algorithm(Generic[S]):
         """Raise an InputError if the algorithm cannot work with models of this layout."""
 
     def init(self, node: Node[S]) -> S:
-        """What a node remembers between rounds: tensors, numbers, or a dataclass of them."""
+        """Return the initial state of a node: tensors, numbers, or a dataclass of them."""
         return None  # type: ignore[return-value]
 
     async def round(self, node: Node[S]) -> None:
+        """Run one round on one node."""
         raise NotImplementedError
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
-        """All tensors that a message may hold, and what they look like.
+        """Every tensor that a message may contain, with its shape and type.
 
-        Between real machines, whatever is not declared here is refused.
+        Real peers reject messages with other tensors.
         """
         return {"x": TensorSpec((dimensions.layout.size,)), "b": TensorSpec((dimensions.buffers,))}
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost | None:
-        """What a round costs a node with so many examples; None if that is unknown."""
+        """The cost of this round for a node with so many examples; None if unknown."""
         return None
 
     def caveats(self) -> Iterable[str]:
-        """What a user of these hyperparameters should know, one line each; shown as warnings."""
+        """Warnings about these hyperparameters, one line each."""
         return ()
 
     def evaluated(self, node: Node[S]) -> Tensor:
         """[d] the parameters that metrics evaluate and that a run returns as the node's model.
 
-        It may read whatever the node holds after a round, and must change nothing.
+        It may read everything that the node holds after a round, but must not change it.
         """
         return node.params

@@ -1,17 +1,17 @@
-"""What can go wrong, and the exit code that the command line gives it.
+"""The exceptions of the package, and their exit codes on the command line.
 
 PeerageError            1   something failed while running
-├── InputError          2   a value that the user can change
+├── InputError          2   an invalid value that the user can change
 │   ├── DataError       2   a data set that is missing, altered or of the wrong shape
 │   └── CheckpointError 2   a run folder or checkpoint that cannot be used
 ├── Diverged            2   a loss or a parameter is no longer a finite number
-├── DiskError           2   the disk refused what had to be written
-├── WorkerDied          1   a worker process ended before its work did
-├── Unreachable         1   a peer that a message could not be delivered to (in net)
-├── Rejected            1   a message that a peer does not accept (in net)
+├── DiskError           2   a file could not be written
+├── WorkerDied          1   a worker process ended too early
+├── Unreachable         1   a message could not be delivered to a peer (in net)
+├── Rejected            1   a peer does not accept a message (in net)
 └── Interrupted       130   the user pressed Ctrl-C
 
-What is only worth knowing is a PeerageWarning, and stops nothing.
+A PeerageWarning informs the user, and does not stop the run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from difflib import get_close_matches
 
 
 class PeerageError(Exception):
-    """An error whose text is one line for the user: the value, and the remedy."""
+    """An error with a one-line text for the user: the value and the remedy."""
 
     exit_code = 1
 
@@ -53,7 +53,7 @@ class Interrupted(PeerageError):
 
 
 class PeerageWarning(UserWarning):
-    """Something that is allowed, and that the user should know about."""
+    """A warning about something that is allowed but may surprise the user."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -64,7 +64,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Raise an InputError if an option is none of the values that it may have."""
+    """Raise an InputError if the value of an option is not one of its choices."""
     known = tuple(choices)
     if value not in known:
         raise InputError(f"{name} {wrong_choice(value, known)}")

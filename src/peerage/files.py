@@ -1,4 +1,4 @@
-"""Files that are written whole, and errors of the disk as one line with a remedy."""
+"""Atomic writing of files, and disk errors as one line with a remedy."""
 
 import errno
 import json
@@ -16,29 +16,29 @@ from peerage.errors import CheckpointError, DiskError
 
 
 def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> None:
-    """One key per line: readable for people, and short when a value is a long list."""
+    """Write JSON with one key per line, which stays short when a value is a long list."""
     lines = [f"  {json.dumps(key)}: {dumps(entry)}" for key, entry in value.items()]
     write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), remedy)
 
 
 def write_bytes(path: Path, content: bytes, remedy: str = "") -> None:
-    """Replace a file in one step: after a crash or an error it holds either the old or the new."""
+    """Replace a file atomically; after a crash it has either the old or the new content."""
     path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path, remedy):
         try:
-            with open(aside, "wb") as file:
+            with open(temporary, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
+            os.replace(temporary, path)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def disk_errors(path: Path, remedy: str = "") -> Iterator[None]:
-    """Turns what the operating system says about a file into one line with a remedy."""
+    """Turn an error of the operating system about a file into one line with a remedy."""
     try:
         yield
     except OSError as error:
@@ -93,7 +93,7 @@ def dumps(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """JSON has no infinity and no NaN: what is not a finite number becomes null."""
+    """Plain Python values; numbers that are not finite become null, as JSON has no NaN."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float):

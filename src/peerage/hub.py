@@ -1,8 +1,8 @@
-"""The hub pattern: one node without data hands a model out, gathers answers and merges them.
+"""The hub pattern: one node without data broadcasts a model, collects answers and merges them.
 
-The hub is one node more than the network has peers, and comes last. Its peers are its clients: they
-talk to nobody else, and between two rounds they keep no model, because every round begins with the
-one that the hub sends. So the hub's model is *the* model, and the only one that is judged.
+The hub is an extra node with the highest number; all other nodes are its clients. Clients exchange
+messages only with the hub. They keep no model between rounds, because every round begins with the
+hub's model. So the hub's model is the only one that is evaluated.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class HubAlgorithm(Algorithm[S]):
 
     with_hub: ClassVar[bool] = True
 
-    # How many take part in a round, drawn anew for each; all of them by default.
+    # Number of clients that each round selects at random; all of them by default.
     clients: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -39,35 +39,35 @@ class HubAlgorithm(Algorithm[S]):
         if node.id == node.hub:
             await node.send(selected, **self.broadcast(node))
             inbox = await node.receive(selected)
-            if len(inbox):  # else nobody was heard, and the model stays as it is
+            if len(inbox):  # without answers, the model stays as it is
                 self.merge(node, inbox)
         elif node.id not in selected:
             self.skip_round(node)
         else:
-            # A client's only neighbour is the hub; its message may have been lost on the way.
+            # A client's only neighbour is the hub, whose message may have been lost.
             for message in (await node.receive()).messages:
                 node.params, node.buffers = message.payload["x"], message.payload["b"]
                 await node.send(message.sender, **await self.answer(node, message.payload))
 
     def selected_clients(self, node: Node[S]) -> tuple[int, ...]:
-        """The clients of this round; everybody draws the same ones from the public coin."""
-        everyone = node.graph[-1]  # whom the hub hears: the hub comes last
+        """The clients of this round; all nodes draw the same ones from the public coin."""
+        clients = node.graph[-1]  # neighbours of the hub, which is the last node
         if self.clients is None:
-            return everyone
-        order = torch.randperm(len(everyone), generator=node.coin)[: self.clients]
-        return tuple(sorted(everyone[i] for i in order.tolist()))
+            return clients
+        order = torch.randperm(len(clients), generator=node.coin)[: self.clients]
+        return tuple(sorted(clients[i] for i in order.tolist()))
 
     def broadcast(self, node: Node[S]) -> Payload:
-        """What the hub sends to the clients of a round."""
+        """The payload that the hub sends to the selected clients."""
         return {"x": node.params, "b": node.buffers}
 
     async def answer(self, node: Node[S], hub_message: Mapping[str, Tensor]) -> Payload:
-        """What a client makes of it; its model is already the hub's."""
+        """The reply of a client; `node.params` is already the hub's model."""
         raise NotImplementedError
 
     def merge(self, node: Node[S], inbox: Inbox) -> None:
-        """What the hub makes of the answers, of which there is at least one."""
+        """Update the hub's model from the answers, of which there is at least one."""
         raise NotImplementedError
 
     def skip_round(self, node: Node[S]) -> None:
-        """What a client does in a round without it."""
+        """Called on a client in a round for which it is not selected."""

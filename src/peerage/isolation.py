@@ -1,9 +1,9 @@
-"""Torch's process-wide settings, which one run uses at a time.
+"""A lock for torch's process-wide settings, so that only one run uses them at a time.
 
-Torch has one global generator and one number of threads in a process. Dropout and the constructors
+Torch has one global generator and one number of threads per process. Dropout and the constructors
 of modules draw from that generator, and the order of floating-point sums depends on the number of
-threads. Runs in several threads of one process would change each other's results there, so each
-holds a lock while it uses them, and leaves both as it found them.
+threads. So runs in several threads of one process could change each other's results. Each run holds
+a lock while it uses these settings, and restores both.
 """
 
 import os
@@ -18,7 +18,7 @@ _lock = RLock()
 
 @contextmanager
 def exclusive_torch() -> Iterator[None]:
-    """Hold torch's global generator, and compute with one thread; restore both in the end.
+    """Lock torch's global generator and compute with one thread; restore both at the end.
 
     >>> before = torch.get_rng_state()
     >>> with exclusive_torch():
@@ -39,7 +39,7 @@ def exclusive_torch() -> Iterator[None]:
 
 
 def _renew_lock() -> None:
-    """A forked process has none of its parent's other threads, one of which may hold the lock."""
+    """Replace the lock in a forked process; a thread of the parent may hold the old one."""
     global _lock
     _lock = RLock()
 

@@ -1,25 +1,25 @@
-"""Gaussian noise on what a node sends, and an honest account of the privacy that it gives.
+"""Gaussian noise on messages, and the differential privacy that it gives.
 
-Noise alone (P2, Fig. 11) gives no guarantee: messages can be any distance apart. With `clip` there
-is one. A message is `r + c(m - r)` plus noise. Here `m` is what the algorithm wants to send, all
-its float tensors as one vector, `c` shortens a vector to length `clip` at most, and the reference
-`r` is made of released messages only: the mean of what was heard last; before that the initial
-parameters, which must not depend on the data, or zero. So, given all that anybody has seen,
+Noise alone (P2, Fig. 11) gives no guarantee, because messages can be any distance apart. With
+`clip`, a node sends `r + c(m - r)` plus noise. Here `m` holds all float tensors of the algorithm's
+message as one vector, and `c` shortens a vector to length `clip` at most. The reference `r` depends
+on released messages only: it is the mean of the messages received last. Before that it is the
+initial parameters, which must not depend on the data, or zero. So, given all released messages,
 
     |c(m - r) - c(m' - r)| <= 2 clip
 
-for the messages m, m' of any two data sets of the node, whatever the algorithm does inside. Each
-message is a Gaussian mechanism of sensitivity 2 clip, adding `r` is post-processing, and messages
-compose adaptively: T of them are as private as one with noise sigma / sqrt(T) (Dong et al., 2022,
-arXiv:1905.02383). Two data sets are neighbours if they belong to the same node: a node's data is
-protected as a whole (client level), without trust in a hub or neighbours (local model).
+for the messages m, m' of any two data sets of the node and for any algorithm. Each message is a
+Gaussian mechanism of sensitivity 2 clip, and adding `r` is post-processing. Messages compose
+adaptively: T of them are as private as one with noise sigma / sqrt(T) (Dong et al., 2022,
+arXiv:1905.02383). Any two data sets of a node are adjacent. So a node's data is protected as a
+whole (client level), without trust in a hub or neighbours (local model).
 
-Not covered: the number of examples, the degree, integer tensors, which tensors a message has, when
-and to whom it is sent (the two data sets agree in all of these), and whatever leaves a node in
-other ways, such as records and saved models. A simulator draws the noise from the seed of the run,
-and whoever knows the seed can subtract it: its guarantee is that of a deployment whose noise is
-secret. Real peers draw from a secret of their own. Both draw in floating point, and epsilon is
-computed as if they drew from the real numbers.
+Not covered are the number of examples, the degree, integer tensors, which tensors a message has,
+and when and to whom it is sent; adjacent data sets agree in all of these. Records, saved models and
+other outputs are not covered either. A simulator draws the noise from the seed of the run, and
+anyone who knows the seed can subtract it. Its guarantee is that of a deployment whose noise is
+secret. Real peers draw from a secret seed. Both draw in floating point, but epsilon is computed for
+real numbers.
 """
 
 import math
@@ -35,53 +35,51 @@ from peerage.errors import InputError
 
 Payload = Mapping[str, Tensor]
 
-RELEASE_COUNT = "veil.count"
-BLOCK = 1 << 15  # entries that are squared at a time: they fit into the cache as float64
-SECRET = "the noise is secret, which it is not for whoever knows the seed of this run"
-WEAK_EPSILON = 10.0  # an epsilon above it is called what it is
-MIN_NOISE_MULTIPLIER = (
-    1e-6  # a noise multiplier below it means an epsilon above 10^11, with digits of rounding
-)
+RELEASE_COUNT = "veil.count"  # key in checkpoints
+BLOCK = 1 << 15  # entries squared at a time; as float64 they fit into the cache
+SECRET = "the noise is secret, which it is not to anyone who knows the seed of this run"
+WEAK_EPSILON = 10.0  # the report calls a larger epsilon almost no protection
+MIN_NOISE_MULTIPLIER = 1e-6  # below it, epsilon is above 10^11 and its digits are rounding errors
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What happens to a message before it is sent; by default nothing.
+    """Noise and clipping of messages before they are sent; none by default.
 
     Differential privacy needs both `sigma` and `clip`. A node that sends T messages has the
     privacy of one Gaussian mechanism with noise multiplier sigma / (2 clip sqrt(T)).
     """
 
     sigma: float = 0.0  # standard deviation of the noise on every entry
-    clip: float | None = None  # how far a message may be from its reference, as Euclidean norm
+    clip: float | None = None  # largest Euclidean distance of a message from its reference
     delta: float = 1e-5  # the delta for which epsilon is computed
 
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < math.inf:
             raise InputError(
-                f"sigma is a standard deviation, got {self.sigma}; give 0 for no noise, or more"
+                f"sigma must be a number from 0 up, got {self.sigma}; use 0 for no noise"
             )
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InputError(
-                f"clip is a length above 0, got {self.clip}; leave it out to clip nothing"
+                f"clip must be a number above 0, got {self.clip}; leave it out to disable clipping"
             )
         if not 0 < self.delta < 1:
             raise InputError(
-                f"delta is a probability between 0 and 1, got {self.delta}; give one such as 1e-5"
+                f"delta must lie in (0, 1), got {self.delta}; use a small value such as 1e-5"
             )
 
     @property
     def active(self) -> bool:
-        """Whether anything happens to messages."""
+        """Whether messages are changed at all."""
         return self.sigma > 0 or self.clip is not None
 
     @property
     def private(self) -> bool:
-        """Whether there is any differential privacy to account for."""
+        """Whether there is a differential privacy guarantee."""
         return self.sigma > 0 and self.clip is not None
 
     def caveats(self) -> Iterable[str]:
-        """What a user should know before a run, one line each; shown as warnings."""
+        """Warnings before a run, one line each."""
         return [_no_guarantee(self)] if self.active and not self.private else []
 
 
@@ -92,10 +90,10 @@ def perturb(
     rng: torch.Generator,
     nonnegative: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """What may be sent instead of the payload: float tensors clipped jointly, then with noise.
+    """Return the payload with its float tensors clipped jointly and with noise added.
 
-    A tensor without a reference of its shape is measured from zero. The named `nonnegative` ones
-    are cut off at zero in the end. Only `clip` uses references.
+    The reference of a tensor is zero if none of its shape is known. Tensors named in `nonnegative`
+    are clamped at zero afterwards. References are only used with `clip`.
     """
     floats = {name: tensor for name, tensor in payload.items() if _has_floats(tensor)}
     known = {} if noise.clip is None else _matching(floats, references)
@@ -103,11 +101,11 @@ def perturb(
     limit = math.inf if noise.clip is None else noise.clip
     length = 0.0 if noise.clip is None else norm(steps.values())
     if noise.sigma == 0 and length <= limit:
-        return dict(payload)  # to the bit: subtracting and adding the reference would round
+        return dict(payload)  # subtracting and adding the reference would round
     released = dict(payload)
     for name, step in steps.items():
-        # The noise comes before the reference: a sum with the reference that is rounded first
-        # would move messages apart by a little more than 2 clip.
+        # Noise first: rounding the sum of step and reference could move two messages apart by a
+        # little more than 2 clip.
         sent = torch.empty_like(floats[name]).normal_(0, noise.sigma, generator=rng)
         sent.add_(_shortened(step, length, limit))
         if name in known:
@@ -127,20 +125,20 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 @dataclass
 class PrivacyFilter:
-    """What stands between one node and its listeners: it perturbs, remembers and counts.
+    """Clips and perturbs the messages of one node, keeps the clipping reference, counts releases.
 
-    What lasts from message to message is in `persistent_tensors`, which checkpoints hold. Tell
-    a new node's veil the initial parameters with `heard([{"x": parameters}])`.
+    References and counts are in `persistent_tensors`, which checkpoints contain. The first
+    reference of a new node is its initial parameters: `set_reference([{"x": parameters}])`.
     """
 
-    noise: Noise = Noise()  # without any, messages stay as they are
+    noise: Noise = Noise()  # by default, messages are not changed
     nonnegative: Collection[str] = ()
     persistent_tensors: dict[str, Tensor] = field(default_factory=dict)
-    noise_seed: int | None = field(default=None, repr=False)  # seed of the noise, if not the run's
+    noise_seed: int | None = field(default=None, repr=False)  # default: the seed of the run
 
     @property
     def messages(self) -> int:
-        """How many messages were released so far."""
+        """The number of messages released so far."""
         return (
             int(self.persistent_tensors[RELEASE_COUNT])
             if RELEASE_COUNT in self.persistent_tensors
@@ -148,26 +146,26 @@ class PrivacyFilter:
         )
 
     def release(self, payload: Payload, rng: Callable[[], torch.Generator]) -> dict[str, Tensor]:
-        """What to send instead of the payload; to several recipients, it is one release.
+        """Return the perturbed payload; sending it to several recipients is one release.
 
-        `rng` makes the stream of its noise, where there is any.
+        `rng` returns the random stream of the noise, and is called only if there is any.
         """
         if not self.noise.active:
             return dict(payload)
         if any(_has_floats(tensor) for tensor in payload.values()):
             self.persistent_tensors[RELEASE_COUNT] = torch.tensor(self.messages + 1)
-        places = {name: _place(name, tensor) for name, tensor in payload.items()}
+        keys = {name: _reference_key(name, tensor) for name, tensor in payload.items()}
         known = {
             name: self.persistent_tensors[key]
-            for name, key in places.items()
+            for name, key in keys.items()
             if key in self.persistent_tensors
         }
         return perturb(self.noise, payload, known, rng(), self.nonnegative)
 
     def set_reference(self, messages: Iterable[Payload]) -> None:
-        """Take the mean of these messages as reference, for every name and shape among them.
+        """Set the reference to the mean of these messages, for every name and shape in them.
 
-        The own message may be one of them as it was released, never as it was before `send`.
+        The node's own message may be one of them, but only as it was released.
         """
         if self.noise.clip is None:
             return
@@ -175,12 +173,12 @@ class PrivacyFilter:
         for payload in messages:
             for name, tensor in payload.items():
                 if _has_floats(tensor):
-                    found.setdefault(_place(name, tensor), []).append(tensor)
-        self.persistent_tensors.update({place: _mean(tensors) for place, tensors in found.items()})
+                    found.setdefault(_reference_key(name, tensor), []).append(tensor)
+        self.persistent_tensors.update({key: _mean(tensors) for key, tensors in found.items()})
 
 
 def epsilon(noise: Noise, messages: int) -> float | None:
-    """The epsilon of so many messages at `delta`: exact, or None where nothing is clipped.
+    """The exact epsilon of so many messages at `delta`; None without clipping.
 
     T Gaussian mechanisms with one multiplier are one with the multiplier divided by sqrt(T), and
     epsilon solves delta = Phi(s/2 - epsilon/s) - e^epsilon Phi(-s/2 - epsilon/s) with
@@ -193,16 +191,16 @@ def epsilon(noise: Noise, messages: int) -> float | None:
     multiplier = noise.sigma / noise.clip / 2 / math.sqrt(messages)
     if multiplier < MIN_NOISE_MULTIPLIER:
         return math.inf
-    with np.errstate(divide="ignore"):  # the logarithm of a delta that is zero
+    with np.errstate(divide="ignore"):  # the logarithm of a delta that underflows to zero
         return float(_accountant()(multiplier, noise.delta))
 
 
 def privacy_report(noise: Noise, messages: Sequence[int], secret: bool = False) -> dict[str, Any]:
-    """What the record of a run says about privacy, given how many messages every node released.
+    """The privacy entry of a run's record, from the number of messages that each node released.
 
-    `secret` says that nobody could know the noise, as between real peers.
-    `epsilon_message` is of one message, `epsilon` of the node that released most. One that is
-    infinite is None, as JSON has no infinity, and the sentence says so.
+    `secret` means that the seed of the noise is not public, as between real peers.
+    `epsilon_message` is for one message, `epsilon` for the node that released most. An infinite
+    value is None, as JSON has no infinity, and the text states it.
     """
     record: dict[str, Any] = {"sigma": noise.sigma, "clip": noise.clip, "delta": noise.delta}
     if not noise.private:
@@ -220,7 +218,7 @@ def privacy_report(noise: Noise, messages: Sequence[int], secret: bool = False) 
 
 
 def check_accounting(noise: Noise) -> None:
-    """Refuse before a run what could not be accounted for after it."""
+    """Raise an InputError before a run if epsilon could not be computed after it."""
     if noise.private:
         _accountant()
 
@@ -231,47 +229,47 @@ def _has_floats(tensor: Tensor) -> bool:
 
 def _matching(floats: Payload, references: Payload) -> dict[str, Tensor]:
     return {
-        name: references[name].to(tensor)  # of its type
+        name: references[name].to(tensor)  # its dtype
         for name, tensor in floats.items()
         if name in references and references[name].shape == tensor.shape
     }
 
 
 def _shortened(step: Tensor, length: float, limit: float) -> Tensor:
-    """The part of a vector of this length that keeps the whole within the limit."""
-    if not math.isfinite(length):  # a model that diverged must not stand out by being infinite
+    """A part of a vector of this length, scaled so that the whole is within the limit."""
+    if not math.isfinite(length):  # a diverged model must not reveal itself
         return torch.zeros_like(step)
     if length <= limit:
         return step
-    # A little shorter than asked, as rounding of the factor and the product may lengthen it.
+    # A little shorter than the limit, because rounding may lengthen the result.
     return step * (limit / length * (1 - 2 * torch.finfo(step.dtype).eps))
 
 
 def _mean(tensors: list[Tensor]) -> Tensor:
-    """A new tensor, even for one: an engine may use the memory of a message again."""
+    """The mean as a new tensor, even of one: an engine may reuse the memory of a message."""
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total.add_(tensor)
     return total.div_(len(tensors))
 
 
-def _place(name: str, tensor: Tensor) -> str:
-    """The key of a reference: nodes with other models send other shapes under the same name."""
+def _reference_key(name: str, tensor: Tensor) -> str:
+    """The key in checkpoints; with the shape, as other models send other shapes by this name."""
     return f"veil.{name}.{'x'.join(map(str, tensor.shape))}"
 
 
 def _accountant() -> Any:
     """The function (noise multiplier, delta) -> epsilon of one Gaussian mechanism.
 
-    It is exact and takes milliseconds. Privacy loss distributions give the same, from above, in
-    seconds to minutes where epsilon is large; Renyi divergences give three to ten percent more.
+    It is exact and takes milliseconds. Privacy loss distributions give the same upper bound, but
+    need seconds to minutes if epsilon is large. Renyi divergences give three to ten per cent more.
     """
     try:
-        from dp_accounting import get_epsilon_gaussian  # takes a second; few runs need it
+        from dp_accounting import get_epsilon_gaussian  # a slow import that few runs need
     except ImportError:
         raise InputError(
-            "noise with clip needs dp-accounting 0.6 or later to compute epsilon; "
-            'pip install "peerage[privacy]"'
+            "noise with clip requires dp-accounting 0.6 or later to compute epsilon; "
+            'run pip install "peerage[privacy]"'
         ) from None
     return get_epsilon_gaussian
 
@@ -286,23 +284,23 @@ def _no_guarantee(noise: Noise) -> str:
     if noise.clip is None:
         return (
             "No differential privacy: messages have noise but are not clipped, so one data set "
-            "can move them by any distance; give clip as well."
+            "can move them by any distance; set clip as well."
         )
-    return "No differential privacy: messages are clipped but have no noise; give sigma as well."
+    return "No differential privacy: messages are clipped but have no noise; set sigma as well."
 
 
 def _guarantee(noise: Noise, messages: int, value: float | None, secret: bool) -> str:
     if value is None:
         return (
-            "No differential privacy worth the name: the noise is so faint beside clip that "
-            "epsilon is beyond all bounds; give more sigma."
+            "No meaningful differential privacy: sigma is so small relative to clip that epsilon "
+            "has no useful bound; increase sigma."
         )
     sent = "1 message" if messages == 1 else f"{messages} messages"
-    weak = ", which is next to nothing" if value > WEAK_EPSILON else ""
-    known = "" if secret else f", as long as {SECRET}"
+    weak = ", which is almost no protection" if value > WEAK_EPSILON else ""
+    condition = "" if secret else f", as long as {SECRET}"
     return (
         f"The data set of each node as a whole is protected by differential privacy with epsilon "
-        f"{value:.4g} at delta {noise.delta:g} (the worst node: {sent}){weak}, against everybody "
-        f"who sees all messages{known}; example counts, degrees, integer tensors, who sends which "
+        f"{value:.4g} at delta {noise.delta:g} (the worst node: {sent}){weak}, against anyone who "
+        f"sees all messages{condition}; example counts, degrees, integer tensors, who sends which "
         "tensors when, records and saved models are not covered."
     )

@@ -1,8 +1,8 @@
-"""Random streams: one for each (seed, purpose, index...), independent of who asks first.
+"""Random streams: one for each (seed, purpose, index...), independent of the order of use.
 
-Nothing draws from a global generator. A stream depends on its name only, so compared algorithms
-see the same graph, partition, initial models and batch order, every engine draws the same numbers,
-and a checkpoint has no generator state to save.
+Nothing draws from a global generator. A stream depends only on its name, so all algorithms get the
+same graph, partition, initial models and batch order. Every engine draws the same numbers, and a
+checkpoint has no generator state to save.
 """
 
 from hashlib import blake2b
@@ -12,7 +12,7 @@ import torch
 
 
 def stream_seed(seed: int, purpose: str, *index: int) -> int:
-    """A 63-bit number that names one stream.
+    """The 63-bit seed of one stream.
 
     >>> stream_seed(0, "batches", 3, 1) == stream_seed(0, "batches", 3, 1)
     True

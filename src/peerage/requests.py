@@ -1,7 +1,7 @@
-"""What an algorithm awaits, and what it gets back.
+"""The requests that an algorithm awaits, and the messages that it gets back.
 
-`Compute` is work on the node's own data, `Send` and `Receive` are messages. An engine knows these
-three kinds and nothing about any algorithm.
+`Compute` is work on the node's own data; `Send` and `Receive` are communication. An engine knows
+these three kinds of request and nothing about any algorithm.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ from peerage.errors import InputError
 if TYPE_CHECKING:
     from peerage.work.context import LocalContext
 
-UNNUMBERED = -1  # of a message that was not sent through a node
-# The types of tensors that a message may hold, in every engine, by their names in safetensors.
+UNNUMBERED = -1  # number of a message that was not sent through a node
+# The types of tensors that a message may contain, in every engine, by their safetensors names.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -38,20 +38,22 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 Shape = tuple[int | None, ...]  # None: any length
-MeanCache = dict[str, tuple[Any, Tensor]]  # name -> what identifies its last mean, and the mean
-A = TypeVar("A", covariant=True)  # what a request is answered with
+MeanCache = dict[str, tuple[Any, Tensor]]  # tensor name -> key of its last mean, and the mean
+A = TypeVar("A", covariant=True)  # the answer to a request
 P = ParamSpec("P")
 
 
-def check_dtype(dtype: torch.dtype, of: str) -> None:
-    """Refuse tensors that no message may hold; `of` says whose they are.
+def check_dtype(dtype: torch.dtype, subject: str) -> None:
+    """Raise an InputError if messages cannot contain this type; `subject` begins its text.
 
     >>> check_dtype(torch.int8, "node 0 sends tensor 'x'")
     """
     if dtype not in DTYPES.values():
         known = ", ".join(str(known).removeprefix("torch.") for known in DTYPES.values())
         name = str(dtype).removeprefix("torch.")
-        raise InputError(f"{of} of type {name}, which messages cannot hold; use one of {known}")
+        raise InputError(
+            f"{subject} of type {name}, which messages cannot contain; use one of {known}"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class TensorSpec:
     dtype: torch.dtype = torch.float32  # one of `DTYPES`
 
     def __post_init__(self) -> None:
-        check_dtype(self.dtype, "speaks declares a tensor")
+        check_dtype(self.dtype, "message_schema declares a tensor")
 
     def allows(self, shape: Sequence[int]) -> bool:
         """Whether a tensor may have this shape.
@@ -79,7 +81,7 @@ class TensorSpec:
 
 
 class Request(Generic[A]):
-    """Something an algorithm awaits; the engine that drives the coroutine answers it."""
+    """Something that an algorithm awaits and the engine answers."""
 
     def __await__(self) -> Generator["Request[Any]", Any, A]:
         answer: A = yield self
@@ -87,7 +89,7 @@ class Request(Generic[A]):
 
 
 class Call(Generic[A]):
-    """A call of one of a node's methods, which begins when it is awaited."""
+    """A call of a node's method, which starts when it is awaited."""
 
     def __init__(
         self, name: str, begin: Callable[[], Coroutine[Any, Any, A]], calls: set["Call[Any]"]
@@ -103,7 +105,7 @@ class Call(Generic[A]):
 def recorded(method: Callable[P, Coroutine[Any, Any, A]]) -> Callable[P, Awaitable[A]]:
     """Record calls of a node's method in `node.calls` until they are awaited.
 
-    Python only warns about a forgotten `await`, and the node would go on without the work.
+    Python only warns about a forgotten `await`, and the node would continue without the result.
     """
 
     @wraps(method)
@@ -117,7 +119,7 @@ def recorded(method: Callable[P, Coroutine[Any, Any, A]]) -> Callable[P, Awaitab
 class Compute(Request[A]):
     """Work on the node's own data. A new kind of local work is a new subclass, not a new engine."""
 
-    phase: ClassVar[str] = "compute"  # under which heading the time is recorded
+    phase: ClassVar[str] = "compute"  # the phase under which its time is recorded
 
     def run(self, local: "LocalContext") -> A:
         raise NotImplementedError
@@ -125,17 +127,17 @@ class Compute(Request[A]):
 
 @dataclass(frozen=True)
 class Envelope:
-    """What every message states beside its payload, in every engine and on the wire."""
+    """The fields that accompany every payload, in every engine and on the wire."""
 
     sender: int
-    examples: int  # how much data the sender holds
-    degree: int  # how many neighbours the sender has in this round
-    architecture: str  # of the model that the payload belongs to, which may not be the sender's
-    number: int = UNNUMBERED  # how many the sender had sent before, in this round
+    examples: int  # number of training examples of the sender
+    degree: int  # number of neighbours of the sender in this round
+    architecture: str  # of the model in the payload, which may not be the sender's
+    number: int = UNNUMBERED  # how many messages the sender sent before, in this round
 
 
 class Enveloped:
-    """Anything that holds an envelope: a message, also while an engine carries it."""
+    """Anything with an envelope: a message, or the packet in which an engine carries it."""
 
     envelope: Envelope
 
@@ -162,7 +164,7 @@ class Enveloped:
 
 @dataclass(frozen=True)
 class Message(Enveloped):
-    """What one node sent; `sender`, `examples`, `degree`, ... are those of its envelope."""
+    """A payload and its envelope; `sender`, `examples` and the like read the envelope."""
 
     envelope: Envelope
     payload: Mapping[str, Tensor]
@@ -170,7 +172,7 @@ class Message(Enveloped):
 
 @dataclass(frozen=True)
 class Send(Request[None]):
-    """One message, the same for every recipient; messages between two nodes arrive in order."""
+    """Send one message to every recipient; messages between two nodes arrive in order."""
 
     to: tuple[int, ...]
     message: Message
@@ -178,20 +180,18 @@ class Send(Request[None]):
 
 @dataclass(frozen=True)
 class Receive(Request[tuple[Message, ...]]):
-    """The next message of each sender; those that are lost or absent are left out."""
+    """Receive the next message of each sender; lost and absent messages are left out."""
 
     senders: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Inbox:
-    """Messages ordered by sender. A short inbox is normal: weights are taken over what arrived."""
+    """Messages ordered by sender. Some may be missing; weights cover the messages that arrived."""
 
     messages: tuple[Message, ...]
     owner: int
-    edge_weights: Mapping[int, float] = field(
-        default_factory=dict
-    )  # the owner's, in a weighted graph
+    edge_weights: Mapping[int, float] = field(default_factory=dict)  # those of the owner
     mean_cache: MeanCache = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -210,11 +210,11 @@ class Inbox:
         return tuple(message.sender for message in self.messages)
 
     def others(self) -> "Inbox":
-        """Without the owner's own message."""
+        """The inbox without the owner's own message."""
         return self._only(message for message in self.messages if message.sender != self.owner)
 
     def alike(self, architecture: str) -> "Inbox":
-        """Only payloads of this architecture: vectors of other models mean something else."""
+        """Only the messages of this architecture; vectors of other models are not comparable."""
         return self._only(m for m in self.messages if m.architecture == architecture)
 
     def _only(self, messages: Iterable[Message]) -> "Inbox":
@@ -223,24 +223,24 @@ class Inbox:
     def mean(self, name: str, weights: Tensor) -> Tensor:
         """[d] the weighted mean of the named vectors.
 
-        Nodes that one process simulates, and that hear the same with the same weights, share the
-        work: on a complete graph the mean is computed once, and each node gets a copy. Only the
-        last mean is kept, as such nodes follow each other there, and models may be large.
+        Nodes in one process that receive the same messages with the same weights share the work.
+        On a complete graph the mean is computed once, and each node gets a copy. Only the last
+        mean is kept, because models may be large and such nodes run one after another.
         """
-        heard = tuple((message.sender, message.number) for message in self.messages)
-        if any(number == UNNUMBERED for _, number in heard):
+        sources = tuple((message.sender, message.number) for message in self.messages)
+        if any(number == UNNUMBERED for _, number in sources):
             return weighted_mean(self[name], weights)
-        key = (heard, tuple(weights.tolist()))
-        known, last = self.mean_cache.get(name, (None, torch.empty(0)))
-        # The node that got it first owns the tensor, and may have changed it in place since.
-        if known == (key, last._version):
+        key = (sources, tuple(weights.tolist()))
+        last_key, last = self.mean_cache.get(name, (None, torch.empty(0)))
+        # The node that computed it owns the tensor and may have changed it in place since.
+        if last_key == (key, last._version):
             return last.clone()
         mean = weighted_mean(self[name], weights)
         self.mean_cache[name] = (key, mean._version), mean
         return mean
 
     def weights(self, kind: str) -> Tensor:
-        """[k] `data`, `uniform`, `metropolis` or `graph` weights, by name."""
+        """[k] the `data`, `uniform`, `metropolis` or `graph` weights."""
         kinds = {
             "data": self.data_weights,
             "uniform": self.uniform_weights,
@@ -250,22 +250,22 @@ class Inbox:
         return kinds[kind]()
 
     def data_weights(self) -> Tensor:
-        """[k], in proportion to the senders' examples."""
+        """[k] weights proportional to the senders' numbers of examples."""
         return data_weights([message.examples for message in self.messages])
 
     def uniform_weights(self) -> Tensor:
         return uniform_weights(len(self))
 
     def graph_weights(self) -> Tensor:
-        """[k], in proportion to the weights of the graph; uniform if it has none."""
+        """[k] weights proportional to the edge weights; uniform if the graph is unweighted."""
         weights = torch.tensor([self.edge_weights.get(sender, 1.0) for sender in self.senders])
         return weights / weights.sum()
 
     def metropolis_weights(self) -> Tensor:
-        """[k], from the degrees that the senders state; the owner's own message takes the rest.
+        """[k] weights from the degrees of the senders; the owner's own message gets the rest.
 
-        They belong to undirected graphs. In an inbox with more messages than the owner has
-        neighbours, as after an all-reduce, the number of other senders stands for its degree.
+        They are meant for undirected graphs. If the inbox has more messages than the owner has
+        neighbours, as after an all-reduce, the number of other senders replaces its degree.
         """
         if self.owner not in self.senders:
             raise InputError(

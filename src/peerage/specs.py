@@ -1,10 +1,10 @@
-"""Named values: the text `er:p=0.2`, the table `{name = "er", p = 0.2}` and `ErdosRenyi(p=0.2)`.
+"""Conversion between `er:p=0.2`, the table `{name = "er", p = 0.2}` and `ErdosRenyi(p=0.2)`.
 
-A *family* is a plain dictionary from a name to a frozen dataclass. The functions here turn text and
-tables into instances of such a class and back. They are the only place that does so.
+A *family* is a dictionary from names to frozen dataclasses. Only the functions here convert text
+and tables to instances of such a class and back.
 
-An option that takes several values, a tuple, has them joined by + in a text, `sizes=30+2`, and as a
-list in a table, `sizes = [30, 2]`. One value needs no +, and `sizes=` is none at all.
+The values of a tuple option are joined by + in text, `sizes=30+2`, and a list in a table,
+`sizes = [30, 2]`. A single value needs no +, and `sizes=` is the empty tuple.
 """
 
 import re
@@ -26,7 +26,7 @@ JOIN = "+"  # between the values of one option
 
 
 def parse(text: str, kind: str, family: Family) -> Any:
-    """`name:key=value,key=value` as an instance of the class that the family holds under `name`."""
+    """Turn `name:key=value,key=value` into an instance of the family's class `name`."""
     name, _, rest = text.partition(":")
     options: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
@@ -39,13 +39,13 @@ def parse(text: str, kind: str, family: Family) -> Any:
         options[key.strip()] = value.strip()
     name = name.strip()
     hints = get_type_hints(family[name]) if name in family else {}
-    # A text may say none to any option that allows it, as the lists of options do.
+    # In text, none stands for None wherever an option allows it.
     options = {k: None if _is_none(v, hints.get(k)) else v for k, v in options.items()}
     return build(name, options, kind, family)
 
 
 def from_table(table: Mapping[str, Any], kind: str, family: Family) -> Any:
-    """The value that a table with a `name` and options describes."""
+    """Turn a table with a `name` and options into an instance."""
     if "name" not in table:
         raise InputError(f"the {kind} table has no name; add name = one of {', '.join(family)}")
     options = {key: value for key, value in table.items() if key != "name"}
@@ -59,7 +59,7 @@ def build(name: str, options: Mapping[str, Any], kind: str, family: Family) -> A
 
 
 def construct(cls: type[Any], options: Mapping[str, Any], where: str) -> Any:
-    """A frozen dataclass from loosely typed options; errors say where they came from."""
+    """Build a frozen dataclass from loosely typed options; errors begin with `where`."""
     hints = get_type_hints(cls)
     known = {field.name: field for field in options_of(cls)}
     values = {}
@@ -73,7 +73,7 @@ def construct(cls: type[Any], options: Mapping[str, Any], where: str) -> Any:
         if key not in values and field.default is MISSING and field.default_factory is MISSING
     ]
     if missing:
-        raise InputError(f"{where} needs {missing[0]}; write {missing[0]}=VALUE")
+        raise InputError(f"{where} requires {missing[0]}; write {missing[0]}=VALUE")
     try:
         return cls(**values)
     except InputError as error:
@@ -81,26 +81,26 @@ def construct(cls: type[Any], options: Mapping[str, Any], where: str) -> Any:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """One option as the type that its field declares.
+    """Convert one option to the type of its field.
 
-    The word none stands for None, unless the option takes any text: a table leaves out what is
-    None, so there it is a word like others, such as the name of a folder.
+    The word none stands for None, unless the option accepts any text. A table omits options that
+    are None, so there the word may be, for example, the name of a folder.
     """
     if _is_none(value, hint) and str not in _members(hint):
         return None
-    several = _takes_several(hint)
-    if several and isinstance(value, str):
+    is_tuple = _takes_several(hint)
+    if is_tuple and isinstance(value, str):
         value = tuple(item.strip() for item in value.split(JOIN)) if value else ()
     try:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
         key = where.rpartition(" ")[2]
-        remedy = f"; join values by {JOIN}, as in {key}=A{JOIN}B" if several else ""
+        remedy = f"; join values by {JOIN}, as in {key}=A{JOIN}B" if is_tuple else ""
         raise InputError(f"{where} {describe_error(error)}{remedy}") from None
 
 
 def check_choices(value: Any) -> None:
-    """Raise an InputError if a `Literal` field of a dataclass has none of its values."""
+    """Raise an InputError if a `Literal` field of a dataclass has none of its choices."""
     cls: Any = type(value)
     for name, (choices, optional) in _choices(cls).items():
         option = getattr(value, name)
@@ -110,7 +110,7 @@ def check_choices(value: Any) -> None:
 
 @cache
 def _choices(cls: Any) -> dict[str, tuple[tuple[Any, ...], bool]]:
-    """The values of every `Literal` field, and whether it may also be None."""
+    """The choices of every `Literal` field, and whether it may also be None."""
     try:
         hints = get_type_hints(cls)
     except NameError:  # a user's class may have types that only type checkers import
@@ -135,7 +135,7 @@ def describe_error(error: ValidationError) -> str:
 
 
 def to_table(value: Any, kind: str, family: Family) -> dict[str, Any]:
-    """The table that `from_table` turns into an equal value; every option is spelled out."""
+    """The table from which `from_table` builds an equal value, with every option."""
     for name, cls in family.items():
         if type(value) is cls:
             return {"name": name, **plain(value)}
@@ -145,18 +145,18 @@ def to_table(value: Any, kind: str, family: Family) -> dict[str, Any]:
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """The options of a frozen dataclass; those that are None are left out, as TOML has no null."""
+    """The options of a frozen dataclass, without those that are None, as TOML has no null."""
     pairs = {field.name: getattr(value, field.name) for field in options_of(type(value))}
     return {key: _plain(option) for key, option in pairs.items() if option is not None}
 
 
 def text(value: Any, kind: str, family: Family) -> str:
-    """The shortest text that `parse` turns into an equal value."""
+    """The shortest text from which `parse` builds an equal value."""
     return table_text(to_table(value, kind, family), kind, family)
 
 
 def table_text(table: Mapping[str, Any], kind: str, family: Family) -> str:
-    """As `text`, from the table of a value with every option spelled out."""
+    """As `text`, from a table with every option."""
     if table["name"] not in family:
         raise InputError(f"{kind} {table['name']!r} is not one of the registered ones")
     defaults = {field.name: _plain(field.default) for field in options_of(family[table["name"]])}
@@ -169,33 +169,33 @@ def table_text(table: Mapping[str, Any], kind: str, family: Family) -> str:
 
 
 def spelled(option: Any) -> str:
-    """An option as `parse` reads it."""
+    """The text of an option, as `parse` reads it."""
     if isinstance(option, tuple | list):
-        # 1e+16 becomes 1e16, as the + would join two values.
+        # 1e+16 becomes 1e16, because + separates values.
         items = (str(x).replace("e+", "e") if isinstance(x, float) else str(x) for x in option)
         return JOIN.join(items)
     return str(option)
 
 
 def options_of(cls: type[Any]) -> list[Field[Any]]:
-    """The fields a user may set here: one that is itself such a value has its own section."""
+    """The fields that a user may set, except dataclasses, which have their own section."""
     return [field for field in fields(cls) if field.init and not is_dataclass(field.default)]
 
 
 def _plain(option: Any) -> Any:
-    if isinstance(option, np.generic):  # a loop over numpy.linspace is a usual way to such a value
+    if isinstance(option, np.generic):  # for example from a loop over numpy.linspace
         return option.item()
     return [_plain(item) for item in option] if isinstance(option, tuple) else option
 
 
 def _is_none(value: Any, hint: Any) -> bool:
-    """Whether a value is the word for None where that is allowed."""
+    """Whether a value is the word none, for an option that allows None."""
     word = isinstance(value, str) and value.lower() in ("none", "null")
     return word and type(None) in _members(hint)
 
 
 def _takes_several(hint: Any) -> bool:
-    """Whether an option is a tuple, and not also any text."""
+    """Whether an option is a tuple and does not also accept any text."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return str not in kinds and any(tuple in (kind, get_origin(kind)) for kind in kinds)
 
@@ -207,5 +207,5 @@ def _members(hint: Any) -> tuple[Any, ...]:
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
-    except Exception:  # pydantic forbids a config for types that carry their own
+    except Exception:  # pydantic forbids a config for types that have their own
         return TypeAdapter(hint)

@@ -1,9 +1,9 @@
-"""What a node remembers, as tensors and JSON: for checkpoints, without pickle.
+"""The state of a node as tensors and JSON, for checkpoints without pickle.
 
 A state may be None, a number, a text, a tensor, a tuple, list, named tuple or dataclass of states,
-or a dictionary of states whose keys are texts or whole numbers. Named tuples and dataclasses are
-rebuilt from an example of the state: what `Algorithm.init` gave, and the types that its dataclasses
-declare for their fields.
+or a dictionary of states whose keys are texts or whole numbers. To rebuild named tuples and
+dataclasses, an example of the state is needed: their classes are those in the value of
+`Algorithm.init` and in the type hints of its fields.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Classes = dict[str, type[Any]]  # name -> a dataclass or named tuple that a stat
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """The same state in new containers, with every tensor replaced."""
+    """A copy of the state with `change` applied to every tensor."""
     if isinstance(state, Tensor):
         return change(state)
     if _is_named_tuple(state):
@@ -40,7 +40,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
 
 
 def check_state(state: Any, known: Classes) -> None:
-    """Raise a CheckpointError if the state would not come back from a checkpoint as it is.
+    """Raise a CheckpointError if a checkpoint could not restore the state exactly.
 
     `known` are the classes that can be rebuilt; see `classes_in`.
     """
@@ -49,15 +49,20 @@ def check_state(state: Any, known: Classes) -> None:
         if known.get(kind.__name__) is not kind:
             raise CheckpointError(
                 f"the state holds a {kind.__name__}, which init does not return; return one from "
-                "init, or declare it as the type of a field of what init returns"
+                "init, or declare it as the type of a field of the returned state"
             )
 
 
 def pack(state: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
-    """A JSON tree for the state; its tensors go into `tensors` under names with the prefix."""
+    """Return a JSON tree for the state, and add its tensors to `tensors` with this prefix."""
     if type(state) is float and not isfinite(state):
         return {"float": str(state)}  # JSON has no infinity and no NaN
-    if state is None or type(state) in (bool, int, float, str):  # not an enumeration or the like
+    if state is None or type(state) in (
+        bool,
+        int,
+        float,
+        str,
+    ):  # not a subclass, such as an enumeration
         return {"value": state}
     if isinstance(state, Tensor):
         name = f"{prefix}.{len(tensors)}"
@@ -74,18 +79,18 @@ def pack(state: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
     if type(state) is dict and all(type(key) in (str, int) for key in state):
         return {"pairs": [[key, pack(item, tensors, prefix)] for key, item in state.items()]}
     if _is_dataclass(state):
-        for name in _lost(state):
+        for name in _extra_attributes(state):
             raise CheckpointError(
-                f"attribute {name!r} of {type(state).__name__} is no field, and would be lost; "
+                f"attribute {name!r} of {type(state).__name__} is not a field and would be lost; "
                 "declare it as one"
             )
         items = {f.name: pack(getattr(state, f.name), tensors, prefix) for f in fields(state)}
         return {"dataclass": type(state).__name__, "fields": items}
-    raise CheckpointError(f"a state of type {type(state).__name__} cannot be kept; {ALLOWED}")
+    raise CheckpointError(f"a state of type {type(state).__name__} cannot be saved; {ALLOWED}")
 
 
 def unpack(tree: Any, tensors: dict[str, Tensor], example: Any) -> Any:
-    """The state that `pack` described; `example` shows which classes occur in it."""
+    """Rebuild a state from the tree of `pack`; `example` contains the classes in it."""
     return _unpack(tree, tensors, classes_in(example))
 
 
@@ -110,13 +115,13 @@ def _unpack(tree: Any, tensors: dict[str, Tensor], known: Classes) -> Any:
         case {"dataclass": name, "fields": items} if name in known:
             return _rebuild(known[name], {k: _unpack(v, tensors, known) for k, v in items.items()})
     raise CheckpointError(
-        f"the checkpoint holds a state that the algorithm does not start with: {str(tree)[:80]}; "
-        "it was written by another version of the algorithm"
+        f"the checkpoint has a state that init does not return: {str(tree)[:80]}; "
+        "use the version of the algorithm that wrote it"
     )
 
 
 def classes_in(state: Any) -> Classes:
-    """The dataclasses and named tuples in a state, and those that their fields are declared as."""
+    """The dataclasses and named tuples in a state and in the type hints of their fields."""
     found: Classes = {}
     for kind in _kinds(state):
         _add_declared(kind, found)
@@ -139,7 +144,7 @@ def _kinds(state: Any) -> Iterator[type[Any]]:
 
 
 def _add_declared(kind: Any, found: Classes) -> None:
-    """Add a class, and whatever the types of its fields name, such as `Reply` in `Reply | None`."""
+    """Add a class and the classes in its type hints, such as `Reply` in `Reply | None`."""
     for argument in get_args(kind):
         _add_declared(argument, found)
     named_tuple = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
@@ -150,22 +155,22 @@ def _add_declared(kind: Any, found: Classes) -> None:
     found[kind.__name__] = kind
     try:
         hints = get_type_hints(kind)
-    except NameError:  # a class that is defined inside a function: then its instances tell
+    except NameError:  # in a class that is defined inside a function
         return
     for hint in hints.values():
         _add_declared(hint, found)
 
 
 def _rebuild(kind: type[Any], values: dict[str, Any]) -> Any:
-    """A dataclass with these fields, also those that `__init__` does not take or would change."""
+    """Create a dataclass with these fields without calling `__init__`."""
     new = object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(new, name, value)
     return new
 
 
-def _lost(state: Any) -> list[str]:
-    """Attributes of a dataclass that are neither fields nor computed again when they are needed."""
+def _extra_attributes(state: Any) -> list[str]:
+    """Attributes of a dataclass that are neither fields nor cached properties."""
     names = {f.name for f in fields(state)}
     left = sorted(getattr(state, "__dict__", {}).keys() - names)
     return [n for n in left if not isinstance(getattr(type(state), n, None), cached_property)]

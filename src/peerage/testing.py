@@ -1,20 +1,20 @@
-"""The laws that every algorithm should keep, for those of this package and for your own.
+"""Laws that every algorithm should satisfy, as tests for the built-in ones and for your own.
 
-One line of a test is enough, and takes a second:
+One line is enough, and takes about a second:
 
     from peerage.testing import check_algorithm
 
     def test_my_algorithm():
         check_algorithm(MyAlgorithm())
 
-It raises an AssertionError that names the first law that does not hold. A law that an algorithm
-breaks on purpose is declared by name: one with a hub, say, has no nodes without neighbours, so
-`check_algorithm(FedAvg(), exceptions=["isolated"])`. `LAWS` has them all; a test that is
-parametrised over it and calls `check_law` shows every law on its own.
+It raises an AssertionError that names the first law that does not hold. Laws that do not apply to
+an algorithm are listed as exceptions. With a hub, for example, no node is without neighbours, so
+use `check_algorithm(FedAvg(), exceptions=["isolated"])`. `LAWS` contains all laws. To test each
+law separately, parametrise a test over `LAWS` and call `check_law`.
 
 The laws run on five nodes with unequal parts of an easy problem. They set the learning rate and the
-batches through the field `local` of the algorithm, a `LocalSGD`. An algorithm that trains in
-another way declares what does not apply. One that works with linear models only gets one.
+batches in the algorithm's field `local`, a `LocalSGD`. An algorithm that trains in another way
+lists exceptions. An algorithm that requires a linear model gets one.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -51,21 +51,21 @@ __all__ = ["LAWS", "check_algorithm", "check_law"]
 NODES = 5
 CLASSES = 3
 EXAMPLES = 60
-# Rounding differs with the order of sums; a broken law shows in the first digits.
+# Rounding depends on the order of sums; a broken law shows in the first digits.
 RTOL, ATOL = 1e-3, 1e-5
 
 
 def check_algorithm(algorithm: Algorithm[Any], *, exceptions: Collection[str] = ()) -> None:
     """Raise an AssertionError that names the first law that the algorithm breaks.
 
-    `exceptions` are names of laws that do not apply to it.
+    `exceptions` are the names of laws that do not apply.
 
     >>> from peerage import DecAvg
     >>> check_algorithm(DecAvg(weights="uniform"))
     """
     for name in exceptions:
         if name not in LAWS:
-            raise InputError(f"there is no law {name!r}; {did_you_mean(name, LAWS)}")
+            raise InputError(f"unknown law {name!r}; {did_you_mean(name, LAWS)}")
     for name in LAWS:
         if name not in exceptions:
             check_law(name, algorithm)
@@ -88,27 +88,29 @@ def consensus(algorithm: Algorithm[Any]) -> None:
     work = replace(work_of(algorithm), lr=0.0)
     ended = simulate(toy(algorithm, local=work, init={"start": "shared"}))
     for node, (start, end) in enumerate(zip(ended.start, ended.end, strict=True)):
-        require_close(end, start, f"node {node} left the model that all nodes shared")
+        require_close(end, start, f"node {node} changed the model that all nodes share")
 
 
 def isolated(algorithm: Algorithm[Any]) -> None:
-    """A node without neighbours does what local training does."""
+    """A node without neighbours does the same as local training."""
     alone = {"topology": nx.empty_graph(NODES)}
     ended = simulate(toy(algorithm, **alone))
     trained = simulate(toy(Local(work_of(algorithm)), **alone))
     for node in range(NODES):
-        about = f"node {node} has no neighbours and differs from local training"
+        about = f"node {node} has no neighbours, but differs from local training"
         require_close(ended.end[node], trained.end[node], about)
 
 
 def relabelling(algorithm: Algorithm[Any]) -> None:
-    """Nodes with other numbers end with the same models.
+    """Renumbering the nodes does not change their final models.
 
-    The order of batches is drawn for a node's number, so all its examples are one batch here.
+    The order of batches depends on a node's number, so all its examples are one batch here.
     """
     new = [3, 0, 4, 1, 2]
-    graph = nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (1, 3)])  # degrees differ, so weights do
-    parts = dealt()
+    graph = nx.Graph(
+        [(0, 1), (1, 2), (2, 3), (3, 4), (1, 3)]
+    )  # different degrees, so different weights
+    parts = unequal_parts()
     moved = [parts[new.index(node)] for node in range(NODES)]
     work = replace(work_of(algorithm), epochs=2, steps=None, batch_size=EXAMPLES)
     settings: dict[str, Any] = {"local": work, "init": {"start": "shared"}}
@@ -116,13 +118,13 @@ def relabelling(algorithm: Algorithm[Any]) -> None:
     permuted = nx.relabel_nodes(graph, dict(enumerate(new)))
     other = simulate(toy(algorithm, topology=permuted, partition=Parts(tuple(moved)), **settings))
     for node in range(NODES):
-        about = f"node {node} ends with another model when it is called {new[node]}"
+        about = f"node {node} has a different final model as node {new[node]}"
         require_close(other.end[new[node]], old.end[node], about)
 
 
 def engines(algorithm: Algorithm[Any]) -> None:
-    """The serial engine and the pool with one and two workers agree in every bit."""
-    # On a complete graph, nodes hear the same: what they share in one process must not show.
+    """The serial engine and the pool with one and two workers give bit-identical models."""
+    # On a complete graph, nodes in one process share means, which must not change the result.
     for topology, pools in {"ring": (1, 2), "complete": () if algorithm.with_hub else (2,)}.items():
         serial = run(toy(algorithm, topology=topology)).digest if pools else ""
         for workers in pools:
@@ -133,37 +135,38 @@ def engines(algorithm: Algorithm[Any]) -> None:
 
 
 def resuming(algorithm: Algorithm[Any]) -> None:
-    """A run that was interrupted and resumed from a checkpoint equals one that ran through."""
+    """A run that was interrupted and resumed equals an uninterrupted run."""
     experiment = toy(algorithm, rounds=4)
-    through = run(experiment).digest
+    uninterrupted = run(experiment).digest
     with TemporaryDirectory() as home:
         folder = Path(home) / "run"
         with suppress(Stopped):
             run(experiment, folder, checkpoint_every=2, watch=stop_in_round_three)
         engine = {"name": "pool", "workers": 2}
         resumed = resume(folder, experiment=experiment, engine=engine).digest
-    require(resumed == through, f"resumed gives {resumed[:8]}, running through {through[:8]}")
+    about = f"resumed gives {resumed[:8]}, uninterrupted {uninterrupted[:8]}"
+    require(resumed == uninterrupted, about)
 
 
 def short_inbox(algorithm: Algorithm[Any]) -> None:
-    """Parameters stay finite when half of the messages never arrive."""
-    # The centre of a star loses half of its inbox, and the others lose all of theirs in turn.
+    """Parameters stay finite when half of the messages are lost."""
+    # The centre of a star loses half of its inbox; each other node loses all of it in some rounds.
     for node, params in enumerate(simulate(toy(algorithm, topology="star"), lossy=True).end):
         finite = bool(torch.isfinite(params).all())
         require(finite, f"node {node} has parameters that are not finite")
 
 
 def convex(algorithm: Algorithm[Any]) -> None:
-    """The loss of logistic regression on data that is easy to separate falls."""
+    """The loss of logistic regression on easily separable data falls."""
     work = replace(work_of(algorithm), lr=0.1)
-    # From a shared start, as the mean of different convex models is better without any training.
+    # From a shared start, because averaging different models lowers the loss without training.
     result = run(toy(algorithm, model="logistic", local=work, init={"start": "shared"}))
     losses = [row["loss"] for row in result.rows if row["scope"] == "network"]
-    require(losses[-1] < 0.9 * losses[0], f"it went from {losses[0]:.4f} to {losses[-1]:.4f}")
+    require(losses[-1] < 0.9 * losses[0], f"the loss went from {losses[0]:.4f} to {losses[-1]:.4f}")
 
 
 def unchanged(algorithm: Algorithm[Any]) -> None:
-    """What was sent is never changed in place, as neighbours may still hold it."""
+    """Tensors are never changed in place after sending, as neighbours may still use them."""
     for topology in ("ring", "complete"):
         for name, sender, tensor, copy in simulate(toy(algorithm, topology=topology)).tap.sent:
             about = f"tensor {name!r} of node {sender} changed after it had been sent"
@@ -171,7 +174,7 @@ def unchanged(algorithm: Algorithm[Any]) -> None:
 
 
 def value(algorithm: Algorithm[Any]) -> None:
-    """The algorithm is a frozen, hashable dataclass that survives the way through a TOML file."""
+    """The algorithm is a frozen, hashable dataclass that can be stored in a TOML file."""
     parameters = getattr(type(algorithm), "__dataclass_params__", None)
     frozen = parameters is not None and parameters.frozen
     require(frozen, "it is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
@@ -180,15 +183,15 @@ def value(algorithm: Algorithm[Any]) -> None:
     require(equal, "a copy with the same values is not equal")
     experiment = Experiment(algorithm=algorithm)
     again = Experiment.from_toml(experiment.to_toml())
-    require(again.to_toml() == experiment.to_toml(), "it does not survive the TOML file")
-    # Compared by field, because a file's class is loaded anew and is then another class.
+    require(again.to_toml() == experiment.to_toml(), "it changes when stored in a TOML file")
+    # Compared by field, because reading the file loads the class again, as a different class.
     for field in fields(_any(algorithm)):
         old, new = getattr(algorithm, field.name), getattr(again.algorithm, field.name)
         require(new == old, f"{field.name}={old!r} comes back from a TOML file as {new!r}")
 
 
 def traffic(algorithm: Algorithm[Any]) -> None:
-    """The bytes that are counted as sent are those of the tensors that nodes receive."""
+    """The bytes counted as sent are those of the tensors that nodes receive."""
     ended = simulate(toy(algorithm))
     for round, (counted, arrived) in enumerate(zip(ended.bytes, ended.tap.arrived, strict=True)):
         about = f"{counted} bytes were sent in round {round}, but {arrived} were received"
@@ -196,9 +199,9 @@ def traffic(algorithm: Algorithm[Any]) -> None:
 
 
 def declared(algorithm: Algorithm[Any]) -> None:
-    """Every tensor that is sent is one that `message_schema` declares, with that shape and type.
+    """`message_schema` declares every tensor that nodes send, with its shape and type.
 
-    Types that messages cannot hold are refused by `TensorSpec`, and by the engine that sends them.
+    `TensorSpec` and the engine reject types that messages cannot contain.
     """
     experiment = toy(algorithm)
     ended = simulate(experiment)
@@ -225,7 +228,7 @@ LAWS: dict[str, Callable[[Algorithm[Any]], None]] = {
 }
 
 
-# The ground they are tried on
+# The experiments of the laws
 
 
 def toy(algorithm: Algorithm[Any], **changes: Any) -> Experiment:
@@ -235,13 +238,13 @@ def toy(algorithm: Algorithm[Any], **changes: Any) -> Experiment:
         "model": model_for(algorithm),
         "nodes": NODES,
         "topology": "ring",
-        "partition": Parts(dealt()),
+        "partition": Parts(unequal_parts()),
         "rounds": 3,
         "evaluation": {"at": "end"},
         "engine": {"name": "serial"},
     }
     settings |= changes
-    if algorithm.with_hub:  # it brings its own graph along
+    if algorithm.with_hub:  # the graph is always a star
         del settings["topology"]
     if not hasattr(algorithm, "local"):
         settings.pop("local", None)
@@ -249,9 +252,9 @@ def toy(algorithm: Algorithm[Any], **changes: Any) -> Experiment:
 
 
 def model_for(algorithm: Algorithm[Any]) -> str:
-    """A network with a hidden layer, or a linear one where an algorithm can work with nothing else.
+    """A network with a hidden layer, or a linear model if the algorithm does not accept it.
 
-    What fits neither is left to complain when it runs.
+    An algorithm that accepts neither raises its error when it runs.
     """
     module = MLP(hidden="8").build((4,), CLASSES)
     try:
@@ -266,22 +269,22 @@ def work_of(algorithm: Algorithm[Any]) -> LocalSGD:
 
 
 def blobs() -> Dataset:
-    """One Gaussian cloud per class, far enough apart that a linear model tells them."""
+    """One Gaussian cloud per class, separable by a linear model."""
     y = torch.arange(EXAMPLES + EXAMPLES // 2) % CLASSES
     centres = 2.0 * torch.eye(CLASSES, 4)
     x = centres[y] + torch.randn(len(y), 4, generator=torch_stream(0, "testing"))
     return in_memory(x[:EXAMPLES], y[:EXAMPLES], x[EXAMPLES:], y[EXAMPLES:])
 
 
-def dealt() -> tuple[tuple[int, ...], ...]:
-    """4, 8, 12, 16 and 20 examples, of every class."""
+def unequal_parts() -> tuple[tuple[int, ...], ...]:
+    """4, 8, 12, 16 and 20 examples of all classes for the five nodes."""
     bounds = np.cumsum([0, *(4 * node for node in range(1, NODES + 1))]).tolist()
     return tuple(tuple(range(bounds[node], bounds[node + 1])) for node in range(NODES))
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The partition that gives every node these examples."""
+    """A partition that assigns these examples to each node."""
 
     indices: tuple[tuple[int, ...], ...]
 
@@ -292,7 +295,7 @@ class Parts:
 
 
 class Tap(SerialTeam):
-    """The serial engine's team with an ear on the post, which may lose half of what arrives."""
+    """The serial engine's team, recording all messages; it may lose half of them."""
 
     def __init__(self, world: World, lossy: bool) -> None:
         super().__init__(world)
@@ -306,7 +309,7 @@ class Tap(SerialTeam):
         elif method == "resume":
             deliveries: dict[int, list[Packet]] = arguments[0][0]
             self.arrived[-1] += sum(_size(p) for packets in deliveries.values() for p in packets)
-            if self.lossy:  # the even ones in one round, the odd ones in the next
+            if self.lossy:  # even-numbered in one round, odd-numbered in the next
                 first = len(self.arrived) % 2
                 deliveries = {node: packets[first::2] for node, packets in deliveries.items()}
             arguments = [(deliveries,)]
@@ -320,11 +323,11 @@ class Tap(SerialTeam):
 
 @dataclass(frozen=True)
 class Simulated:
-    """Parameters of every node before and after, and what went through the post."""
+    """Parameters of every node before and after a run, and its messages."""
 
     start: list[Tensor]
     end: list[Tensor]
-    bytes: list[int]  # round -> as the engine counts them
+    bytes: list[int]  # round -> bytes as the engine counts them
     tap: Tap
 
 
@@ -332,15 +335,15 @@ def simulate(experiment: Experiment, *, lossy: bool = False) -> Simulated:
     world = prepare(experiment)
     tap = Tap(world, lossy)
     with Lockstep(world, tap) as engine:
-        keepers = [world.model_owner(node) for node in range(world.nodes)]
-        start = [engine.parameters(node) for node in keepers]
+        owners = [world.model_owner(node) for node in range(world.nodes)]
+        start = [engine.parameters(node) for node in owners]
         sent = [engine.round(round, evaluate=False).bytes for round in range(world.rounds)]
-        end = [engine.parameters(node) for node in keepers]
+        end = [engine.parameters(node) for node in owners]
     return Simulated(start, end, sent, tap)
 
 
 class Stopped(Exception):
-    """The interruption of the law about resuming."""
+    """The interruption in the law `resuming`."""
 
 
 def stop_in_round_three(row: Row) -> None:
@@ -349,7 +352,7 @@ def stop_in_round_three(row: Row) -> None:
 
 
 def require(condition: bool, message: str) -> None:
-    if not condition:  # unlike `assert`, this also counts under `python -O`
+    if not condition:  # unlike `assert`, also checked under `python -O`
         raise AssertionError(message)
 
 
@@ -363,5 +366,5 @@ def _size(packet: Packet) -> int:
 
 
 def _any(algorithm: Algorithm[Any]) -> Any:
-    """The algorithm without its type: `Algorithm` itself is no dataclass, its subclasses are."""
+    """The algorithm without its type, because only subclasses of `Algorithm` are dataclasses."""
     return algorithm

@@ -1,8 +1,8 @@
-"""A model as one flat vector, and the layout that gives its entries their names.
+"""Models as flat vectors, and the layout that maps names to parts of the vector.
 
-Four-dimensional weights lie in the vector in channels-last order, because convolutions on a CPU
-run fastest that way; everything else is row-major. Only `Layout` knows: algorithms see a vector
-[d], and `canonical` gives the row-major order that digests and files for other programs use.
+Four-dimensional weights are stored in channels-last order, because convolutions on a CPU run
+fastest that way; all other tensors are row-major. Only `Layout` depends on this: algorithms see a
+vector [d]. `canonical` returns the row-major order, for digests and files for other programs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a model lies in its flat vector."""
+    """The position of each tensor of a model in its flat vector."""
 
     slots: tuple[Slot, ...]
 
@@ -77,24 +77,24 @@ class Layout:
 
     @property
     def head(self) -> str:
-        """The output layer: the last one that owns parameters; empty if none does."""
+        """The output layer: the last layer with parameters; empty if there is none."""
         return next(reversed(self.layers), "")
 
     def span(self, *layers: str) -> slice:
-        """The part of the vector that the named layers fill, which must be neighbours.
+        """The part of the vector with the named layers, which must be adjacent.
 
-        `vector[layout.span("fc2")]` is a layer; `layout.span(layout.head)` is the head and
-        `layout.span(*layout.layers[:-1])` the core.
+        `vector[layout.span("fc2")]` is one layer, `layout.span(layout.head)` is the head, and
+        `layout.span(*layout.layers[:-1])` is the rest.
         """
         chosen = [slot for slot in self.slots if slot.layer in layers]
         start = chosen[0].start if chosen else 0
         size = sum(slot.size for slot in chosen)
         if not chosen or chosen[-1].start + chosen[-1].size != start + size:
-            raise KeyError(f"layers {layers} are not neighbours among {self.layers}")
+            raise KeyError(f"layers {layers} are not adjacent in {self.layers}")
         return slice(start, start + size)
 
     def view(self, vector: Tensor, name: str) -> Tensor:
-        """The named tensor with its own shape, sharing memory with the vector."""
+        """A view of the named tensor with its shape, sharing memory with the vector."""
         return self._by_name[name].view(vector)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
@@ -122,38 +122,38 @@ def all_finite(tensor: Tensor) -> bool:
     """
     if not tensor.is_floating_point():
         return True
-    # One sum tells for nearly all; it may overflow where every entry is finite.
+    # One sum is enough in most cases, but it may overflow although every entry is finite.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that a node's vector holds, by name and in their order."""
+    """The names and parameters in a node's vector, in this order."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
 def frozen_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Those that do not require gradients: constants of the architecture, equal on all nodes."""
+    """Parameters without gradients: constants of the architecture, equal on all nodes."""
     return [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
 
 
 def head_layer(module: nn.Module) -> nn.Linear:
-    """The head of a network, whose inputs are the features of an example."""
+    """The output layer of a network; its inputs are the features of an example."""
     layer = module.get_submodule(Layout.of(module.named_parameters()).head)
     if not isinstance(layer, nn.Linear):
         raise InputError(
-            f"model {type(module).__name__} has no linear layer as its last one, whose inputs "
-            "would be its features; choose a model that ends with one"
+            f"model {type(module).__name__} has no linear layer at the end, whose inputs would be "
+            "its features; choose a model that ends with one"
         )
     return layer
 
 
 def float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Running statistics and the like; integer buffers, such as counters, stay with the module."""
+    """Buffers such as running statistics; integer buffers, such as counters, are left out."""
     return [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The state dictionary of a module: row-major tensors, each with memory of its own."""
+    """The state dictionary of a module, as new row-major tensors."""
     return {
         name: tensor.clone(memory_format=torch.contiguous_format)
         for name, tensor in module.state_dict().items()
@@ -163,8 +163,8 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 class FlatModel:
     """A module whose trained parameters and float buffers are views into two flat vectors.
 
-    Frozen parameters stay with the module. One such workbench serves all nodes of an architecture
-    in a process: to work on a node's model is one copy into `params`.
+    Frozen parameters stay with the module. One object serves all nodes of an architecture in a
+    process: a node's model is loaded by one copy into `params`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -173,12 +173,12 @@ class FlatModel:
         self.layout = Layout.of(named)
         self.params = self.layout.flatten(dict(named))
         self.tensors = [parameter for _, parameter in named]
-        self.scratch: dict[str, Tensor] = {}  # for whoever works here; what it holds is forgotten
+        self.scratch: dict[str, Tensor] = {}  # temporary tensors for the current computation
         for slot, parameter in zip(self.layout.slots, self.tensors, strict=True):
             parameter.data = slot.view(self.params)
         self.frozen = [parameter for _, parameter in frozen_parameters(module)]
         for parameter in self.frozen:
-            if parameter.dim() == 4:  # as it lies in a vector
+            if parameter.dim() == 4:  # the order of the flat vector
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         buffers = float_buffers(module)
         self.buffer_layout = Layout.of(buffers)
@@ -188,8 +188,8 @@ class FlatModel:
 
     @cached_property
     def batch_statistics(self) -> bool:
-        """Whether a layer normalises by the statistics of a batch when the model trains."""
-        self.module.train()  # in which a module may leave out layers, to keep their statistics
+        """Whether a layer normalises by batch statistics in training."""
+        self.module.train()  # a module may exclude layers here, to keep their statistics
         layers = self.module.modules()
         return any(isinstance(layer, _BatchNorm) and layer.training for layer in layers)
 

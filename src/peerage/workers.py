@@ -1,7 +1,7 @@
-"""Forked worker processes: their pipes, their errors, and what happens when one of them dies.
+"""Forked worker processes, their pipes, and their errors.
 
-Workers inherit data, models and classes without pickling. They end with the process that started
-them: closing `Workers` kills them, and the kernel does so if that process is killed.
+Workers inherit data, models and classes without pickling. They end with their parent process:
+closing `Workers` kills them, and the kernel does so if the parent is killed.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from peerage.errors import PeerageError, WorkerDied
 from peerage.isolation import exclusive_torch
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-ENDED = object()  # what `receive` yields for a worker that has closed its pipe
+ENDED = object()  # yielded by `receive` for a worker that has closed its pipe
 Work = Callable[..., None]  # work(pipe, *arguments)
 
 
@@ -33,8 +33,8 @@ def cores() -> int:
 class Workers:
     """One process for each tuple of arguments, running `work(pipe, *arguments)`.
 
-    A worker sends answers with `pipe.send`. An exception that leaves `work` is raised here, by
-    `receive`, as the worker would have raised it.
+    A worker sends answers with `pipe.send`. If `work` raises an exception in a worker, `receive`
+    raises it in the parent.
     """
 
     def __init__(self, work: Work, arguments: Sequence[tuple[Any, ...]]) -> None:
@@ -50,7 +50,7 @@ class Workers:
                     name=f"peerage-worker-{number}",
                     daemon=True,
                 )
-                with exclusive_torch():  # a fork while another thread is in torch copies held locks
+                with exclusive_torch():  # a fork would copy locks that another thread holds
                     process.start()
                 theirs.close()
                 self.pipes.append(ours)
@@ -59,20 +59,20 @@ class Workers:
             self.close()
             raise
 
-    def send(self, worker: int, order: Any) -> None:
+    def send(self, worker: int, message: Any) -> None:
         try:
-            self.pipes[worker].send(order)
+            self.pipes[worker].send(message)
         except OSError:
             raise self.died(worker) from None
 
     def receive(self, workers: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """Answers of these workers as they come, until the caller stops asking.
+        """Yield the answers of these workers in the order of arrival.
 
-        A worker that ended well gives `ENDED`; one that died raises `WorkerDied`.
+        Yields `ENDED` for a worker that ended normally, and raises `WorkerDied` for one that died.
         """
         left = set(workers)
         while left:
-            # A process that has ended may leave its pipe open, in a process of its own.
+            # After a worker has ended, a child of it may still hold its pipe open.
             sources: dict[Any, int] = {self.pipes[worker]: worker for worker in left}
             sources |= {self.processes[worker].sentinel: worker for worker in left}
             for worker in {sources[source] for source in wait(list(sources))}:
@@ -93,7 +93,7 @@ class Workers:
                 yield worker, answer
 
     def died(self, worker: int) -> WorkerDied:
-        """The error that says how a worker ended."""
+        """An error that states how a worker ended."""
         code = self._exit_code(worker)
         killed = code is not None and code < 0
         how = f"was killed by signal {-code}" if killed and code is not None else f"ended ({code})"
@@ -107,7 +107,7 @@ class Workers:
         return code
 
     def close(self) -> None:
-        """End all workers, whatever they are doing, and wait until they are gone."""
+        """Kill all workers and wait until they have ended."""
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
@@ -121,13 +121,15 @@ class Workers:
 def _run(
     work: Work, arguments: tuple[Any, ...], pipe: Connection, inherited: Sequence[Connection]
 ) -> None:
-    """What a worker process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
+    """The main function of a worker process."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     for other in inherited:
-        other.close()  # or a worker would keep its siblings' pipes open after the parent died
+        other.close()  # otherwise a worker keeps other workers' pipes open after the parent died
     torch.set_num_threads(1)
     try:
         work(pipe, *arguments)
@@ -140,7 +142,7 @@ def _run(
 
 
 def _rebuild(worker: int, kind: str, message: str, trace: str) -> Exception:
-    """The error of a worker as it would have been raised here."""
+    """The exception that a worker raised, to be raised in the parent."""
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, PeerageError):
         return known(message)

@@ -19,7 +19,7 @@ from peerage.engine.lockstep import Lockstep, SerialTeam
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError, Interrupted
 from peerage.requests import Envelope, Inbox, Message, Receive, Send
-from peerage.testing import NODES, blobs, dealt, simulate, toy
+from peerage.testing import NODES, blobs, simulate, toy, unequal_parts
 from peerage.vectors import Layout
 from peerage.work.curvature import Curvature
 from peerage.work.losses import CrossEntropy, VirtualTeacher
@@ -350,7 +350,7 @@ def test_decdiff_vt_trains_with_its_teacher_and_combines_as_decdiff():
 
 
 def test_decdiff_vt_refuses_another_loss_and_a_bad_confidence():
-    with pytest.raises(InputError, match=r"brings its own loss, got VirtualTeacher\(.* decdiff w"):
+    with pytest.raises(InputError, match=r"has its own loss, got VirtualTeacher\(.* decdiff w"):
         DecDiffVT(LocalSGD(loss=VirtualTeacher(0.5)))
     with pytest.raises(InputError, match=r"confidence must lie in \(0, 1\], got 1\.5"):
         DecDiffVT(confidence=1.5)
@@ -629,7 +629,7 @@ def test_dechw_with_a_real_model_against_a_slow_simulation():
     x = [start.tolist() for start in ended.start]
     h = [[0.0] * 15 for _ in x]
     for round in range(3):
-        new = [reference.unit(squares(x[i], data, dealt()[i], 3)) for i in range(NODES)]
+        new = [reference.unit(squares(x[i], data, unequal_parts()[i], 3)) for i in range(NODES)]
         for i in range(NODES):
             beta = 0.5 if round else 1.0
             h[i] = [old + beta * value for old, value in zip(h[i], new[i], strict=True)]
@@ -637,8 +637,8 @@ def test_dechw_with_a_real_model_against_a_slow_simulation():
         x = []
         for i in range(NODES):
             group = [i, *path[i]]
-            total = sum(len(dealt()[j]) for j in group)
-            tau = [len(dealt()[j]) / total for j in group]
+            total = sum(len(unequal_parts()[j]) for j in group)
+            tau = [len(unequal_parts()[j]) / total for j in group]
             x.append(
                 reference.curvature_weighted([before[j] for j in group], [h[j] for j in group], tau)
             )

@@ -22,7 +22,7 @@ from peerage.engine.prepare import prepare, work_cache
 from peerage.errors import InputError
 from peerage.randomness import torch_stream
 from peerage.requests import Message, Receive, Send
-from peerage.testing import CLASSES, NODES, blobs, dealt, simulate, toy
+from peerage.testing import CLASSES, NODES, blobs, simulate, toy, unequal_parts
 from peerage.vectors import FlatModel, Layout, head_layer
 from peerage.work import synthesis
 from peerage.work.context import Examples, LocalContext
@@ -315,17 +315,17 @@ def test_the_teacher_is_the_mean_of_the_neighbours_without_oneself():
     # Of anchor v, node i says (v + 100 i, v).
     values = torch.tensor([3.0, 3.0, 20.0, 30.0])
     for order, others in zip(orders, [100.0, 100.0, 100.0], strict=True):  # node 1; 0 and 2; node 1
-        assert torch.equal(order.given["anchors"].flatten(), values)
-        assert order.given["labels"].tolist() == [0, 0, 1, 1]
-        assert torch.equal(order.given["teacher"], torch.stack([values + others, values], 1))
-        assert order.given["taught"].tolist() == [1.0] * 4
+        assert torch.equal(order.tensors["anchors"].flatten(), values)
+        assert order.tensors["labels"].tolist() == [0, 0, 1, 1]
+        assert torch.equal(order.tensors["teacher"], torch.stack([values + others, values], 1))
+        assert order.tensors["taught"].tolist() == [1.0] * 4
         assert order.work == replace(SMALL.local, loss=AnchoredLoss(SMALL))
 
 
 def test_without_neighbours_there_are_anchors_but_no_teacher():
     _, [orders], sent = play(SMALL, MADE, graph=((), (2,), (1,)))
-    assert orders[0].given["taught"].tolist() == [0.0] * 4
-    assert orders[1].given["taught"].tolist() == [1.0] * 4
+    assert orders[0].tensors["taught"].tolist() == [0.0] * 4
+    assert orders[1].tensors["taught"].tolist() == [1.0] * 4
     assert [len(send.to) for send in sent[0]] == [2, 2, 2, 0, 1, 1]
 
 
@@ -334,9 +334,9 @@ def test_lost_messages_leave_nodes_with_fewer_classes_and_no_confusion():
     nodes, [orders], sent = play(SMALL, MADE, lost=lambda _, sender, to: to == 1 and sender != 1)
     assert list(nodes[1].state) == ["class0"]
     assert nodes[1].state["class0"].flatten().tolist() == [5.0, 6.0]
-    assert orders[1].given["taught"].tolist() == [0.0, 0.0]
+    assert orders[1].tensors["taught"].tolist() == [0.0, 0.0]
     # Node 0 has a teacher for class 0 alone.
-    assert orders[0].given["taught"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert orders[0].tensors["taught"].tolist() == [1.0, 1.0, 0.0, 0.0]
     assert set(sent[0][4].message.payload) == {"class0"}
 
 
@@ -352,7 +352,7 @@ def test_without_any_anchor_a_node_trains_on_its_own_data():
 
 def test_bytes_are_those_of_synthetic_examples_once_and_of_logits_on_anchors():
     ended = simulate(toy(SMALL))
-    held = [len({int(blobs().train_y[i]) for i in part}) for part in dealt()]
+    held = [len({int(blobs().train_y[i]) for i in part}) for part in unequal_parts()]
     links = 2 * NODES  # of the ring
     logits = links * (CLASSES * 2) * CLASSES * 4  # anchors x classes, in float32
     synthetic = sum(held) * (NODES - 1) * 2 * 4 * 4  # two examples of four numbers
@@ -440,7 +440,7 @@ class Dealt:
         ({"contrast_temperature": float("nan")}, "contrast_temperature must be a number above 0"),
         ({"alpha": 1.5}, "alpha must lie in [0, 1], got 1.5"),
         ({"kl_reduction": "sum"}, "kl_reduction must be one of batchmean, mean; got 'sum'"),
-        ({"local": LocalSGD(loss=AnchoredLoss(DESA()))}, "desa takes the loss on the own data"),
+        ({"local": LocalSGD(loss=AnchoredLoss(DESA()))}, "desa takes the loss on the local data"),
     ],
     ids=str,
 )
@@ -662,7 +662,7 @@ def empty(path: Path) -> None:
 
 
 def without_seal(path: Path) -> None:
-    save_file({k: v for k, v in load_file(path).items() if k != synthesis.SEAL}, path)
+    save_file({k: v for k, v in load_file(path).items() if k != synthesis.CHECKSUM}, path)
 
 
 def folder(path: Path) -> None:

@@ -19,7 +19,7 @@ from peerage.algorithms.fednl import NEVER
 from peerage.engine.lockstep import Lockstep, SerialTeam
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError
-from peerage.testing import CLASSES, EXAMPLES, NODES, Parts, Stopped, blobs, dealt
+from peerage.testing import CLASSES, EXAMPLES, NODES, Parts, Stopped, blobs, unequal_parts
 from peerage.work.newton import (
     Compress,
     add_pairs,
@@ -152,8 +152,8 @@ def reference(o: FedNL, parts: Any, start: Matrix, rounds: int) -> list[Matrix]:
     ids=str,
 )
 def test_it_is_the_algorithm_of_the_paper(algorithm):
-    found = trace(algorithm, dealt(), rounds=6).rows
-    expected = reference(algorithm, dealt(), found[0], rounds=6)
+    found = trace(algorithm, unequal_parts(), rounds=6).rows
+    expected = reference(algorithm, unequal_parts(), found[0], rounds=6)
     for round in range(7):
         np.testing.assert_allclose(found[round], expected[round], rtol=2e-3, atol=2e-4)
 
@@ -186,14 +186,14 @@ def newton(x: Matrix, y: Matrix, w: Matrix, penalty: float) -> Matrix:
 
 
 def test_the_first_step_is_that_of_newton_on_all_examples_together():
-    found = trace(FedNL(penalty=0.01), dealt(), rounds=1).rows
+    found = trace(FedNL(penalty=0.01), unequal_parts(), rounds=1).rows
     for c in range(CLASSES):
         expected = newton(*problem(range(EXAMPLES), c), found[0][c], 0.01)
         np.testing.assert_allclose(found[1][c], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_with_whole_differences_a_step_is_newtons_with_the_hessian_of_the_round_before():
-    found = trace(FedNL(option=1, rank=P, penalty=0.01), dealt(), rounds=6).rows
+    found = trace(FedNL(option=1, rank=P, penalty=0.01), unequal_parts(), rounds=6).rows
     for round in range(1, 6):
         for c in range(CLASSES):
             x, y = problem(range(EXAMPLES), c)
@@ -217,7 +217,7 @@ def test_with_whole_differences_a_step_is_newtons_with_the_hessian_of_the_round_
     ],
     ids=str,
 )
-@pytest.mark.parametrize("parts", [EQUAL, dealt()], ids=["equal", "unequal"])
+@pytest.mark.parametrize("parts", [EQUAL, unequal_parts()], ids=["equal", "unequal"])
 def test_it_reaches_the_optimum_faster_and_faster(algorithm, parts):
     best = optimum(range(EXAMPLES), algorithm.penalty)
     far = distances(trace(algorithm, parts, rounds=16).rows, best)
@@ -252,13 +252,13 @@ def agree(nodes: list[Any]) -> None:
 @pytest.mark.parametrize("clients", [None, 2])
 def test_hub_and_clients_agree_on_what_was_learned(start, more, clients):
     algorithm = FedNL(clients=clients, start=start, penalty=0.05)
-    found = trace(algorithm, dealt(), 12, agree, **more)
+    found = trace(algorithm, unequal_parts(), 12, agree, **more)
     assert np.isfinite(found.rows).all()
 
 
 def test_who_joins_late_and_who_leaves():
     faults = {"join": "1@3", "leave": "2@4"}
-    trace(FedNL(penalty=0.05), dealt(), 8, agree, faults=faults)
+    trace(FedNL(penalty=0.05), unequal_parts(), 8, agree, faults=faults)
 
 
 @pytest.mark.parametrize("more", [{"faults": {"loss": 0.4}}, {"faults": {"links": 0.6}}])
@@ -303,7 +303,9 @@ def test_a_round_with_empty_clients_only_leaves_the_model_alone():
 @pytest.mark.parametrize("option", [1, 2])
 @pytest.mark.parametrize("start", ["exact", "zero"])
 def test_bytes_by_hand(option, start):
-    found = trace(FedNL(option=option, rank=2, start=start, penalty=0.5), dealt(), rounds=3).bytes
+    found = trace(
+        FedNL(option=option, rank=2, start=start, penalty=0.5), unequal_parts(), rounds=3
+    ).bytes
     model = 4 * CLASSES * P
     down = model + 8 * NODES  # x, and the round in which each client was heard last
     distance = 4 * CLASSES * (option == 2)
@@ -320,7 +322,11 @@ def test_bytes_by_hand(option, start):
 def test_engines_agree_and_a_run_can_be_resumed(tmp_path):
     def made(**engine: Any) -> Experiment:
         return experiment(
-            FedNL(clients=4, penalty=0.05), dealt(), rounds=6, engine=engine, faults={"loss": 0.2}
+            FedNL(clients=4, penalty=0.05),
+            unequal_parts(),
+            rounds=6,
+            engine=engine,
+            faults={"loss": 0.2},
         )
 
     def stop(row: Any) -> None:
@@ -346,9 +352,11 @@ def test_images_and_a_command_line():
 
 
 def test_more_examples_than_fit_one_product(monkeypatch):
-    whole = trace(FedNL(), dealt(), rounds=3).rows
+    whole = trace(FedNL(), unequal_parts(), rounds=3).rows
     monkeypatch.setattr("peerage.work.newton.ROWS", 3)
-    np.testing.assert_allclose(trace(FedNL(), dealt(), rounds=3).rows, whole, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        trace(FedNL(), unequal_parts(), rounds=3).rows, whole, rtol=1e-3, atol=1e-4
+    )
 
 
 # Matrices
@@ -482,16 +490,16 @@ def test_options_on_the_command_line(text):
 
 
 def test_other_models_are_refused():
-    with pytest.raises(InputError, match=r"layers hidden1, head; choose --model logistic"):
-        run(experiment(FedNL(), dealt(), model="mlp:hidden=8"))
+    with pytest.raises(InputError, match=r"layers hidden1, head; use --model logistic"):
+        run(experiment(FedNL(), unequal_parts(), model="mlp:hidden=8"))
 
 
 def test_a_rank_above_the_size_of_the_problem_is_refused():
-    run(experiment(FedNL(rank=P), dealt(), rounds=1))
+    run(experiment(FedNL(rank=P), unequal_parts(), rounds=1))
     with pytest.raises(InputError, match="rank 6 is more than the 5 rows"):
-        run(experiment(FedNL(rank=P + 1), dealt(), rounds=1))
+        run(experiment(FedNL(rank=P + 1), unequal_parts(), rounds=1))
 
 
 def test_it_takes_no_orders_about_training():
     with pytest.raises(InputError, match="does not take orders about local training"):
-        experiment(FedNL(), dealt(), local={"lr": 0.1})
+        experiment(FedNL(), unequal_parts(), local={"lr": 0.1})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, RunRecord, run
 from peerage.aggregation import weighted_mean
 from peerage.engine.prepare import prepare
-from peerage.testing import NODES, blobs, dealt, toy
+from peerage.testing import NODES, blobs, toy, unequal_parts
 from peerage.work.context import LocalContext
 from peerage.work.training import LocalSGD
 
@@ -106,7 +106,7 @@ def test_messages_say_what_weights_need(engine):
     path = nx.path_graph(NODES)
     for node, seen in enumerate(play(Headers(), engine=engine, topology=path)):
         senders = sorted([node, *path[node]])
-        assert seen == [v for s in senders for v in (s, len(dealt()[s]), path.degree[s])]
+        assert seen == [v for s in senders for v in (s, len(unequal_parts()[s]), path.degree[s])]
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Knows(Algorithm[Any]):
 def test_what_a_node_knows_about_itself(engine):
     labels = blobs().train_y
     for node, seen in enumerate(play(Knows(), engine=engine, rounds=2)):
-        part = labels[list(dealt()[node])]
+        part = labels[list(unequal_parts()[node])]
         shares = [float((part == c).float().mean()) for c in range(3)]
         for round in range(2):
             expected = [round, 2, NODES, len(part), *shares, *others(node)]
@@ -287,7 +287,7 @@ def test_candidate_losses_equal_a_direct_computation(engine):
     start, _ = prepare(experiment).architectures["logistic"].initial(0, None, 1.0)
     weight, bias = start[:12].view(3, 4), start[12:]
     for node, params in enumerate(run(experiment).parameters):
-        part = list(dealt()[node])
+        part = list(unequal_parts()[node])
         direct = F.cross_entropy(data.train_x[part] @ weight.T + bias, data.train_y[part])
         expected = [float(direct), float(np.log(3))]
         assert params[:2].tolist() == pytest.approx(expected, rel=1e-6)
@@ -359,7 +359,7 @@ def test_a_model_without_its_statistics_is_not_evaluated(engine, as_inbox):
 @pytest.mark.parametrize(
     ("as_inbox", "found"),
     [
-        (True, r"the model of node .: it is of architecture 'mlp-.', not 'mlp-.'; use inbox.alike"),
+        (True, r"the model of node .: it has architecture 'mlp-.', not 'mlp-.'; use inbox.alike"),
         (False, r"a candidate with \d\d parameters: its model 'mlp-.' has \d\d; choose candid"),
     ],
 )
@@ -377,7 +377,7 @@ class Forgets(Algorithm[Any]):
 
 
 def test_every_candidate_needs_its_buffers(engine):
-    with pytest.raises(PeerageError, match=r"node \d has 2 candidates and the buffers of 1"):
+    with pytest.raises(PeerageError, match=r"node \d has 2 candidates but the buffers of 1"):
         run(toy(Forgets(), engine=engine, model=normalised))
 
 
@@ -402,7 +402,7 @@ class Looks(Algorithm[Any]):
 def test_a_new_kind_of_local_work_is_a_class(engine):
     x = blobs().train_x
     for node, seen in enumerate(play(Looks(), engine=engine)):
-        assert seen == pytest.approx((2 * x[list(dealt()[node])].mean(0)).tolist())
+        assert seen == pytest.approx((2 * x[list(unequal_parts()[node])].mean(0)).tolist())
 
 
 def test_time_is_recorded_under_the_phase_of_the_work(engine):
@@ -421,7 +421,7 @@ def test_nodes_of_different_architectures_share_a_network(engine):
     starts = [world.architectures[world.assignment[i]].initial(0, i, 1.0)[0] for i in range(NODES)]
     result = run(experiment)
     for kind in ([0, 2, 4], [1, 3]):
-        sizes = torch.tensor([float(len(dealt()[node])) for node in kind])
+        sizes = torch.tensor([float(len(unequal_parts()[node])) for node in kind])
         mean = (sizes / sizes.sum()) @ torch.stack([starts[node] for node in kind])
         for node in kind:
             torch.testing.assert_close(result.parameters[node], mean)
@@ -438,7 +438,7 @@ class Returns(Algorithm[Any]):
         if node.id == 1:
             await node.send(0, x=node.params + 1)
             [answer] = (await node.receive(0)).alike(node.architecture).messages
-            assert (answer.sender, answer.examples) == (0, len(dealt()[0]))
+            assert (answer.sender, answer.examples) == (0, len(unequal_parts()[0]))
             node.params = answer.payload["x"]
         if node.id == 0:
             [message] = (await node.receive(1)).messages

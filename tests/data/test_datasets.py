@@ -533,7 +533,7 @@ def test_every_family_has_a_spec_that_round_trips():
         *["npz:path=a.npz", "idx:path=files", "folder:path=pictures,size=64,grey=True"],
     ]:
         assert text(parse(spec, "data set", DATASETS), "data set", DATASETS) == spec
-    with pytest.raises(InputError, match="needs path"):
+    with pytest.raises(InputError, match="requires path"):
         parse("npz", "data set", DATASETS)
     with pytest.raises(InputError, match="size must be at least 1 pixel, got 0"):
         parse("folder:path=x,size=0", "data set", DATASETS)

@@ -104,13 +104,13 @@ def test_the_law_about_declarations_knows_every_type(dtype):
 def test_other_types_are_refused_by_engine_declaration_and_law(dtype):
     name = str(dtype).removeprefix("torch.")
     known = "use one of float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool"
-    sent = f"node . sends tensor 'more' of type {name}, which messages cannot hold; {known}"
+    sent = f"node . sends tensor 'more' of type {name}, which messages cannot contain; {known}"
     for engine in ({"name": "serial"}, {"name": "pool", "workers": 2}):
         with pytest.raises(InputError, match=f"^{sent}$"):
             pg.run(toy(Typed(sent=name), engine=engine))
     with pytest.raises(AssertionError, match=f"breaks the law 'declared'.*of type {name}"):
         check_law("declared", Typed(sent=name))
-    with pytest.raises(InputError, match=f"speaks declares a tensor of type {name}, which"):
+    with pytest.raises(InputError, match=f"message_schema declares a tensor of type {name}, which"):
         TensorSpec((1,), dtype)
     with pytest.raises(AssertionError, match=f"breaks the law 'declared'.*of type {name}"):
         check_law("declared", Typed(declared=name))

@@ -232,7 +232,7 @@ def test_images_may_meet_a_model_with_an_embedding_of_places() -> None:
 
 def test_tokens_have_no_synthetic_examples() -> None:
     desa = experiment(pg.in_memory(*sentences()), Tokens, algorithm="desa", rounds=1)
-    with pytest.raises(InputError, match=r"cannot be made of whole numbers .* another algorithm"):
+    with pytest.raises(InputError, match=r"require floating-point data, .* another algorithm"):
         pg.run(desa)
 
 

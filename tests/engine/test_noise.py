@@ -157,9 +157,9 @@ def test_the_command_line_tells_what_is_protected(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ("--noise -1", "sigma is a standard deviation, got -1.0"),
-        ("--noise 1 --clip 0", "clip is a length above 0, got 0.0"),
-        ("--noise 1 --clip 1 --delta 1", "delta is a probability between 0 and 1, got 1.0"),
+        ("--noise -1", "sigma must be a number from 0 up, got -1.0"),
+        ("--noise 1 --clip 0", "clip must be a number above 0, got 0.0"),
+        ("--noise 1 --clip 1 --delta 1", "delta must lie in (0, 1), got 1.0"),
         ("--delta 1e-6", "give the noise a sigma above 0 and a clip as well"),
     ],
 )

@@ -154,8 +154,8 @@ def test_states_that_can_be_kept_are_the_same_in_every_engine(kind, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("deque", "a state of type deque cannot be kept; use tensors"),
-        ("defaultdict", "a state of type defaultdict cannot be kept; use tensors"),
+        ("deque", "a state of type deque cannot be saved; use tensors"),
+        ("defaultdict", "a state of type defaultdict cannot be saved; use tensors"),
         ("late", "the state holds a Box, which init does not return; return one from init"),
     ],
 )
@@ -305,7 +305,10 @@ class NotAsync(Algorithm[None]):
     ("algorithm", "reason"),
     [
         (Forgets(), r"^node \d called node.train without await in round 1, so nothing happened; w"),
-        (Sends(), r"^node \d sent count=3 in round 1; a message holds tensors only: send torch"),
+        (
+            Sends(),
+            r"^node \d sent count=3 in round 1; a message may contain only tensors: send torch",
+        ),
         (NotAsync(), "^NotAsync.round gave None instead of a coroutine; define it as `async def "),
     ],
     ids=["await", "number", "async"],
@@ -521,7 +524,7 @@ def tensors_in(state: Any) -> list[Tensor]:
 
 
 def test_a_state_that_cannot_be_kept_is_refused_before_the_first_round():
-    with pytest.raises(CheckpointError, match="a state of type deque cannot be kept; use tensors"):
+    with pytest.raises(CheckpointError, match="a state of type deque cannot be saved; use tensors"):
         shard_of(keeps(lambda x: deque([x])))
 
 

@@ -11,7 +11,7 @@ from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.graphs.topology import FromGraph
 from peerage.privacy import Noise
-from peerage.testing import CLASSES, NODES, dealt, toy
+from peerage.testing import CLASSES, NODES, toy, unequal_parts
 from peerage.work.training import LocalSGD
 
 
@@ -39,7 +39,7 @@ def test_without_a_hub_all_nodes_have_data_and_keep_their_models() -> None:
     world = world_of()
     assert (world.nodes, world.num_data_nodes, world.hub) == (NODES, NODES, None)
     assert [world.model_owner(node) for node in range(NODES)] == list(range(NODES))
-    assert [len(part) for part in world.parts] == [len(part) for part in dealt()]
+    assert [len(part) for part in world.parts] == [len(part) for part in unequal_parts()]
 
 
 def test_a_hub_is_the_last_node_has_no_data_and_keeps_all_models() -> None:
@@ -168,7 +168,9 @@ def test_work_is_the_number_of_examples_unless_steps_are_given() -> None:
 def test_a_world_says_what_reports_show():
     world = prepare(toy(pg.FedAvg()))
     setup = world.setup
-    assert setup["examples"] == [len(part) for part in dealt()]  # of the nodes that have data
+    assert setup["examples"] == [
+        len(part) for part in unequal_parts()
+    ]  # of the nodes that have data
     assert [sum(row) for row in setup["allocation"]] == setup["examples"]
     assert setup["classes"] == list(world.classes) == [str(label) for label in range(CLASSES)]
     assert setup["example"] == {"shape": [4], "dtype": "float32"}

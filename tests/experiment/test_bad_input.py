@@ -31,7 +31,7 @@ CASES = [
     ("compare --algorithms ,", "--algorithms ',' names none; write --algorithms decavg,dechw"),
     ("run --dataset minst", "unknown dataset 'minst'; did you mean 'mnist'?"),
     ("run --dataset npz:path=gone.npz", "gone.npz does not exist; give the path of a .npz file"),
-    ("run --dataset npz", "dataset 'npz' needs path; write path=VALUE"),
+    ("run --dataset npz", "dataset 'npz' requires path; write path=VALUE"),
     ("run --model mnist-cn", "unknown model 'mnist-cn'; did you mean 'mnist-cnn'?"),
     ("run --model mlp:hidden=8y8", "hidden must be widths", "'8y8'"),
     ("run --model mnist-cnn", "needs images of at least 16x16", "1x8x8", "choose digits-cnn"),
@@ -105,7 +105,7 @@ CASES = [
     ("run --optimizer adamw --momentum 0.5", "momentum=0.5", "belong to sgd"),
     ("run --loss cross-entrop", "unknown loss 'cross-entrop'; did you mean 'cross-entropy'?"),
     ("run --loss virtual-teacher:share=2", "share must lie in [0, 1], got 2.0"),
-    ("run --algorithm decdiff-vt --loss virtual-teacher", "decdiff-vt brings its own loss, got"),
+    ("run --algorithm decdiff-vt --loss virtual-teacher", "decdiff-vt has its own loss, got"),
     ("run --algorithm cfa:epsilon=2", "epsilon must lie in (0, 1] or be -1, got 2.0"),
     (
         "run --batch-of-one merged",

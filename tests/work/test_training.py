@@ -14,7 +14,7 @@ from peerage import DecAvg, DecHW, Experiment, Proximal, run
 from peerage import Local as LocalOnly
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError
-from peerage.testing import NODES, dealt, simulate, toy
+from peerage.testing import NODES, simulate, toy, unequal_parts
 from peerage.vectors import FlatModel, Layout, float_buffers
 from peerage.work import training as training_module
 from peerage.work.context import Examples, LocalContext
@@ -954,7 +954,7 @@ def test_compared_algorithms_see_the_same_batches(options):
         LABELS.clear()
         run(toy(algorithm, rounds=2))
         orders.append(list(LABELS))
-    epochs = 2 * sum(-(-len(part) // 3) for part in dealt())
+    epochs = 2 * sum(-(-len(part) // 3) for part in unequal_parts())
     assert len(orders[0]) == 2 * (epochs if "epochs" in options else 3 * NODES)
     assert orders[0] == orders[1] == orders[2]
 
@@ -1002,7 +1002,7 @@ def test_batches_of_images_are_channels_last():
         ({"early_stop": "stop"}, "early_stop must be one of none, rollback; got 'stop'"),
         (
             {"early_stop": "rollback", "steps": 3},
-            "early_stop=rollback judges after every epoch, got steps=3; give epochs instead",
+            "early_stop=rollback evaluates after every epoch, got steps=3; give epochs instead",
         ),
         (
             {"optimizer": "adam"},

@@ -1,4 +1,4 @@
-"""All algorithms by name: a new one is one file, one line here, and one test of its own numbers."""
+"""All algorithms by name. To add one, write one file, one line here and one test of its numbers."""
 
 from typing import Any
 

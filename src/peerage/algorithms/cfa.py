@@ -1,4 +1,4 @@
-"""CFA: a step of length epsilon towards the mean of the neighbours.
+"""CFA: a move by the fraction epsilon towards the mean of the neighbours.
 
 Savazzi, Nicoli, Rampa, 2020. arXiv:1912.13163. P0 uses epsilon = 1.
 """
@@ -13,7 +13,7 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class CFA(Algorithm[None]):
-    """Move towards the neighbours' data-weighted mean; with epsilon 1 it replaces the own model."""
+    """Move towards the neighbours' data-weighted mean; epsilon 1 replaces the model by it."""
 
     local: LocalSGD = LocalSGD()
     epsilon: float = 1.0  # -1 stands for 1 / degree

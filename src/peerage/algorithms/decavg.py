@@ -12,12 +12,12 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class DecAvg(Algorithm[None]):
-    """Replace the own model by the weighted mean of the closed neighbourhood."""
+    """Replace a node's model by the weighted mean of its own and its neighbours' models."""
 
     local: LocalSGD = LocalSGD()
-    # By examples, equal, doubly stochastic (undirected graphs only), or those of a weighted graph.
+    # By examples, equal, doubly stochastic (undirected graphs only), or the edge weights.
     weights: Literal["data", "uniform", "metropolis", "graph"] = "data"
-    order: Literal["train-first", "combine-first"] = "train-first"  # the latter in P4's code
+    order: Literal["train-first", "combine-first"] = "train-first"  # combine-first in P4's code
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         return Cost(vectors=1.0, shared_mean=True)

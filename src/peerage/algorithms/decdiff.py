@@ -1,4 +1,4 @@
-"""DecDiff: a step of bounded length towards the mean of the neighbours (a baseline of P0).
+"""DecDiff: a move of bounded length towards the mean of the neighbours (a baseline of P0).
 
 Valerio, Boldrini, Passarella, Kertesz, Karsai, Iniguez, 2023. arXiv:2312.04504.
 """
@@ -20,12 +20,12 @@ from peerage.work.training import LocalSGD
 class DecDiff(Algorithm[None]):
     """Move towards the neighbours' mean by delta / (norm of delta + s): always less than 1.
 
-    A node keeps its own running statistics, because they fit its parameters whatever the step; see
+    A node keeps its own running statistics, because they always fit its parameters; see
     docs/decisions/011-decdiff-keeps-its-statistics.md.
     """
 
     local: LocalSGD = LocalSGD()
-    weights: Literal["data", "uniform"] = "data"  # of the neighbours; the own model is not one
+    weights: Literal["data", "uniform"] = "data"  # of the neighbours' models
     granularity: Literal["tensor", "model"] = "tensor"  # what the norm is taken over
     s: float = 1.0
 
@@ -66,10 +66,10 @@ class DecDiffVT(DecDiff):
         super().__post_init__()
         if self.local.loss != CrossEntropy():
             raise InputError(
-                f"decdiff-vt brings its own loss, got {self.local.loss}; "
+                f"decdiff-vt has its own loss, got {self.local.loss}; "
                 "use the algorithm decdiff with that loss"
             )
-        VirtualTeacher(self.confidence)  # complains about a value that it cannot take
+        VirtualTeacher(self.confidence)  # raises an error if the value is invalid
 
     def work(self) -> LocalSGD:
         return replace(self.local, loss=VirtualTeacher(self.confidence))

@@ -22,35 +22,33 @@ ONLINE = "online"
 
 @dataclass(frozen=True)
 class Memory:
-    """What a node of DecHW remembers."""
+    """The state of a node."""
 
-    h: Tensor  # [d] accumulated curvature, of the layers in the scope
-    frozen: dict[str, Tensor]  # sender -> its last curvature, for the ending `frozen`
+    h: Tensor  # [d] accumulated curvature of the layers in the scope
+    frozen: dict[str, Tensor]  # sender -> its last curvature, for after_stop="frozen"
 
 
 @dataclass(frozen=True)
 class DecHW(Algorithm[Memory]):
-    """Weight every parameter by how much the local data has had to say about it so far.
+    """Average the neighbourhood with weights in proportion to each parameter's curvature so far.
 
-    A node's first curvature counts in full; `beta` is the share of those after it. The first is the
-    one that finds nothing accumulated, whether in round 0 or in the round in which a node joins.
+    A node's first curvature counts in full, later ones are multiplied by `beta`. The first is the
+    one that finds an empty accumulator, in round 0 or in the round in which the node joins.
     """
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"h"})
 
     local: LocalSGD = LocalSGD()
-    beta: float = 1.0  # share of each curvature after the first that is accumulated (Eq. 5)
+    beta: float = 1.0  # factor of each curvature after the first (Eq. 5)
     theta: int | None = None  # send curvature in the first theta rounds only (DecHW*)
-    after_stop: Literal["average", "frozen"] = (
-        "average"  # then: plain averaging, or the last weights
-    )
+    after_stop: Literal["average", "frozen"] = "average"  # then plain averaging or the last weights
     accumulate: Literal["sum", "ema", "none"] = "sum"  # Eq. 5; the released code; Fig. 6
     normalise: Literal["unit", "none"] = "unit"  # one norm over the whole model (Eq. 4), or raw
-    curvature: str = "batch"  # batch, sample, full; online: gathered in the last pass of training
+    curvature: str = "batch"  # batch, sample, full; online: summed in the last pass of training
     scope: str = "all"  # layers with curvature: all, output, last-hidden, or names joined by +
-    include_self: bool = True  # the own model counts as one of the neighbourhood
-    weights: Literal["data", "uniform"] = "data"  # of models where curvature does not decide
-    trace: int | None = None  # note one entry of h and its weight in the own average (Fig. 7)
+    include_self: bool = True  # whether the average includes the node's own model
+    weights: Literal["data", "uniform"] = "data"  # of models where there is no curvature
+    trace: int | None = None  # record this entry of h and its weight in the average (Fig. 7)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,13 +81,13 @@ class DecHW(Algorithm[Memory]):
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         part = scope_of(dimensions.layout, self.scope)
         share = (part.stop - part.start) / dimensions.layout.size
-        if not self.curved(round):
+        if not self.sends_curvature(round):
             return Cost(vectors=1.0, state=share)
         passes = 0.0 if self.curvature == ONLINE else PASSES[self.curvature]
         return Cost(vectors=1.0 + share, passes=passes, state=share)
 
     async def round(self, node: Node[Memory]) -> None:
-        if not self.curved(node.round):
+        if not self.sends_curvature(node.round):
             await node.train(self.local)
             inbox = await node.exchange(x=node.params, b=node.buffers)
         else:
@@ -101,12 +99,12 @@ class DecHW(Algorithm[Memory]):
                 node.state = Memory(node.state.h, known)
         self.combine(node, inbox.alike(node.architecture))
 
-    def curved(self, round: int) -> bool:
-        """Whether this is a round with curvature."""
+    def sends_curvature(self, round: int) -> bool:
+        """Whether nodes send curvature in this round."""
         return self.theta is None or round < self.theta
 
     async def learn(self, node: Node[Memory]) -> Tensor:
-        """[d] the curvature after local training, of the layers in the scope."""
+        """Train and return the curvature [d] of the layers in the scope."""
         part = scope_of(node.layout, self.scope)
         stats = await node.train(self.local, squares=self.curvature == ONLINE)
         if stats.squares is not None:
@@ -120,7 +118,7 @@ class DecHW(Algorithm[Memory]):
         """The accumulator [d] after one more curvature (Eq. 4, 5)."""
         if self.normalise == "unit":
             h = unit(h)
-        # The first that says anything: no entry is negative, and `any` takes much longer.
+        # Whether h is all zero: no entry is negative, and `any` takes much longer.
         if self.accumulate == "none" or float(node.state.h.max()) == 0:
             return h
         keep = 1.0 if self.accumulate == "sum" else 1.0 - self.beta
@@ -133,13 +131,13 @@ class DecHW(Algorithm[Memory]):
         tau = inbox.weights(self.weights)
         node.buffers = weighted_mean(inbox["b"], tau)
         part = scope_of(node.layout, self.scope)
-        if self.curved(node.round):
+        if self.sends_curvature(node.round):
             self.note_trace(node, inbox, tau, part)
             node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau, part=part)
         elif self.after_stop == "frozen":
-            # A sender that was not heard in round theta has no known curvature and no weight.
-            silent = torch.zeros_like(node.state.h)
-            known = [node.state.frozen.get(str(sender), silent) for sender in inbox.senders]
+            # A sender without a message in the last curvature round gets no weight.
+            no_curvature = torch.zeros_like(node.state.h)
+            known = [node.state.frozen.get(str(sender), no_curvature) for sender in inbox.senders]
             node.params = curvature_weighted(inbox["x"], known, otherwise=tau, part=part)
         else:
             node.params = weighted_mean(inbox["x"], tau)
@@ -149,6 +147,6 @@ class DecHW(Algorithm[Memory]):
             return
         number = self.trace - part.start
         entry = slice(number, number + 1)
-        own = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
-        weight = curvature_weighted(own, [h[entry] for h in inbox["h"]], otherwise=tau)
+        is_self = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
+        weight = curvature_weighted(is_self, [h[entry] for h in inbox["h"]], otherwise=tau)
         node.note(entry=float(node.state.h[number]), weight=float(weight))

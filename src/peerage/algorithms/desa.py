@@ -1,7 +1,7 @@
-"""DESA: nodes teach each other on synthetic anchors and never send a model (a baseline of P0).
+"""DESA: nodes distil knowledge on synthetic anchors and never send a model (a baseline of P0).
 
-Huang, Srinivas, Zhang, Li, 2024. arXiv:2405.11525. On the fixed graph of P0 the anchors are common
-to all nodes, and logits come from neighbours only.
+Huang, Srinivas, Zhang, Li, 2024. arXiv:2405.11525. On the fixed graph of P0, all nodes share the
+anchors, and logits come from neighbours only.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,19 +27,19 @@ from peerage.work.losses import (
 from peerage.work.synthesis import Logits, Synthesis, Synthesise, channels_to_end
 from peerage.work.training import LocalSGD
 
-# Class -> its anchors [ipc, *shape], or logits of them [ipc, C]. Messages go by class, because
-# nodes need not know the same classes: nobody may hold one, and what is sent may be lost.
+# Class -> its anchors [ipc, *shape], or their logits [ipc, C]. Tensors are named by class, because
+# nodes may know different classes: a class may have no examples, and messages may be lost.
 ByClass = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class DESA(Algorithm[ByClass]):
-    """Learn from the own data, from common synthetic anchors, and from what neighbours say of them.
+    """Learn from local data, shared synthetic anchors and the neighbours' logits on the anchors.
 
-    In the first round, every node makes `ipc` synthetic examples of each class that it holds and
-    sends them to all. Their means over the nodes that hold a class are its anchors. Every round
-    then begins with the logits of the anchors, which neighbours exchange and learn from: models are
-    judged after the training that follows, and only logits travel, so architectures may differ.
+    In the first round, every node makes `ipc` synthetic examples of each of its classes and sends
+    them to all nodes. The anchors of a class are their means over these nodes. Every round then
+    begins with an exchange of logits on the anchors between neighbours, which train on them. Models
+    are evaluated after this training. Only logits are sent, so architectures may differ.
     """
 
     personal: ClassVar[bool] = True
@@ -49,17 +49,17 @@ class DESA(Algorithm[ByClass]):
     batch: int = 256  # real examples of a class in an iteration of synthesis
     width: int = 32  # of the random networks in synthesis
     augment: bool = True  # shift, flip and brighten images in synthesis
-    lambda_own: float = 1.0  # weight of the loss on the own data
+    lambda_own: float = 1.0  # weight of the loss on the local data
     lambda_kd: float = 1.0  # weight of distillation: the anchors' labels and the neighbours' logits
-    lambda_reg: float = 1.0  # weight of the contrast between own features and those of anchors
-    alpha: float = 0.9  # share of the neighbours in distillation; the rest is the labels'
+    lambda_reg: float = 1.0  # weight of the contrast between local features and those of anchors
+    alpha: float = 0.9  # share of the neighbours' logits in distillation; the rest is the labels
     temperature: float = 20.0  # of distillation
     contrast_temperature: float = 0.07
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: also over classes, as upstream
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.synthesis()  # these two complain about values that they cannot take
+        self.synthesis()  # these two raise errors if values are invalid
         self.own_loss()
         for name in ("lambda_own", "lambda_kd", "lambda_reg"):
             if not 0 <= getattr(self, name) < float("inf"):
@@ -76,8 +76,8 @@ class DESA(Algorithm[ByClass]):
     def own_loss(self) -> Loss:
         if isinstance(self.local.loss, ModelLoss):
             raise InputError(
-                f"desa takes the loss on the own data from `local`, got {self.local.loss}; "
-                "give a loss of logits and labels, such as CrossEntropy()"
+                f"desa takes the loss on the local data from `local`, got {self.local.loss}; "
+                "use a loss of logits and labels, such as CrossEntropy()"
             )
         return self.local.loss
 
@@ -113,17 +113,17 @@ class DESA(Algorithm[ByClass]):
             )
 
     async def anchors(self, node: Node[ByClass]) -> ByClass:
-        """Element by element, the mean over the nodes that hold a class."""
+        """The anchors of every class: the elementwise means over the nodes that have it."""
         made = await Synthesise(self.synthesis())
-        everybody = [other for other in range(node.num_nodes) if other != node.id]
-        inbox = await node.exchange(to=everybody, **{f"image{c}": x for c, x in made.items()})
+        others = [other for other in range(node.num_nodes) if other != node.id]
+        inbox = await node.exchange(to=others, **{f"image{c}": x for c, x in made.items()})
         known = sorted(
             {int(name.removeprefix("image")) for m in inbox.messages for name in m.payload}
         )
-        return {f"class{c}": torch.stack(said(inbox, f"image{c}")).mean(0) for c in known}
+        return {f"class{c}": torch.stack(tensors_named(f"image{c}", inbox)).mean(0) for c in known}
 
     async def logits(self, node: Node[ByClass]) -> ByClass:
-        """What the own model says about the anchors."""
+        """The logits of the node's model on the anchors."""
         if not node.state:
             return {}
         anchors = torch.cat(list(node.state.values()))
@@ -133,25 +133,25 @@ class DESA(Algorithm[ByClass]):
 
 @dataclass(frozen=True)
 class AnchoredLoss(ModelLoss):
-    """What a node of DESA descends on, for a batch of its own and an equal number of anchors.
+    """The training loss of DESA, for a local batch and an equal number of anchors.
 
     lambda_own CE(own) + lambda_kd ((1 - alpha) CE(anchors) + alpha T^2 KL(neighbours || own model))
-    + lambda_reg SupCon(own features, features of the anchors). Anchors of which no neighbour said
-    anything have no KL.
+    + lambda_reg SupCon(own features, features of the anchors). Anchors without logits from a
+    neighbour have no KL term.
     """
 
     options: DESA
 
     def prepare(
-        self, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
+        self, module: nn.Module, tensors: Mapping[str, Tensor], rng: torch.Generator
     ) -> Callable[[Tensor, Tensor], Tensor]:
         o, own, head = self.options, self.options.own_loss(), head_layer(module)
-        anchors = channels_to_end(given["anchors"])  # batches of them lie in memory as own ones do
+        anchors = channels_to_end(tensors["anchors"])  # the same memory order as local batches
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             chosen = torch.randperm(len(anchors), generator=rng)[: len(y)]
             x_a = anchors.index_select(0, chosen).movedim(-1, 1)
-            y_a, z_bar, taught = (given[name][chosen] for name in ("labels", "teacher", "taught"))
+            y_a, z_bar, taught = (tensors[key][chosen] for key in ("labels", "teacher", "taught"))
             z, f = with_features(module, head, x)
             z_a, f_a = with_features(module, head, x_a)
             kl = (taught * distillation(z_a, z_bar, o.temperature)).mean()
@@ -166,14 +166,14 @@ class AnchoredLoss(ModelLoss):
 
 def distillation_targets(anchors: ByClass, z: ByClass, others: Inbox) -> dict[str, Tensor]:
     """All anchors, their labels [A], the neighbours' mean logits [A, C], and which have any [A]."""
-    heard = {name: said(others, name) for name in anchors}
+    received = {name: tensors_named(name, others) for name in anchors}
     means = [
-        torch.stack(heard[name]).mean(0) if heard[name] else torch.zeros_like(z[name])
+        torch.stack(received[name]).mean(0) if received[name] else torch.zeros_like(z[name])
         for name in anchors
     ]
     counts = torch.tensor([len(images) for images in anchors.values()])
     labels = torch.tensor([number(name) for name in anchors])
-    taught = torch.tensor([float(bool(heard[name])) for name in anchors])
+    taught = torch.tensor([float(bool(received[name])) for name in anchors])
     return {
         "anchors": torch.cat(list(anchors.values())),
         "labels": labels.repeat_interleave(counts),
@@ -182,8 +182,8 @@ def distillation_targets(anchors: ByClass, z: ByClass, others: Inbox) -> dict[st
     }
 
 
-def said(inbox: Inbox, name: str) -> list[Tensor]:
-    """The tensor of this name of every message that has one."""
+def tensors_named(name: str, inbox: Inbox) -> list[Tensor]:
+    """The tensor of this name from every message that contains it."""
     return [m.payload[name] for m in inbox.messages if name in m.payload]
 
 

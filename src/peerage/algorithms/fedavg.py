@@ -1,4 +1,4 @@
-"""FedAvg: a hub averages what its clients have learned (the baseline of P2).
+"""FedAvg: a hub averages the models of its clients (the baseline of P2).
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, 2017. arXiv:1602.05629.
 """
@@ -16,7 +16,7 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class FedAvg(HubAlgorithm[None]):
-    """Train the hub's model; the hub takes the mean, weighted by examples."""
+    """Clients train the hub's model; the hub averages the results, weighted by examples."""
 
     local: LocalSGD = LocalSGD()
 

@@ -1,4 +1,4 @@
-"""FedCurv: clients that are held back where other clients' data has something to say (P2).
+"""FedCurv: FedAvg with a penalty on parameters that matter to other clients (P2).
 
 Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak, 2019. arXiv:1910.07796.
 """
@@ -21,33 +21,33 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class Consolidated:
-    """At the hub, sums over the clients heard in a round; at a client, its part of such sums."""
+    """At the hub, sums over the answers of a round; at a client, its part of these sums."""
 
-    f: Tensor  # [d] diagonal of the Fisher information; empty before there is any
-    fx: Tensor  # [d] the same times the parameters
-    who: Tensor  # [k] the clients in it
-    round: int | None = None  # in which it was sent; not known in checkpoints of older versions
+    f: Tensor  # [d] diagonal of the Fisher information; empty before the first
+    fx: Tensor  # [d] f times the parameters
+    who: Tensor  # [k] the clients in the sums
+    round: int | None = None  # of sending; None in checkpoints of older versions
 
 
 @dataclass(frozen=True)
 class FedCurv(HubAlgorithm[Consolidated]):
-    """As FedAvg, with a penalty in training on what matters to the others.
+    """FedAvg with a training penalty on parameters that matter to other clients.
 
-    The penalty is made of what the other clients answered in the last round. There is none if the
-    hub heard no answer in it. There is also none for a client that has forgotten its part of the
-    sums, for example because it was restarted since.
+    The penalty comes from the other clients' answers in the last round. There is none if the hub
+    received no answer in it. A client that lost its part of the sums, for example in a restart,
+    also trains without it.
     """
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"f"})
 
     local: LocalSGD = LocalSGD()
-    strength: float = 1.0  # of the penalty: lambda
+    strength: float = 1.0  # lambda, of the penalty
     curvature: str = "sample"  # sample (the Fisher information), batch or full
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_kind(self.curvature)
-        CurvaturePenalty(self.strength)  # complains about what cannot be
+        CurvaturePenalty(self.strength)  # raises an error if the value is invalid
         if self.local.correct is not None:
             raise InputError("fedcurv corrects gradients itself; leave local.correct out")
 
@@ -66,11 +66,11 @@ class FedCurv(HubAlgorithm[Consolidated]):
         return Consolidated(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
 
     def broadcast(self, node: Node[Consolidated]) -> Payload:
-        sums = self.recent(node)
+        sums = self.last_round_state(node)
         return {**super().broadcast(node), "f": sums.f, "fx": sums.fx, "who": sums.who}
 
-    def recent(self, node: Node[Consolidated]) -> Consolidated:
-        """What the node remembers of the last round; what is older is in no sum any more."""
+    def last_round_state(self, node: Node[Consolidated]) -> Consolidated:
+        """The state of the last round; an older one is no longer in the sums, so return none."""
         return node.state if node.state.round in (None, node.round - 1) else self.init(node)
 
     async def answer(self, node: Node[Consolidated], hub_message: Mapping[str, Tensor]) -> Payload:
@@ -81,23 +81,23 @@ class FedCurv(HubAlgorithm[Consolidated]):
             work = replace(self.local, correct=CurvaturePenalty(self.strength))
             await node.train(work, a=others[0], b=others[1])
         f = await node.curvature(self.curvature, self.local.batch_size)
-        f = f / max(self.terms(node), 1)
+        f = f / max(self.num_terms(node), 1)
         node.state = Consolidated(f, f * node.params, torch.tensor([node.id]), node.round)
         return {"x": node.params, "b": node.buffers, "f": f, "fx": node.state.fx}
 
     def others(
         self, node: Node[Consolidated], hub_message: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor] | None:
-        """The sums without this client's part; None if they are empty or the part is forgotten."""
+        """The sums without this client's part; None if they are empty or the part is lost."""
         if not hub_message["who"].numel():
             return None
-        if node.id not in hub_message["who"]:  # the last answer was lost, or there was none
+        if node.id not in hub_message["who"]:  # its last answer was lost, or it gave none
             return hub_message["f"], hub_message["fx"]
-        part = self.recent(node)
+        part = self.last_round_state(node)
         return (hub_message["f"] - part.f, hub_message["fx"] - part.fx) if part.f.numel() else None
 
-    def terms(self, node: Node[Consolidated]) -> int:
-        """How many squared gradients were added up, of which the information is the mean."""
+    def num_terms(self, node: Node[Consolidated]) -> int:
+        """The number of squared gradients in the sum; the Fisher information is their mean."""
         if self.curvature == "sample":
             return node.num_examples
         return -(-node.num_examples // self.local.batch_size) if self.curvature == "batch" else 1
@@ -109,4 +109,4 @@ class FedCurv(HubAlgorithm[Consolidated]):
         node.state = Consolidated(f, fx, torch.tensor(inbox.senders), node.round)
 
     def skip_round(self, node: Node[Consolidated]) -> None:
-        node.state = self.init(node)  # it will be in no sum, so there is nothing to remember
+        node.state = self.init(node)  # it is not part of the sums of this round

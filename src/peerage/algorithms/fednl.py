@@ -1,4 +1,4 @@
-"""FedNL: a hub that takes Newton steps with Hessians that it learns piece by piece (P2).
+"""FedNL: Newton steps at a hub, with Hessians learned incrementally (P2).
 
 Safaryan, Islamov, Qian, Richtarik, 2021. arXiv:2106.02969.
 """
@@ -28,48 +28,48 @@ from peerage.work.newton import (
     upper,
 )
 
-NEVER = -1  # the round of a message that has not come yet
-ROWS_PER_PASS = 20  # of Hessians in the time of a pass of training; measured in the study p2-fig7
+NEVER = -1  # round of the last message of a client that has sent none
+ROWS_PER_PASS = 20  # Hessian rows in the time of a training epoch, from the study p2-fig7
 
 
 @dataclass(frozen=True)
 class Learned:
-    """At the hub, the mean H over the clients heard so far; at a client, its H_k.
+    """At the hub, the mean H over the clients that have answered so far; at a client, its H_k.
 
-    The hub says in every round which message of each client was the last to arrive. A client adds
-    what it sent to its H_k only then: what was lost is in neither H, and is learned again.
+    In every round the hub states the round of each client's last message. Only then does a client
+    add what it sent to its H_k. So a lost update is in neither H, and is learned again.
     """
 
     h: Tensor  # [C, p, p]
-    rounds: Tensor  # of the last message: at the hub [n], that came; at a client [1], that it sent
-    examples: int  # that h stands for
-    values: Tensor  # [C, R] at a client, what it sent last and the hub may not have,
-    vectors: Tensor  # [C, R, p] as eigenvalues and eigenvectors
+    rounds: Tensor  # round of the last message received [n] (hub) or sent [1] (client)
+    examples: int  # number of examples behind h
+    values: Tensor  # [C, R] at a client, eigenvalues of its last update, perhaps lost
+    vectors: Tensor  # [C, R, p] and its eigenvectors
 
 
 @dataclass(frozen=True)
 class FedNL(HubAlgorithm[Learned]):
     """Newton steps for logistic regression, with Hessians learned from low-rank differences.
 
-    Every class against the rest is a problem of its own. At the hub's x, a client computes its
-    gradient g_k, its Hessian A_k and how far that is from what was learned, l_k = |A_k - H_k|. It
-    sends g_k, l_k and S_k, the `rank` largest eigenvalues of A_k - H_k with their vectors. The hub
-    takes x - (H + l I)^-1 g, and then H + a S. With option 1, it takes x - [H]^-1 g, where
-    eigenvalues of H below the penalty are lifted to it. The first message of a client that starts
-    from its exact Hessian has the upper triangle of that, as H_k, in the place of S_k.
+    Each class against the rest is a separate problem. At the hub's x, a client computes its
+    gradient g_k, its Hessian A_k and the distance l_k = |A_k - H_k|. It sends g_k, l_k and S_k, the
+    `rank` largest eigenvalues of A_k - H_k with their vectors. The hub updates x to
+    x - (H + l I)^-1 g and H to H + a S. With option 1, x becomes x - [H]^-1 g, where [H] raises
+    eigenvalues of H below the penalty to it. With start=exact, the first message of a client has
+    the upper triangle of its Hessian, which becomes H_k, instead of S_k.
 
-    g and l are means over the clients that were heard in a round, and H is the mean of the H_k of
-    all that ever were, both weighted by examples.
+    g and l are means over the answers of a round. H is the mean of H_k over all clients that have
+    ever answered. Both are weighted by examples.
     """
 
     lossless_messages: ClassVar[bool] = True  # the hub and a client add up the same differences
-    rank: int = 2  # of what is learned of a Hessian in a round
-    option: int = 2  # of the paper, how H is made safe: 1 by projection, 2 by l I
+    rank: int = 2  # of the update of a Hessian in one round
+    option: int = 2  # of the paper, how H is made positive definite: 1 by projection, 2 by l I
     penalty: float = 1e-3  # lambda in (lambda / 2) |x|^2
-    # The step a: 1, or 1 - sqrt(1 - delta), where delta is the share of A_k - H_k that S_k has.
+    # The factor a: 1, or 1 - sqrt(1 - delta), where delta is the share of A_k - H_k in S_k.
     learn: Literal["full", "contractive"] = "full"
-    norm: Literal["frobenius", "spectral"] = "frobenius"  # of which l_k is; for option 2
-    # H_k: the first Hessian, or nothing, from where option 1 needs a large penalty.
+    norm: Literal["frobenius", "spectral"] = "frobenius"  # of l_k; for option 2
+    # H_k starts as the first Hessian or as zero, which needs a large penalty with option 1.
     start: Literal["exact", "zero"] = "exact"
 
     def __post_init__(self) -> None:
@@ -115,9 +115,9 @@ class FedNL(HubAlgorithm[Learned]):
         classes, size = problems(node.layout)
         if node.id == node.hub:
             h, rounds = torch.zeros(classes, size, size), torch.full((node.hub,), NEVER)
-        else:  # there is no H_k yet
+        else:  # without H_k yet
             h, rounds = torch.empty(classes, 0, size), torch.tensor([NEVER])
-        return Learned(h, rounds, 0, *nothing(h))
+        return Learned(h, rounds, 0, *no_pairs(h))
 
     def broadcast(self, node: Node[Learned]) -> Payload:
         return {**super().broadcast(node), "rounds": node.state.rounds}
@@ -126,9 +126,9 @@ class FedNL(HubAlgorithm[Learned]):
         g, a = await Derivatives(node.params, node.buffers, self.penalty)
         arrived = int(hub_message["rounds"][node.id])
         if arrived == NEVER and self.start == "exact":
-            self.remember(node, a, *nothing(a))
+            self.remember(node, a, *no_pairs(a))
             return self.message(torch.zeros(len(a)), g=g, triangle=upper(a))
-        h = self.known(node.state, arrived, a)
+        h = self.acknowledged(node.state, arrived, a)
         values, vectors, distance = await Compress(a, h, self.rank)
         learned = self.step(values, distance) * values
         self.remember(node, h, learned, vectors)
@@ -138,16 +138,16 @@ class FedNL(HubAlgorithm[Learned]):
     def message(self, l_k: Tensor, **payload: Tensor) -> Payload:
         return payload if self.option == 1 else {**payload, "l": l_k}
 
-    def known(self, own: Learned, arrived: int, a: Tensor) -> Tensor:
-        """H_k as it is in the mean of the hub."""
+    def acknowledged(self, state: Learned, arrived: int, a: Tensor) -> Tensor:
+        """H_k as it is in the hub's mean."""
         if arrived == NEVER:
             return torch.zeros_like(a)
-        if arrived != int(own.rounds):  # the last message was lost
-            return own.h
-        return add_pairs(own.h, own.values, own.vectors)
+        if arrived != int(state.rounds):  # the last message was lost
+            return state.h
+        return add_pairs(state.h, state.values, state.vectors)
 
     def step(self, values: Tensor, distance: Tensor) -> Tensor:
-        """[C, 1] the step a of every class."""
+        """[C, 1] the factor a of every class."""
         if self.learn == "full":
             return torch.ones(len(values), 1)
         share = values.square().sum(1) / distance.square().clamp(min=1e-30)
@@ -159,14 +159,14 @@ class FedNL(HubAlgorithm[Learned]):
 
     def merge(self, node: Node[Learned], inbox: Inbox) -> None:
         if not any(message.examples for message in inbox.messages):
-            return  # there is nothing to learn, and no mean to take
-        h, examples = self.joined(node.state, inbox)
+            return  # there is no mean without examples
+        h, examples = self.with_new_clients(node.state, inbox)
         x = to_rows(node.layout, node.params)
         node.params = to_vector(x - self.direction(h, inbox))
         rounds = node.state.rounds.clone()
         rounds[list(inbox.senders)] = node.round
         node.state = replace(
-            node.state, h=self.learned(h, inbox, examples), rounds=rounds, examples=examples
+            node.state, h=self.with_updates(h, inbox, examples), rounds=rounds, examples=examples
         )
 
     def direction(self, h: Tensor, inbox: Inbox) -> Tensor:
@@ -180,13 +180,13 @@ class FedNL(HubAlgorithm[Learned]):
             steps = [solve_shifted(*each, self.penalty) for each in zip(h, l_bar, g, strict=True)]
         return torch.stack(steps)
 
-    def joined(self, own: Learned, inbox: Inbox) -> tuple[Tensor, int]:
-        """H with the clients that are heard for the first time, and what it then stands for."""
-        new = [m for m in inbox.messages if int(own.rounds[m.sender]) == NEVER]
+    def with_new_clients(self, state: Learned, inbox: Inbox) -> tuple[Tensor, int]:
+        """H including the clients that answer for the first time, and its number of examples."""
+        new = [m for m in inbox.messages if int(state.rounds[m.sender]) == NEVER]
         if not new:
-            return own.h, own.examples
-        examples = own.examples + sum(message.examples for message in new)
-        h = own.h * (own.examples / examples)
+            return state.h, state.examples
+        examples = state.examples + sum(message.examples for message in new)
+        h = state.h * (state.examples / examples)
         if self.start == "exact":
             total = torch.zeros_like(new[0].payload["triangle"])
             for m in new:
@@ -194,8 +194,8 @@ class FedNL(HubAlgorithm[Learned]):
             h += from_upper(total, h.shape[-1])
         return h, examples
 
-    def learned(self, h: Tensor, inbox: Inbox, examples: int) -> Tensor:
-        """H + a S, over the clients that have sent some."""
+    def with_updates(self, h: Tensor, inbox: Inbox, examples: int) -> Tensor:
+        """H + a S, over the clients that sent an S_k."""
         old = [m for m in inbox.messages if "values" in m.payload]
         if not old:
             return h
@@ -204,6 +204,6 @@ class FedNL(HubAlgorithm[Learned]):
         return add_pairs(h, torch.cat(values, dim=1), torch.cat(vectors, dim=1))
 
 
-def nothing(h: Tensor) -> tuple[Tensor, Tensor]:
-    """No eigenvalues and vectors."""
+def no_pairs(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Empty eigenvalues and eigenvectors."""
     return h.new_empty(len(h), 0), h.new_empty(len(h), 0, h.shape[-1])

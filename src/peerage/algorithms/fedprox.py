@@ -1,4 +1,4 @@
-"""FedProx: clients of a hub that must not stray far from its model (a baseline of P2).
+"""FedProx: FedAvg with a proximal term in local training (a baseline of P2).
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, 2020. arXiv:1812.06127.
 """
@@ -17,13 +17,13 @@ from peerage.work.losses import Proximal
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """As FedAvg, with a pull towards the hub's model in every step of training."""
+    """FedAvg with a pull towards the hub's model in every training step."""
 
     mu: float = 0.1  # strength of the pull
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Proximal(self.mu)  # complains about what cannot be
+        Proximal(self.mu)  # raises an error if the value is invalid
         if self.local.correct is not None:
             raise InputError("fedprox corrects gradients itself; leave local.correct out")
 

@@ -21,13 +21,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class HWA(HubAlgorithm[None]):
-    """Train the hub's model; the hub weights parameters of chosen layers by their curvature."""
+    """Clients train the hub's model; the hub weights parameters of chosen layers by curvature."""
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"h"})
 
     local: LocalSGD = LocalSGD()
     scope: str = "output"  # layers with curvature: output, last-hidden, all, or names joined by +
-    # Weights of a parameter add up to one, or are those of Eq. 5 as printed, which do not.
+    # Weights that sum to one for each parameter, or those of Eq. 5 as printed, which do not.
     normalise: Literal["parameter", "literal"] = "parameter"
     curvature: str = "batch"  # batch, sample or full
 
@@ -36,7 +36,7 @@ class HWA(HubAlgorithm[None]):
         check_kind(self.curvature)
 
     def check_layout(self, layout: Layout) -> None:
-        scope_of(layout, self.scope)  # complains about layers that are not there
+        scope_of(layout, self.scope)  # raises an error if a layer does not exist
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
@@ -50,8 +50,8 @@ class HWA(HubAlgorithm[None]):
     def caveats(self) -> Iterator[str]:
         if self.normalise == "literal":
             yield (
-                "hwa:normalise=literal follows Eq. 5 of P2 as printed: its weights do not add up "
-                "to one, so merging shrinks the output layer; normalise=parameter does not"
+                "hwa:normalise=literal follows Eq. 5 of P2 as printed: its weights do not sum "
+                "to one, so merging shrinks the output layer; use normalise=parameter to avoid this"
             )
 
     async def answer(self, node: Node[None], hub_message: Mapping[str, Tensor]) -> Payload:

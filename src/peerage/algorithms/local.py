@@ -1,4 +1,4 @@
-"""Local: every node trains alone; the floor that any exchange must beat."""
+"""Local: every node trains alone; the baseline that any exchange must beat."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class Local(Algorithm[None]):
-    """Train on the own data and talk to nobody."""
+    """Train on local data without communication."""
 
     personal: ClassVar[bool] = True
     local: LocalSGD = LocalSGD()

@@ -1,7 +1,7 @@
-"""Reference networks, one small file per family; `MODELS` gives them their names.
+"""Reference networks, one small file per family; `MODELS` maps names to them.
 
-Options are a frozen dataclass; `build(shape, classes)` makes the network. Input channels, image
-size and classes are those of the data; a network that the data cannot fit says so.
+Options are a frozen dataclass, and `build(shape, classes)` creates the network. Input channels,
+image size and classes come from the data. A network raises an error if it cannot take the data.
 """
 
 from peerage.models.base import Model
@@ -44,7 +44,7 @@ _DEFAULTS = {
 
 
 def default_model(dataset: str, shape: tuple[int, ...] = ()) -> str:
-    """The network for a data set that asks for none; your own data is judged by its shape."""
+    """The default network of a data set; for custom data it depends on the shape."""
     if dataset in _DEFAULTS:
         return _DEFAULTS[dataset]
     is_large_image = len(shape) == 3 and min(shape[1:]) >= 16

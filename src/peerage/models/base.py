@@ -1,4 +1,4 @@
-"""What every model of the library is: a frozen set of options that can build a network."""
+"""The interface of models: options that can build a network."""
 
 from collections import OrderedDict
 from typing import Protocol
@@ -10,16 +10,16 @@ from peerage.errors import InputError
 
 class Model(Protocol):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A network from examples of this shape to `classes` logits, as PyTorch initialises it."""
+        """A network from examples of this shape to `classes` logits, initialised by PyTorch."""
 
 
 def stack(**layers: nn.Module) -> nn.Sequential:
-    """Layers in the order of writing, under names that parameter names then begin with."""
+    """A sequence of named layers; their names are the prefixes of parameter names."""
     return nn.Sequential(OrderedDict(layers))
 
 
 def image_shape(model: str, shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Channels, height and width, or an error if they are fewer than the layers consume."""
+    """Channels, height and width; raise an InputError if an image is too small."""
     if len(shape) != 3:
         raise InputError(
             f"model {model!r} needs images (channels x height x width), but an example of the data "

@@ -11,7 +11,7 @@ from peerage.models.base import image_shape, stack
 class CifarCNN:
     """Three 3x3 convolutions of 32, 64 and 128 filters, 128 hidden units; 356 810 parameters.
 
-    ReLU follows the pooling: the same function and gradient as before it, on fewer values.
+    ReLU follows pooling, which gives the same function and gradient as before it, on fewer values.
     """
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -13,8 +13,8 @@ from peerage.models.base import image_shape, stack
 class FashionCNN:
     """Two 3x3 convolutions of 32 and 64 filters, then 128 hidden units; 1 199 882 parameters.
 
-    The paper gives ReLU to both convolutions, which is the default here; the authors' code leaves
-    it out after the second (`relu=first`).
+    In the paper, ReLU follows both convolutions, as it does here by default. In the authors' code,
+    it only follows the first (`relu=first`).
     """
 
     relu: Literal["both", "first"] = "both"

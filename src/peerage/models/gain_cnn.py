@@ -11,7 +11,7 @@ from peerage.models.base import image_shape, stack
 class GainCNN:
     """Three 3x3 convolutions without pooling, 128 and 64 units; 8 456 433 parameters on 10x32x32.
 
-    That is with the 17 classes of So2Sat. As nothing is pooled, the first hidden layer grows with
+    The count is for the 17 classes of So2Sat. Without pooling, the first hidden layer grows with
     the number of pixels.
     """
 

@@ -12,7 +12,7 @@ class GnLeNet:
     """Three 5x5 convolutions with GroupNorm; 89 834 parameters on 3x32x32, 120 554 on 3x64x64.
 
     The sizes printed in the paper belong to older variants; these are the layers of its code. ReLU
-    follows the pooling: the same function and gradient as before it, on fewer values.
+    follows pooling, which gives the same function and gradient as before it, on fewer values.
     """
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The convolutional network of LEAF, with which HWA learns FEMNIST (P2).
+"""The convolutional network of LEAF, for the HWA experiments on FEMNIST (P2).
 
 Caldas et al., 2018. arXiv:1812.01097.
 """
@@ -14,8 +14,8 @@ from peerage.models.base import image_shape, stack
 class LeafCNN:
     """Two 5x5 convolutions of 32 and 64 filters, 2048 hidden units; 6 603 710 parameters.
 
-    That is with the 62 classes of FEMNIST. ReLU follows the pooling: the same function and gradient
-    as before it, on fewer values.
+    The count is for the 62 classes of FEMNIST. ReLU follows pooling, which gives the same function
+    and gradient as before it, on fewer values.
     """
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

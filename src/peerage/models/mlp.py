@@ -1,4 +1,4 @@
-"""Networks of fully connected layers; they flatten whatever shape the examples have."""
+"""Networks of fully connected layers, which flatten examples of any shape."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from peerage.models.base import stack
 
 
 def perceptron(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) -> nn.Sequential:
-    """Linear layers with ReLU between them; without hidden widths it is one linear map."""
+    """Linear layers with ReLU between them; a single linear layer without hidden widths."""
     layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     widths = (prod(shape), *hidden)
     for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
@@ -23,7 +23,7 @@ def perceptron(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) ->
 
 @dataclass(frozen=True)
 class MLP:
-    """Hidden layers of your own widths."""
+    """Hidden layers of any widths."""
 
     hidden: str = "64x32"  # widths of the hidden layers, joined by x
 
@@ -31,7 +31,7 @@ class MLP:
         if not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4})*", self.hidden):
             raise InputError(
                 f"hidden must be widths from 1 to 99999 joined by x, such as 64x32, "
-                f"got {self.hidden!r}; for no hidden layer choose the model logistic"
+                f"got {self.hidden!r}; use the model logistic for no hidden layer"
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

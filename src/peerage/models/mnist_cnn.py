@@ -11,7 +11,7 @@ from peerage.models.base import image_shape, stack
 class MnistCNN:
     """Two 5x5 convolutions of 10 and 20 filters, then 50 hidden units; 21 840 parameters."""
 
-    dropout: bool = False  # none in the paper; the authors' code drops half of filters and units
+    dropout: bool = False  # not in the paper; the authors' code has 0.5 for filters and units
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, height, width = image_shape("mnist-cnn", shape, least=16)
@@ -32,5 +32,5 @@ class MnistCNN:
 
 
 def _side(side: int) -> int:
-    """What two rounds of convolution without padding and pooling leave of a side: 28 -> 12 -> 4."""
+    """The side after two unpadded convolutions with pooling: 28 -> 12 -> 4."""
     return ((side - 4) // 2 - 4) // 2

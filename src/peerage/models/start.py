@@ -1,4 +1,4 @@
-"""Initial models: one start for all nodes, or one for each."""
+"""Architectures and the initial values of models, shared by all nodes or one for each."""
 
 import copy
 import hashlib
@@ -27,26 +27,26 @@ Scheme = Literal["torch", "he", "he-normal"]
 Bias = Literal["zero", "default", "scaled"]
 
 
-SHARED = -1  # the number of the start that all nodes may share
+SHARED = -1  # number of the start that nodes share
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of model: how to build it, and how its initial values are drawn.
+    """A kind of model: how to build it, and how to draw its initial values.
 
-    Parameters that do not require gradients are constants of the architecture: no node trains or
-    sends them, they are no part of its vector, and they are equal on all nodes. If a function draws
-    them at random, all models get the values of one draw, that of the shared start.
+    Parameters that do not require gradients are constants of the architecture. Nodes do not train
+    or send them, and their vectors do not contain them. If they are random, all models get the
+    values of the shared start, so that they are equal on all nodes.
     """
 
     name: str
     build: Callable[[], nn.Module]
     scheme: Scheme = "torch"
-    # Biases are zero, keep PyTorch's own values, or are drawn and amplified as the weights beside
-    # them are. Left open, it is what the scheme does: torch keeps its own, He takes zero.
+    # Biases are zero, have PyTorch's default values, or are drawn and multiplied by the gain like
+    # the weights of their layer. By default, torch uses PyTorch's values and He uses zero.
     bias: Bias | None = None
-    given: bool = False  # the built values are the user's own and are the shared start
-    seed: int = 0  # of the experiment: with it, constants are drawn
+    given: bool = False  # the user's module has values, which are the shared start
+    seed: int = 0  # of the experiment; constants are drawn with it
 
     @cached_property
     def layout(self) -> Layout:
@@ -84,7 +84,7 @@ class Architecture:
         return FlatModel(self.specimen())
 
     def initial(self, seed: int, start: int | None, gain: float = 1.0) -> tuple[Tensor, Tensor]:
-        """(params [d], buffers [b]) of the start with this number; None is the shared one."""
+        """(params [d], buffers [b]) of the start with this number; None means the shared one."""
         with drawing(stream_seed(seed, "init", SHARED if start is None else start)):
             module = self.build()
             if self.given and start is not None:
@@ -100,7 +100,7 @@ class Architecture:
         )
 
     def amplified(self, params: Tensor, gain: float) -> Tensor:
-        """The parameters [d] with a gain on the weights; norm layers keep their values (P4)."""
+        """The parameters [d] with weights multiplied by a gain, except in norm layers (P4)."""
         if gain == 1.0:
             return params
         params = params.clone()
@@ -110,7 +110,7 @@ class Architecture:
         return params
 
     def state_dict(self, params: Tensor, buffers: Tensor) -> dict[str, Tensor]:
-        """The values [d] and [b] and the constants by name, each tensor in row-major order."""
+        """Parameters, buffers and constants by name, each tensor in row-major order."""
         views = self.layout.views(params) | self.buffer_layout.views(buffers)
         constants = {name: value.clone() for name, value in self.constants.items()}
         return {name: value.contiguous() for name, value in (constants | views).items()}
@@ -118,11 +118,11 @@ class Architecture:
     def module(self, params: Tensor, buffers: Tensor) -> nn.Module:
         """A model with these values, in evaluation mode."""
         module = self.specimen()
-        module.load_state_dict(self.state_dict(params, buffers), strict=False)  # but for counters
+        module.load_state_dict(self.state_dict(params, buffers), strict=False)  # without counters
         return module.eval()
 
     def specimen(self) -> nn.Module:
-        """A new model of this kind with the constants; its other values mean nothing."""
+        """A new model of this kind with the right constants; its other values are arbitrary."""
         with drawing(stream_seed(self.seed, "init", SHARED)):
             module = self.build()
         for name, parameter in frozen_parameters(module):
@@ -132,7 +132,7 @@ class Architecture:
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """Draw from torch's global generator under this seed, and leave it as it was."""
+    """Seed torch's global generator, and restore it at the end."""
     with exclusive_torch():
         torch.default_generator.manual_seed(seed)
         yield
@@ -152,9 +152,9 @@ def own_architecture(
 
 
 def redraw(module: nn.Module) -> None:
-    """New random values for every layer of a module that the user built, but not for frozen ones.
+    """Draw new values for all trained parameters of a module that the user built.
 
-    A layer all of whose parameters are frozen also keeps its running statistics.
+    A layer that is frozen completely also keeps its running statistics.
     """
     frozen = [(parameter, parameter.detach().clone()) for _, parameter in frozen_parameters(module)]
     for name, layer in module.named_modules():
@@ -167,14 +167,14 @@ def redraw(module: nn.Module) -> None:
                 "independent starts cannot be drawn; pass a function that builds the model instead"
             )
         reset()
-    for parameter, value in frozen:  # in layers of which another parameter is trained
+    for parameter, value in frozen:  # in layers that are only partly frozen
         parameter.data.copy_(value)
 
 
 def he(module: nn.Module, scheme: Scheme, bias: Bias = "zero") -> None:
     """He initialisation: weights of variance 2 / fan-in, uniform or normal (P4).
 
-    Scaled biases come from the distribution of the weights beside them, as in the authors' code.
+    Scaled biases have the distribution of the weights of their layer, as in the authors' code.
     """
     for weight in weights(module).values():
         he_fill(weight, fan_in(weight), scheme)
@@ -191,7 +191,7 @@ def zero_biases(module: nn.Module) -> None:
 
 
 def he_fill(tensor: Tensor, inputs: int, scheme: Scheme) -> None:
-    """Draw values of variance 2 / inputs, to the bit those of torch's kaiming functions."""
+    """Draw values of variance 2 / inputs, bit-identical to torch's kaiming functions."""
     deviation = sqrt(2) / sqrt(inputs)
     if scheme == "he-normal":
         nn.init.normal_(tensor, std=deviation)
@@ -207,10 +207,7 @@ SHAPED_NORMS = (nn.LayerNorm, nn.RMSNorm)  # their weights may have more than on
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """Matrices, kernels and the like by name, in their order; nothing that a norm layer owns.
-
-    Only those that are trained.
-    """
+    """Trained parameters of more than one dimension by name, except those of norm layers."""
     norms = [layer for layer in module.modules() if isinstance(layer, SHAPED_NORMS)]
     owned = {id(parameter) for layer in norms for parameter in layer.parameters()}
     named = trained_parameters(module)
@@ -218,15 +215,15 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def biases(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """The trained biases by name, with the fan-in of the weight beside each in its layer.
+    """The trained biases by name, with the fan-in of the weight of their layer.
 
-    A norm layer has no weight of more than one dimension that a bias could stand beside.
+    The biases of norm layers are left out, as their weights have one dimension.
     """
     found: dict[str, tuple[Tensor, int]] = {}
     for path, layer in module.named_modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if parameter.requires_grad and parameter.dim() == 1 and name.endswith("bias"):
-                beside = getattr(layer, f"{name.removesuffix('bias')}weight", None)
-                if isinstance(beside, Tensor) and beside.dim() > 1:
-                    found[f"{path}.{name}".removeprefix(".")] = parameter, fan_in(beside)
+                weight = getattr(layer, f"{name.removesuffix('bias')}weight", None)
+                if isinstance(weight, Tensor) and weight.dim() > 1:
+                    found[f"{path}.{name}".removeprefix(".")] = parameter, fan_in(weight)
     return found

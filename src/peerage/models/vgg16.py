@@ -17,11 +17,11 @@ BLOCKS = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)  # filters;
 class VGG16:
     """Thirteen 3x3 convolutions in five blocks, 4096 units twice; 33 638 218 parameters on 3x32x32.
 
-    Without batch norm. ReLU follows the pooling: the same function and gradient as before it, on
-    fewer values.
+    Without batch norm. ReLU follows pooling, which gives the same function and gradient as before
+    it, on fewer values.
     """
 
-    dropout: float = 0.5  # share of the hidden units that is left out in training
+    dropout: float = 0.5  # probability in the hidden layers
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:

@@ -1,4 +1,4 @@
-"""One node's data and workbench, as local work sees them."""
+"""The data and model of one node, as compute requests use them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ from peerage.vectors import FlatModel
 
 Batches = Iterator[tuple[Tensor, Tensor]]  # examples, labels
 
-GATHERED = 1 << 18  # numbers: 1 MB, which stays in the cache until it is used
+GATHERED = 1 << 18  # numbers gathered at once: 1 MB, which stays in the cache
 
 
 class Examples:
-    """A data set that hands out batches by index, images in channels-last order."""
+    """A data set that returns batches by index, images in channels-last order."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.images = x.dim() == 4
-        # Gathering rows of a plain matrix-like tensor is twice as fast as of a channels-last one.
+        # Gathering rows of a row-major tensor is twice as fast as of a channels-last one.
         self.x = x.permute(0, 2, 3, 1).contiguous() if self.images else x.contiguous()
         self.y = y
 
@@ -31,33 +31,35 @@ class Examples:
 
     @property
     def example(self) -> tuple[int, ...]:
-        """The shape of one, as a model gets it."""
-        lies = tuple(self.x.shape[1:])
-        return (lies[-1], *lies[:-1]) if self.images else lies
+        """The shape of one example, as a model gets it."""
+        stored = tuple(self.x.shape[1:])
+        return (stored[-1], *stored[:-1]) if self.images else stored
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         x = self.x.index_select(0, indices)
         return (x.permute(0, 3, 1, 2) if self.images else x), self.y.index_select(0, indices)
 
-    def chunks(self, indices: Tensor, size: int, of_one: str = "keep") -> Batches:
-        """Batches in the order of the indices; several small ones are gathered at once.
+    def chunks(self, indices: Tensor, size: int, batch_of_one: str = "keep") -> Batches:
+        """Batches in the order of the indices; several small batches are gathered at once.
 
-        A last one of a single example may be dropped, or merged into the batch before.
+        A last batch of a single example is kept, dropped, or merged into the batch before.
         """
         whole, left = divmod(len(indices), size)
-        alone = left == 1 and (of_one == "drop" or (of_one == "merge" and whole > 0))
-        if alone:
+        is_single = left == 1 and (
+            batch_of_one == "drop" or (batch_of_one == "merge" and whole > 0)
+        )
+        if is_single:
             last = indices[-size - 1 :]
-            indices = indices[:-1] if of_one == "drop" else indices[: -size - 1]
-        together = max(1, GATHERED // (size * max(1, self.x.shape[1:].numel()))) * size
-        for start in range(0, len(indices), together):  # torch.split would make one of nothing
-            x, y = self.take(indices[start : start + together])
+            indices = indices[:-1] if batch_of_one == "drop" else indices[: -size - 1]
+        rows = max(1, GATHERED // (size * max(1, self.x.shape[1:].numel()))) * size
+        for start in range(0, len(indices), rows):  # torch.split would yield an empty batch
+            x, y = self.take(indices[start : start + rows])
             yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
-        if alone and of_one == "merge":
+        if is_single and batch_of_one == "merge":
             yield self.take(last)
 
     def in_order(self, size: int) -> Batches:
-        """All examples as they lie, without copying."""
+        """Batches of all examples in their order, without copying."""
         for x, y in zip(torch.split(self.x, size), torch.split(self.y, size), strict=True):
             yield (x.permute(0, 3, 1, 2) if self.images else x), y
 
@@ -68,7 +70,7 @@ class Examples:
 
 @dataclass
 class LocalContext:
-    """Everything that a compute request of one node may touch in one round."""
+    """Everything that a compute request of one node may use in one round."""
 
     node: int
     round: int
@@ -76,42 +78,41 @@ class LocalContext:
     data: Examples
     indices: Tensor  # [d_i] the node's own examples
     architecture: str
-    models: Mapping[str, FlatModel]  # one workbench per architecture
-    persistent_tensors: dict[
-        str, Tensor
-    ]  # survives the round: optimiser, position in the stream of batches
+    models: Mapping[str, FlatModel]  # one per architecture
+    # Kept between rounds: optimiser state, position in the stream of batches.
+    persistent_tensors: dict[str, Tensor]
     held_out: Examples | None = None  # the node's own validation examples
-    allocate: Callable[[int], Tensor] = torch.empty  # room for an answer [d]
-    cache: Path | None = None  # the folder for what is dear to compute and may be found again
-    orders: int = field(default=0)  # how many shuffles this round has asked for so far
+    allocate: Callable[[int], Tensor] = torch.empty  # memory for a result [d]
+    cache: Path | None = None  # folder for expensive results that can be reused
+    orders: int = field(default=0)  # number of shuffles so far in this round
 
     def model(self, params: Tensor, buffers: Tensor) -> FlatModel:
-        """The workbench of the node's architecture, holding these values."""
+        """The model of the node's architecture, loaded with these values."""
         model = self.models[self.architecture]
         model.load(params, buffers)
         return model
 
     def seed_dropout(self) -> None:
-        """Layers with noise draw from torch's global generator: make it the node's own."""
+        """Seed torch's global generator for this node; dropout layers draw from it."""
         torch.default_generator.manual_seed(
             stream_seed(self.seed, "dropout", self.node, self.round, self.orders)
         )
 
     def stream(self, purpose: str) -> torch.Generator:
-        """The node's own random numbers for something that it does in this round."""
+        """A random stream of this node for a purpose in this round."""
         return torch_stream(self.seed, purpose, self.node, self.round, self.orders)
 
-    def epoch(self, size: int, of_one: str = "keep") -> Batches:
-        """One pass over the own examples in a fresh order; see `LocalSGD.batch_of_one`."""
+    def epoch(self, size: int, batch_of_one: str = "keep") -> Batches:
+        """One pass over the local examples in a new order; see `LocalSGD.batch_of_one`."""
         rng = numpy_stream(self.seed, "batches", self.node, self.round, self.orders)
         self.orders += 1
         order = torch.from_numpy(rng.permutation(len(self.indices)))
-        return self.data.chunks(self.indices[order], size, of_one)
+        return self.data.chunks(self.indices[order], size, batch_of_one)
 
     def steps(self, count: int, size: int) -> Batches:
-        """The next `count` batches of an endless shuffled stream that rounds do not restart.
+        """The next `count` batches of an endless shuffled stream that continues across rounds.
 
-        All have the same size: one that begins in a pass may end in the next.
+        All have the same size; a batch may span two passes.
         """
         start = (
             int(self.persistent_tensors["position"]) if "position" in self.persistent_tensors else 0
@@ -129,7 +130,7 @@ class LocalContext:
         return numpy_stream(self.seed, "stream", self.node, number).permutation(len(self.indices))
 
     def sample(self, count: int | None, size: int) -> Batches:
-        """Up to `count` of the own examples drawn without replacement; all of them for None."""
+        """Batches of up to `count` local examples, drawn without replacement; None means all."""
         indices = self.indices
         if count is not None and count < len(indices):
             rng = numpy_stream(self.seed, "sample", self.node, self.round, self.orders)

@@ -1,13 +1,13 @@
-"""Curvature of the local loss: which parameters the node's own data has something to say about.
+"""Diagonal curvature of the local loss, which tells how much it depends on each parameter.
 
-The three kinds are squared gradients, the diagonal of J^T J, at three grains (methods of P0):
+The three kinds sum squared gradients, the diagonal of J^T J, over different units (P0):
 
 - `batch`: the sum over mini-batches of the squared gradient of the batch's mean loss;
 - `sample`: the sum over examples of the squared gradient of the example's loss (the diagonal of the
   empirical Fisher matrix);
 - `full`: the squared gradient of the mean loss over all examples, which vanishes at an optimum.
 
-All are taken in evaluation mode, so dropout is off and running statistics stand still.
+All are computed in evaluation mode, so dropout is off and running statistics do not change.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,15 @@ from peerage.work.gradients import Differentiate, analytic_gradients, autograd_g
 from peerage.work.losses import CrossEntropy
 from peerage.work.persample import sum_squared_gradients
 
-LARGE_BATCH = 1000  # examples in one forward pass where the batch size has no meaning
+LARGE_BATCH = 1000  # examples in one forward pass where the batch size does not matter
 
 
-Part = slice | None  # of a flat vector; None is all of it
+Part = slice | None  # of a flat vector; None means the whole vector
 
 
 def batch_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     h = torch.zeros_like(model.params)
-    tensors, parts = _within(model, h, part)
+    tensors, parts = _restrict(model, h, part)
     differentiate = _gradients(model, tensors)
     for x, y in batches:
         _, g = differentiate(x, y)
@@ -53,7 +53,7 @@ def sample_curvature(model: FlatModel, batches: Batches, part: Part = None) -> T
 def full_gradient(model: FlatModel, batches: Batches, part: Part = None) -> Tensor:
     """[d] gradient of the mean loss over all batches."""
     total, count = torch.zeros_like(model.params), 0
-    tensors, parts = _within(model, total, part)
+    tensors, parts = _restrict(model, total, part)
     differentiate = _gradients(model, tensors)
     for x, y in batches:
         torch._foreach_add_(parts, differentiate(x, y)[1], alpha=len(y))
@@ -65,8 +65,8 @@ def full_curvature(model: FlatModel, batches: Batches, part: Part = None) -> Ten
     return full_gradient(model, batches, part).square()
 
 
-def _within(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor], list[Tensor]]:
-    """The parameters of some layers, where autograd may stop early, and views of a vector [d]."""
+def _restrict(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters in a part, so that autograd can stop early, and views of a vector [d]."""
     start, stop, _ = (part or slice(None)).indices(model.layout.size)
     inside = [start <= slot.start < stop for slot in model.layout.slots]
     pairs = zip(model.tensors, model.like_tensors(vector), strict=True)
@@ -75,13 +75,13 @@ def _within(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor],
 
 
 def _gradients(model: FlatModel, tensors: list[Tensor]) -> Differentiate:
-    """Of the mean loss of a batch, by these parameters."""
+    """A function for the gradients of a batch's mean loss with respect to these parameters."""
     loss, left = CrossEntropy(), len(model.tensors) - len(tensors)
-    to_the_end = [id(t) for t in tensors] == [id(t) for t in model.tensors[left:]]
-    hand = None
-    if to_the_end and left % 2 == 0:  # whole layers, as each has a weight and a bias
-        hand = analytic_gradients(model.module, loss, first=left // 2)
-    return hand or autograd_gradients(lambda x, y: loss(model.module(x), y), tensors, None)
+    is_tail = [id(t) for t in tensors] == [id(t) for t in model.tensors[left:]]
+    analytic = None
+    if is_tail and left % 2 == 0:  # whole layers, as each has a weight and a bias
+        analytic = analytic_gradients(model.module, loss, first=left // 2)
+    return analytic or autograd_gradients(lambda x, y: loss(model.module(x), y), tensors, None)
 
 
 KINDS: dict[str, Callable[[FlatModel, Batches, Part], Tensor]] = {
@@ -89,15 +89,15 @@ KINDS: dict[str, Callable[[FlatModel, Batches, Part], Tensor]] = {
     "sample": sample_curvature,
     "full": full_curvature,
 }
-# What they take, in passes of training over the same data; measured in the study p0-curvature.
+# Their cost in training epochs over the same data, from the study p0-curvature.
 PASSES = {"batch": 1.0, "sample": 1.4, "full": 1.0}
 
 
 def scope_of(layout: Layout, scope: str) -> slice:
-    """The part of a flat vector where curvature decides (P2 Fig. 10).
+    """The part of a flat vector that is weighted by curvature (P2 Fig. 10).
 
-    `output` is the head, `last-hidden` that and the one before, `all` the whole model; or
-    names of layers that follow each other, joined by +.
+    `output` is the head, `last-hidden` the last two layers and `all` the whole model. Otherwise
+    the scope is the names of consecutive layers, joined by +.
     """
     known = {"output": (layout.head,), "last-hidden": layout.layers[-2:], "all": layout.layers}
     if scope in known:
@@ -154,7 +154,7 @@ class Gradient(Compute[Tensor]):
 
 @dataclass(frozen=True)
 class Losses(Compute[Tensor]):
-    """Mean losses of several candidates on the same examples, each with buffers of its own."""
+    """Mean loss of each candidate, [k], on the same local examples."""
 
     phase: ClassVar[str] = "losses"
 

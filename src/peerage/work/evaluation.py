@@ -1,4 +1,4 @@
-"""How good models are: accuracy and loss on held-out examples, and how far nodes are apart."""
+"""Evaluation of models: accuracy and loss on test examples, and distances between nodes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,10 +10,8 @@ from torch import Tensor
 from peerage.vectors import FlatModel
 from peerage.work.context import Examples
 
-CHUNK = (
-    500  # examples in one forward pass: large enough to be efficient, small enough for the cache
-)
-FIXED_POINT = 2.0**36  # entries are summed as integers of this unit, so that order cannot matter
+CHUNK = 500  # examples in one forward pass: efficient, and small enough for the cache
+FIXED_POINT = 2.0**36  # entries are summed as integers of this unit, so that order does not matter
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Score:
 
 
 def score(model: FlatModel, examples: Examples) -> Score:
-    """Accuracy and mean cross-entropy of the model as it is loaded."""
+    """Accuracy and mean cross-entropy of the loaded model."""
     model.module.eval()
     right, loss = 0, 0.0
     with torch.no_grad():
@@ -35,10 +33,10 @@ def score(model: FlatModel, examples: Examples) -> Score:
 
 
 class ConsensusSums:
-    """The sums that the consensus distance needs, exact in any order of nodes and workers.
+    """Sums for the consensus distance, exact in any order of nodes and workers.
 
-    The distance is the root mean square of |x_i - mean|, which is mean |x_i|^2 - |mean|^2. Nodes of
-    different architectures have nothing to agree on and are kept apart.
+    The distance is the root mean square of |x_i - mean|; its square is mean |x_i|^2 - |mean|^2.
+    Each architecture has its own sums.
     """
 
     def __init__(self) -> None:
@@ -56,7 +54,7 @@ class ConsensusSums:
 
 
 class Deviations:
-    """How tensors spread, from one node's after another (P4 Fig. 1).
+    """Standard deviations of tensors within and between nodes, one node at a time (P4 Fig. 1).
 
     sigma_ap is the mean over nodes of the deviation over the entries of a tensor, sigma_an the mean
     over entries of the deviation over nodes; both in double precision, by Welford's recurrence.
@@ -67,15 +65,15 @@ class Deviations:
         self.within: dict[tuple[str, str], float] = {}  # sum over nodes
         self.means: dict[tuple[str, str], Tensor] = {}
         self.squares: dict[tuple[str, str], Tensor] = {}
-        self.scratch: dict[tuple[str, str], Tensor] = {}  # as fresh memory is slow
+        self.scratch: dict[tuple[str, str], Tensor] = {}  # reused, because new memory is slow
 
     def add(self, architecture: str, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             key = (architecture, name)
             if key not in self.counts:
                 self.counts[key], self.within[key] = 0, 0.0
-                for shelf in (self.means, self.squares, self.scratch):
-                    shelf[key] = torch.zeros_like(tensor, dtype=torch.float64)
+                for sums in (self.means, self.squares, self.scratch):
+                    sums[key] = torch.zeros_like(tensor, dtype=torch.float64)
             self.counts[key] += 1
             count, x = self.counts[key], self.scratch[key].copy_(tensor)
             self.within[key] += float(x.std(correction=0))
@@ -84,7 +82,7 @@ class Deviations:
             self.squares[key].addcmul_(x, x, value=(count - 1) / count)
 
     def layers(self) -> dict[str, dict[str, float]]:
-        """`ap` and `an` of every tensor, called by its architecture too if there are several."""
+        """`ap` and `an` of every tensor, named with its architecture if there are several."""
         several = len({architecture for architecture, _ in self.counts}) > 1
         return {
             f"{architecture}.{name}" if several else name: {
@@ -97,7 +95,7 @@ class Deviations:
 
 @dataclass(frozen=True)
 class Movement:
-    """How far a node's parameters went in a round, by training and by all else (P4 Fig. 5)."""
+    """How far a node's parameters moved in a round, by training and by the rest (P4 Fig. 5)."""
 
     train: float  # norm of the displacement
     combine: float
@@ -106,7 +104,7 @@ class Movement:
 
 
 def movement(before: Tensor, after: Tensor, trained: Iterable[tuple[Tensor, Tensor]]) -> Movement:
-    """From the parameters around a round, and around every training within it."""
+    """Movement from the parameters before and after a round and each training in it."""
     total = after.double() - before.double()
     train = torch.zeros_like(total)
     for start, end in trained:

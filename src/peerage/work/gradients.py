@@ -1,9 +1,9 @@
-"""The loss of a batch and its gradients: by autograd, or by hand where that is quicker.
+"""The loss of a batch and its gradients, by autograd or by faster analytic formulas.
 
-Fully connected networks on small batches spend a third of their time in the bookkeeping of
-autograd. Their gradients are a few products, written down here. They equal those of autograd within
-rounding. Their last bits may differ, because a product that is written into a larger vector may be
-added up in another order. Which of the two a model takes does not depend on engine or worker.
+With autograd, fully connected networks on small batches spend a third of their time on overhead.
+Here their gradients are a few matrix products, equal to those of autograd within rounding. The last
+bits may differ, because a product that is written into a larger vector may be summed in another
+order. The choice depends on the model and the loss, never on the engine or worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ Differentiate = Callable[[Tensor, Tensor], tuple[Tensor, Gradients]]
 def autograd_gradients(
     loss_of: Callable[[Tensor, Tensor], Tensor], tensors: Sequence[Tensor], clamp: float | None
 ) -> Differentiate:
-    """Of any loss; one above the clamp gives no gradient.
+    """A function for the gradients of any loss; a loss above the clamp gives no gradient.
 
     The gradient of a parameter on which the loss does not depend is zero.
     """
 
     def differentiate(x: Tensor, y: Tensor) -> tuple[Tensor, Gradients]:
         loss = loss_of(x, y)
-        # The loss of the record is the true one; only what is differentiated is clamped.
+        # The recorded loss is not clamped.
         clamped = loss if clamp is None else loss.clamp(max=clamp)
         if not clamped.requires_grad:
             raise InputError(
@@ -47,10 +47,10 @@ def analytic_gradients(
     first: int = 0,
     out: Sequence[Tensor] | None = None,
 ) -> Differentiate | None:
-    """The same for the cross-entropy of a perceptron; None for everything else.
+    """The same for the cross-entropy of a perceptron; None for other losses and models.
 
-    With `first`, only the gradients of that linear layer and those behind it. They are new, or lie
-    in the `out` for those of all parameters.
+    `first` is the first linear layer whose gradients are computed. They are written into `out`, the
+    tensors for the gradients of all parameters, or else are new.
     """
     layers = linear_layers(module)
     if type(loss) is not CrossEntropy or not layers:
@@ -58,7 +58,7 @@ def analytic_gradients(
     weights = [layer.weight.detach() for layer in layers]
     biases = [layer.bias.detach() for layer in layers]
     transposed = [weight.t() for weight in weights]
-    places: Sequence[Tensor | None] = out or [None] * (2 * len(layers))
+    outputs: Sequence[Tensor | None] = out or [None] * (2 * len(layers))
 
     def differentiate(x: Tensor, y: Tensor) -> tuple[Tensor, Gradients]:
         inputs = [x.flatten(1)]  # of every layer
@@ -67,14 +67,14 @@ def analytic_gradients(
         logits = torch.addmm(biases[-1], inputs[-1], transposed[-1])
         log_p = torch.log_softmax(logits, 1)
         loss = torch.nn.functional.nll_loss(log_p, y)
-        pull = 1.0 / len(y) if clamp is None or float(loss) <= clamp else 0.0
-        e = torch.zeros_like(log_p).scatter_(1, y.unsqueeze(1), -pull)
+        scale = 1.0 / len(y) if clamp is None or float(loss) <= clamp else 0.0
+        e = torch.zeros_like(log_p).scatter_(1, y.unsqueeze(1), -scale)
         e = torch._log_softmax_backward_data(e, log_p, 1, log_p.dtype)
         gradients: list[Tensor] = []
         for number in range(len(weights) - 1, first - 1, -1):
             gradients += [
-                torch.sum(e, 0, out=places[2 * number + 1]),
-                torch.mm(e.t(), inputs[number], out=places[2 * number]),
+                torch.sum(e, 0, out=outputs[2 * number + 1]),
+                torch.mm(e.t(), inputs[number], out=outputs[2 * number]),
             ]
             if number > first:
                 e = torch.ops.aten.threshold_backward(e.mm(weights[number]), inputs[number], 0)
@@ -84,7 +84,7 @@ def analytic_gradients(
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear]:
-    """Those of a flattened input, linear layers and ReLU between them; none of anything else."""
+    """The linear layers of a perceptron (flatten, then linear and ReLU in turn), or none."""
     first, *rest = list(module.children()) or [module]
     flat = _is(first, nn.Flatten) and first.start_dim == 1
     layers = [part for part in rest[::2] if isinstance(part, nn.Linear)]
@@ -93,13 +93,13 @@ def linear_layers(module: nn.Module) -> list[nn.Linear]:
     if not (_is(module, nn.Sequential) and flat and alternate and len(rest) % 2):
         return []
     tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-    own = len({id(tensor) for tensor in tensors}) == len(tensors)  # nothing shared
-    plain = own and all(tensor is not None and tensor.requires_grad for tensor in tensors)
+    distinct = len({id(tensor) for tensor in tensors}) == len(tensors)
+    plain = distinct and all(tensor is not None and tensor.requires_grad for tensor in tensors)
     return layers if plain else []
 
 
 def _is(part: nn.Module, kind: type[nn.Module]) -> bool:
-    """Exactly: a subclass may compute something else, and a hook may want to know."""
+    """Whether a module is of exactly this type, which a subclass is not, and has no hooks."""
     return type(part) is kind and not _hooked(part)
 
 

@@ -1,4 +1,4 @@
-"""Training losses and corrections of the gradient: small values that a work order holds."""
+"""Training losses and gradient corrections, which are options of `LocalSGD`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from peerage.errors import InputError
 
 
 class Loss(Protocol):
-    """The mean over a batch of a loss of each example."""
+    """The mean loss of a batch."""
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor: ...
 
@@ -22,9 +22,9 @@ class ModelLoss:
     """A loss that needs more than logits and labels: the module, other tensors, random numbers."""
 
     def prepare(
-        self, module: nn.Module, given: Mapping[str, Tensor], rng: torch.Generator
+        self, module: nn.Module, tensors: Mapping[str, Tensor], rng: torch.Generator
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of a batch of examples and labels, for one order of training."""
+        """Return the loss as a function of examples and labels, for the training of one round."""
         raise NotImplementedError
 
 
@@ -38,11 +38,11 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class VirtualTeacher:
-    """The divergence from a teacher who is only nearly sure: soft labels without a second model.
+    """The divergence from soft labels that stand for a teacher, without a second model.
 
-    (1 - share) CE + share KL(q || softmax z), where q is the confidence in the labelled class and
-    an equal part of the rest in every other. Its gradient is that of label smoothing. A random
-    teacher draws its confidence in every example anew, between the given one and 1.
+    (1 - share) CE + share KL(q || softmax z), where q is `confidence` for the labelled class and
+    spreads the rest equally over the others. Its gradient is that of label smoothing. A random
+    teacher draws its confidence for each example between `confidence` and 1.
 
     Valerio, Boldrini, Passarella, Kertesz, Karsai, Iniguez, 2023. arXiv:2312.04504.
     """
@@ -60,7 +60,7 @@ class VirtualTeacher:
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         b = torch.full((len(labels), 1), self.confidence)
-        if self.teacher == "random":  # from torch's own generator, which is the node's in training
+        if self.teacher == "random":  # from torch's global generator, which is seeded for the node
             b = b + (1 - b) * torch.rand(len(labels), 1)
         q = ((1 - b) / max(logits.shape[1] - 1, 1)).expand_as(logits)  # [B, C]
         q = q.scatter(1, labels.unsqueeze(1), b)
@@ -71,7 +71,7 @@ class VirtualTeacher:
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """[B] T^2 KL(softmax(teacher / T) || softmax(logits / T)): how far each example is from it.
+    """[B] T^2 KL(softmax(teacher / T) || softmax(logits / T)) of each example.
 
     The factor keeps the size of the gradient when T grows. Hinton, Vinyals, Dean, 2015.
     arXiv:1503.02531.
@@ -84,11 +84,11 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 def supervised_contrastive(
     f: Tensor, labels: Tensor, a: Tensor, anchor_labels: Tensor, temperature: float
 ) -> Tensor:
-    """Draws features f [B, k] towards the anchors a [A, k] of their own class, off the others.
+    """A loss that pulls features f [B, k] towards the anchors a [A, k] of their own class.
 
     The mean over i of -1 / |P(i)| sum_{j in P(i)} log(exp(f_i.a_j / t) / sum_k exp(f_i.a_k / t)),
     all vectors of unit length, where P(i) are the anchors with the label of i. Examples without
-    any are left out. Khosla et al., 2020. arXiv:2004.11362.
+    such anchors are left out. Khosla et al., 2020. arXiv:2004.11362.
     """
     log_p = F.log_softmax(F.normalize(f) @ F.normalize(a).T / temperature, 1)  # [B, A]
     positive = labels.unsqueeze(1) == anchor_labels  # [B, A]
@@ -98,31 +98,31 @@ def supervised_contrastive(
 
 
 def with_features(module: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [B, C], and what the head was given [B, k]."""
-    caught: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    """Logits [B, C] and the inputs of the head [B, k]."""
+    features: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
     try:
         logits: Tensor = module(x)
     finally:
         handle.remove()
-    return logits, caught[-1].flatten(1)
+    return logits, features[-1].flatten(1)
 
 
 class Correction(Protocol):
-    """A new gradient [d] from a gradient g, the parameters x and those at the training's start, x0.
+    """A new gradient [d] from gradient g, parameters x and the parameters x0 before training.
 
-    g is the gradient of the mean loss of a batch. With weight decay and SGD, weight_decay * x is in
-    it. With AdamW, a second call in every step asks for the correction of g + weight_decay * x: the
-    decay of the parameters is what that changes. So an entry that a correction sets to zero is not
-    decayed either; only momentum that is kept from before can still move it.
+    g is the gradient of the mean loss of a batch. With SGD it includes weight_decay * x. With
+    AdamW, a second call in every step corrects g + weight_decay * x, and the difference is the
+    decay. So an entry that a correction sets to zero is not decayed either. Only momentum from
+    earlier rounds can still move it.
     """
 
-    def __call__(self, g: Tensor, x: Tensor, x0: Tensor, *_: Any, **given: Any) -> Tensor: ...
+    def __call__(self, g: Tensor, x: Tensor, x0: Tensor, *_: Any, **tensors: Any) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Proximal:
-    """The gradient of (mu / 2) |x - x0|^2: a pull towards where the round began."""
+    """Adds the gradient of (mu / 2) |x - x0|^2, a pull towards the model before training."""
 
     mu: float = 0.01
 
@@ -131,12 +131,12 @@ class Proximal:
             raise InputError(f"mu must be at least 0, got {self.mu}")
 
     def __call__(self, g: Tensor, x: Tensor, x0: Tensor) -> Tensor:
-        return (x - x0).mul_(self.mu).add_(g)  # one vector that is new, instead of three
+        return (x - x0).mul_(self.mu).add_(g)  # one new vector instead of three
 
 
 @dataclass(frozen=True)
 class CurvaturePenalty:
-    """The gradient of strength * (sum_p a_p x_p^2 - 2 b_p x_p): a pull towards where others are.
+    """Adds the gradient of strength * sum_p (a_p x_p^2 - 2 b_p x_p), a pull towards other models.
 
     With a = sum_j F_j and b = sum_j F_j x_j, the penalty is the sum over other nodes j of
     strength * (x - x_j)^T diag(F_j) (x - x_j), up to a constant.

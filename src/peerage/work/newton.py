@@ -1,7 +1,7 @@
-"""Second derivatives of logistic regression, and the matrices that FedNL makes of them.
+"""Second derivatives of logistic regression, and the matrix operations of FedNL.
 
-A model with C classes is C binary problems, one class against the rest. Each has p numbers, the
-weights of the class and then its bias, and a Hessian [p, p]. All are held in float32.
+A model with C classes is C binary problems, one class against the rest. Each has p parameters, the
+weights of the class and then its bias, and a Hessian [p, p]. All are float32.
 """
 
 from dataclasses import dataclass
@@ -17,25 +17,26 @@ from peerage.vectors import FlatModel, Layout, head_layer
 from peerage.work.context import Batches, LocalContext
 from peerage.work.losses import with_features
 
-ROWS = 1000  # examples in one product: enough for the processor's full speed, and little memory
-SMALL = 128  # below it, and for many pairs, the full decomposition of a matrix is quick enough
-SPARE = 4  # vectors more in a block than are wanted, for eigenvalues that nearly coincide
-# Of the residual, in terms of the largest eigenvalue; the full decomposition in float32 has 1e-6.
+ROWS = 1000  # examples in one product: full speed with little memory
+SMALL = 128  # rows up to which the full decomposition of a matrix is fast enough
+SPARE = 4  # extra vectors in a block, for eigenvalues that nearly coincide
+# Of the residual, relative to the largest eigenvalue; full decomposition in float32 reaches 1e-6.
 TOLERANCE = 3e-6
-ORTHOGONAL = 1e-5  # at most, products of two vectors
-FIRST_LOOK, GROWTH = 10.0, 1.25  # blocks before a first look at the residual, and then growth
+ORTHOGONAL = 1e-5  # largest product of two different vectors
+# Blocks before the first check of the residual, and the growth of the basis between checks.
+FIRST_CHECK, GROWTH = 10.0, 1.25
 
 
 # A flat vector [d] as the rows [C, p] of the binary problems
 
 
 def problems(layout: Layout) -> tuple[int, int]:
-    """(C, p) of a model that is one linear layer; other models are refused."""
+    """(C, p) of a model with one linear layer; raise an InputError for other models."""
     shapes = [slot.shape for slot in layout.slots]
     if len(shapes) != 2 or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1]:
         raise InputError(
-            f"fednl needs logistic regression, one linear layer, and this model has the layers "
-            f"{', '.join(layout.layers)}; choose --model logistic"
+            f"fednl requires logistic regression, one linear layer, but this model has the layers "
+            f"{', '.join(layout.layers)}; use --model logistic"
         )
     classes, inputs = shapes[0]
     return classes, inputs + 1
@@ -57,8 +58,8 @@ def to_vector(rows: Tensor) -> Tensor:
 class Derivatives(Compute[tuple[Tensor, Tensor]]):
     """Gradients [C, p] and Hessians [C, p, p] on the node's own data, at these parameters.
 
-    Of the mean of log(1 + exp(-s z)) over examples, with s = 1 for the class and -1 for the rest,
-    and (penalty / 2) |x|^2 over all p numbers.
+    The loss is the mean of log(1 + exp(-s z)) over examples, with s = 1 for the class and -1 for
+    the rest, plus (penalty / 2) |x|^2 over all p parameters.
     """
 
     phase: ClassVar[str] = "curvature"
@@ -72,21 +73,21 @@ class Derivatives(Compute[tuple[Tensor, Tensor]]):
         model.module.eval()
         count = max(len(local.indices), 1)
         with torch.no_grad():
-            g, h = summed(model, local.data.chunks(local.indices, ROWS), 1 / count)
+            g, h = sum_derivatives(model, local.data.chunks(local.indices, ROWS), 1 / count)
             g.add_(to_rows(model.layout, self.params), alpha=self.penalty)
             h.diagonal(dim1=1, dim2=2).add_(self.penalty)
         return g, h
 
 
-def summed(model: FlatModel, batches: Batches, weight: float) -> tuple[Tensor, Tensor]:
-    """Both derivatives of the losses, added up over the examples with this weight."""
+def sum_derivatives(model: FlatModel, batches: Batches, weight: float) -> tuple[Tensor, Tensor]:
+    """Both derivatives of the losses, summed over the examples with this weight."""
     classes, size = problems(model.layout)
     g, h = torch.zeros(classes, size), torch.zeros(classes, size, size)
     head = head_layer(model.module)
     if head.weight is not model.tensors[0]:
         raise InputError(
-            "fednl needs logistic regression, and the last linear layer of this model is frozen; "
-            "freeze the layers before it instead"
+            "fednl requires logistic regression, but the last linear layer of this model is "
+            "frozen; freeze the layers before it instead"
         )
     for x, y in batches:
         logits, features = with_features(model.module, head, x)
@@ -107,10 +108,10 @@ def summed(model: FlatModel, batches: Batches, weight: float) -> tuple[Tensor, T
 
 @dataclass(frozen=True)
 class Compress(Compute[tuple[Tensor, Tensor, Tensor]]):
-    """What is to be learned of matrices [C, p, p] that are known to be about `known`.
+    """Low-rank approximation of the differences between matrices [C, p, p] and `known`.
 
-    Of the differences, the leading eigenvalues [C, R], their vectors [C, R, p], and the Frobenius
-    norms [C]. This needs nothing of the node's data but takes time, for which engines have a place.
+    Returns the leading eigenvalues [C, R], their vectors [C, R, p] and the Frobenius norms [C] of
+    the differences. It needs no local data, but is a request because it takes time.
     """
 
     phase: ClassVar[str] = "curvature"
@@ -130,13 +131,13 @@ class Compress(Compute[tuple[Tensor, Tensor, Tensor]]):
 
 
 def leading(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The eigenvalues [R] of largest magnitude, falling, and their vectors [R, p].
+    """The eigenvalues [R] of largest magnitude, in descending order, and their vectors [R, p].
 
-    Of a matrix of 785 x 785, the full decomposition takes 40 to 90 ms, for each of 10 classes and
-    clients. A block Krylov method in plain products takes 2 to 10 ms on Hessians of images, and 10
-    to 20 on random ones, to the same residual. ARPACK (scipy's eigsh) is about as fast with one
-    thread, but brings threads of its own, which are in the way of other workers and on which
-    results could depend; and from a single vector, it may miss one of two equal eigenvalues.
+    For a 785 x 785 matrix, the full decomposition takes 40 to 90 ms, for each of 10 classes and
+    each client. A block Krylov method reaches the same residual in 2 to 10 ms on Hessians of
+    images, and in 10 to 20 ms on random ones. ARPACK (scipy's eigsh) is about as fast with one
+    thread, but starts its own threads, which slow other workers and on which results could depend.
+    As it starts from a single vector, it may also miss one of two equal eigenvalues.
     """
     if len(matrix) <= SMALL or 16 * rank > len(matrix):
         return largest(matrix, rank)
@@ -150,29 +151,29 @@ def largest(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def krylov(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
-    """As `leading`, from the span of a block, the matrix times it, and so on; None if too slow."""
+    """As `leading`, by a block Krylov method; None if it does not converge fast enough."""
     size, block = len(matrix), rank + SPARE
-    basis, image = torch.empty(2, size // 2, size)  # orthonormal rows, and what becomes of them
+    basis, image = torch.empty(2, size // 2, size)  # orthonormal rows, and rows @ matrix
     rows = torch.randn(block, size, generator=torch_stream(0, "krylov", size))
-    look = FIRST_LOOK * block
+    next_check = FIRST_CHECK * block
     for known in range(block, len(basis) + 1, block):
-        fresh = slice(known - block, known)
-        basis[fresh] = torch.linalg.qr(rows.T).Q.T
-        rows = torch.mm(basis[fresh], matrix, out=image[fresh])
+        added = slice(known - block, known)
+        basis[added] = torch.linalg.qr(rows.T).Q.T
+        rows = torch.mm(basis[added], matrix, out=image[added])
         q, q_t = basis[:known], basis[:known].T
-        if known >= look:
-            look = GROWTH * known
-            values, mixture = largest(image[:known] @ q_t, rank)  # the best that the basis offers
+        if known >= next_check:
+            next_check = GROWTH * known
+            values, mixture = largest(image[:known] @ q_t, rank)  # the best pairs in the basis
             vectors = mixture @ q
             if _accurate(values, vectors, mixture @ image[:known]):
                 return values, vectors
-        for _ in range(2):  # once leaves rounding errors that grow
+        for _ in range(2):  # a single pass leaves rounding errors that grow
             rows = torch.addmm(rows, torch.mm(rows, q_t), q, alpha=-1)
     return None
 
 
 def _accurate(values: Tensor, vectors: Tensor, image: Tensor) -> bool:
-    """Whether these are eigenpairs; a matrix of low rank may have used up the basis before."""
+    """Whether these are eigenpairs; a matrix of low rank may exhaust the basis early."""
     residual = torch.addcmul(image, vectors, values[:, None], value=-1).norm(dim=1)
     overlap = vectors @ vectors.T - torch.eye(len(values))
     return bool(residual.max() <= TOLERANCE * values[0].abs() and overlap.abs().max() < ORTHOGONAL)
@@ -181,16 +182,16 @@ def _accurate(values: Tensor, vectors: Tensor, image: Tensor) -> bool:
 def add_pairs(matrices: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     """Matrices [C, p, p] plus the sum of value * vector vector^T over pairs [C, k], [C, k, p]."""
     total = torch.empty_like(matrices)
-    for c, v in enumerate(vectors):  # one by one, as each fits the processor's cache
+    for c, v in enumerate(vectors):  # one by one, as each fits into the cache
         torch.addmm(matrices[c], (v * values[c, :, None]).T, v, out=total[c])
     return total
 
 
-# Symmetric matrices on the way
+# Symmetric matrices in messages
 
 
 def upper(matrices: Tensor) -> Tensor:
-    """[C, p (p + 1) / 2] the upper triangles [C, p, p], row by row."""
+    """[C, p (p + 1) / 2] the upper triangles of matrices [C, p, p], row by row."""
     i, j = torch.triu_indices(*matrices.shape[1:]).unbind()
     return matrices[:, i, j]
 
@@ -204,20 +205,20 @@ def from_upper(triangles: Tensor, size: int) -> Tensor:
     return matrices
 
 
-# The step, one problem at a time: their matrices together are too large for the processor's cache
+# The Newton step, one problem at a time: all matrices together are too large for the cache
 
 
 def solve_projected(h: Tensor, g: Tensor, floor: float) -> Tensor:
-    """h^-1 g for h [p, p] whose eigenvalues below the floor are lifted to it."""
+    """h^-1 g for h [p, p], with eigenvalues below the floor raised to it."""
     values, vectors = torch.linalg.eigh(h)
     step: Tensor = vectors @ ((vectors.T @ g) / values.clamp(min=floor))
     return step
 
 
 def solve_shifted(h: Tensor, shift: Tensor, g: Tensor, floor: float) -> Tensor:
-    """(h + shift I)^-1 g, with a shift that should leave no eigenvalue below the floor.
+    """(h + shift I)^-1 g, for a shift that should leave no eigenvalue below the floor.
 
-    Where it clearly does, as it may come from other clients than h, they are lifted.
+    As the shift may come from other clients than h, eigenvalues clearly below are raised to it.
     """
     shifted = h.clone()
     shifted.diagonal().add_(shift - floor / 2)

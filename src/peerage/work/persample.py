@@ -1,12 +1,12 @@
 """The sum of squared per-example gradients: the diagonal of the empirical Fisher information.
 
-For examples b with own losses l_b and parameters w this is  h = sum_b (dl_b/dw)^2, element by
-element. Plain backpropagation only yields sum_b dl_b/dw, whose square is something else.
+For examples b with losses l_b and parameters w this is  h = sum_b (dl_b/dw)^2, element by
+element. Plain backpropagation only yields sum_b dl_b/dw, whose square is different.
 
-For linear and convolutional layers h has a closed form in what backpropagation computes anyway: the
-input a_b of a layer and the gradient e_b of its output. Networks with other parameters go through
-`torch.func`, which is slower; `benchmarks/persample.py` measures both. The idea is BackPACK's:
-Dangel, Kunstner, Hennig, 2020. arXiv:1912.10985.
+For linear and convolutional layers, h has a closed form in the input a_b of a layer and the
+gradient e_b of its output, which backpropagation computes anyway. Other networks use `torch.func`,
+which is slower; `benchmarks/persample.py` compares both. The idea is from BackPACK: Dangel,
+Kunstner, Hennig, 2020. arXiv:1912.10985.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,16 @@ from peerage.vectors import trained_parameters
 Loss = Callable[[Tensor, Tensor], Tensor]
 Layer = nn.Linear | nn.Conv2d
 
-_CACHE = 2**18  # numbers that stay in the second-level cache of a core: 1 MB
-_MEMORY = 2**23  # numbers that per-example gradients may hold at once: 32 MB
+_CACHE = 2**18  # numbers that fit into the second-level cache of a core: 1 MB
+_MEMORY = 2**23  # numbers in per-example gradients at once: 32 MB
 
 
 def sum_squared_gradients(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """For each trained parameter, the sum over examples of the squares of their own gradients.
+    """For each trained parameter, the sum over examples of the squared gradient of their loss.
 
-    The loss must be a mean over examples, so that its gradient times the batch size is, at the
-    outputs of an example, the gradient of that example's own loss. The module is in eval mode and
-    uses each parameter in its own layer only. Parameters, their `.grad` and hooks stay untouched.
+    The loss must be a mean over examples. The gradient at an example's outputs, times the batch
+    size, is then that of the example's own loss. The module must be in eval mode and use each
+    parameter in one layer only. Parameters, their `.grad` and hooks are not changed.
     """
     layers = _layers(module)
     signals = _backpropagate(module, layers, loss, x, y) if layers else []
@@ -48,7 +48,7 @@ def sum_squared_gradients(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -
 
 
 def squares_by_vmap(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The same for any module, from the gradients of single examples, many at a time."""
+    """The same for any module, from batches of per-example gradients."""
     parameters = {name: parameter.detach() for name, parameter in trained_parameters(module)}
 
     def own_loss(parameters: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def squares_by_vmap(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> dict
 
 
 def _layers(module: nn.Module) -> list[Layer]:
-    """The layers that own trained parameters; none at all unless each of them has a closed form."""
+    """The layers with trained parameters; empty unless each of them has a closed form."""
     owners = [
         owner
         for owner in module.modules()
@@ -78,13 +78,13 @@ def _layers(module: nn.Module) -> list[Layer]:
 
 
 def _has_closed_form(layer: nn.Module) -> TypeGuard[Layer]:
-    own = dict(layer.named_parameters())
-    if not own.keys() <= {"weight", "bias"} or not all(p.requires_grad for p in own.values()):
+    named = dict(layer.named_parameters())
+    if not named.keys() <= {"weight", "bias"} or not all(p.requires_grad for p in named.values()):
         return False
     if type(layer) is nn.Conv2d:
         pads_zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         return layer.groups == 1 and pads_zeros
-    return type(layer) is nn.Linear  # exactly: a subclass may compute something else
+    return type(layer) is nn.Linear  # not a subclass, which may compute something else
 
 
 def _backpropagate(
@@ -125,7 +125,7 @@ def _linear(a: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _conv(layer: nn.Conv2d, a: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of an example is one matrix product of its errors with its image patches."""
+    """The gradient of an example is the matrix product of its errors and its image patches."""
     batch, outputs, rows, columns = e.shape
     positions, inputs = rows * columns, layer.weight[0].numel()
     e = e.permute(0, 2, 3, 1).reshape(batch, positions, outputs)
@@ -140,9 +140,9 @@ def _conv(layer: nn.Conv2d, a: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _patches(layer: nn.Conv2d, a: Tensor, rows: int, columns: int) -> Tensor:
-    """What each output position sees, [b, rows, columns, kernel height, kernel width, channels].
+    """Inputs of each output position, [b, rows, columns, kernel height, kernel width, channels].
 
-    A view of the padded image; with the channels last, copying it moves long runs of memory.
+    It is a view of the padded image. With channels last, copying it moves long runs of memory.
     """
     vertical, horizontal = map(int, layer.padding)
     padding = (0, 0, horizontal, horizontal, vertical, vertical)

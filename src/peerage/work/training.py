@@ -1,4 +1,4 @@
-"""The work order for local training, and the only training loop of the project."""
+"""The settings of local training, and the only training loop of the project."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from peerage.work.losses import Correction, CrossEntropy, Loss, ModelLoss
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """How a node trains between two exchanges: `epochs` over its data, or `steps` batches."""
+    """How a node trains in a round: `epochs` over its data, or `steps` mini-batches."""
 
-    epochs: int | None = None  # passes over the own data; 5 unless steps are given
+    epochs: int | None = None  # passes over the local data; 5 by default, unless there are steps
     steps: int | None = None  # batches from an endless shuffled stream
     batch_size: int = 16
     lr: float = 0.05
-    momentum: float = 0.0  # of SGD; AdamW has its own decays, 0.9 and 0.999
+    momentum: float = 0.0  # of SGD; AdamW has fixed decays of 0.9 and 0.999
     weight_decay: float = 0.0
     nesterov: bool = False
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    keep_optimizer: bool = False  # carry momentum over from round to round
-    # What happens when the loss on the node's held-out examples rises in an epoch: nothing, or the
-    # node takes back all training of the round, as the authors' code of P0 does.
+    keep_optimizer: bool = False  # keep momentum between rounds
+    # If the loss on the node's held-out examples rises in an epoch, either do nothing or undo all
+    # training of the round, as the authors' code of P0 does.
     early_stop: Literal["none", "rollback"] = "none"
-    loss_clamp: float | None = None  # a batch of a larger loss gives no gradient; 10 in P4's code
+    loss_clamp: float | None = None  # a batch with a larger loss gives no gradient; 10 in P4's code
     loss: Loss | ModelLoss = CrossEntropy()
     correct: Correction | None = None
-    # What happens to the last batch of a pass if one example is left for it: it is kept, merged
-    # into the batch before, or dropped. Left open, models with batch statistics (BatchNorm) merge
-    # it, and do not train on the only example of a node; all others keep it.
+    # A last batch of a single example is kept, merged into the batch before, or dropped. By
+    # default, models with batch statistics (BatchNorm) merge it, or drop it if the node has no
+    # other examples; all other models keep it.
     batch_of_one: Literal["keep", "merge", "drop"] | None = None
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class LocalSGD:
             raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
         if self.early_stop == "rollback" and self.steps is not None:
             raise InputError(
-                f"early_stop=rollback judges after every epoch, got steps={self.steps}; "
+                f"early_stop=rollback evaluates after every epoch, got steps={self.steps}; "
                 "give epochs instead"
             )
         if self.loss_clamp is not None and not 0 < self.loss_clamp < float("inf"):
@@ -80,10 +80,10 @@ class LocalSGD:
             yield from self.epoch(local)
 
     def epoch(self, local: LocalContext) -> Batches:
-        return local.epoch(self.batch_size, self.of_one(local))
+        return local.epoch(self.batch_size, self.resolve_batch_of_one(local))
 
-    def of_one(self, local: LocalContext) -> str:
-        """What happens to the last batch of one example, of this node."""
+    def resolve_batch_of_one(self, local: LocalContext) -> str:
+        """Whether this node keeps, merges or drops a last batch of one example."""
         if self.batch_of_one is not None:
             return self.batch_of_one
         model = local.models.get(local.architecture)
@@ -91,28 +91,28 @@ class LocalSGD:
             return "keep"
         return "merge" if len(local.indices) > 1 else "drop"
 
-    def in_a_pass(self, local: LocalContext) -> int:
+    def batches_per_pass(self, local: LocalContext) -> int:
         """The number of batches in one pass over the node's examples."""
         whole, left = divmod(len(local.indices), self.batch_size)
         if self.steps is None and left == 1:
-            of_one = self.of_one(local)
-            left = of_one == "keep" or (of_one == "merge" and whole == 0)
+            batch_of_one = self.resolve_batch_of_one(local)
+            left = batch_of_one == "keep" or (batch_of_one == "merge" and whole == 0)
         return whole + (left > 0)
 
     def last_pass(self, local: LocalContext) -> range:
-        """The numbers of the batches that go over the examples for the last time."""
-        one_pass = self.in_a_pass(local)
+        """The numbers of the batches in the last pass over the examples."""
+        one_pass = self.batches_per_pass(local)
         total = self.steps if self.steps is not None else (self.epochs or 0) * one_pass
         return range(max(0, total - one_pass), total)
 
 
 @dataclass(frozen=True)
 class TrainStats:
-    """What an order of training came to."""
+    """Results of local training, beside the model."""
 
-    loss: float  # mean over the examples seen, before each step
-    examples: int  # seen, counting repetitions
-    squares: Tensor | None = None  # [d] sum of g * g over the last pass, if it was asked for
+    loss: float  # mean over the training examples, before each step
+    examples: int  # number of training examples, counting repetitions
+    squares: Tensor | None = None  # [d] sum of g * g over the last pass, if requested
 
 
 @dataclass(frozen=True)
@@ -120,28 +120,28 @@ class Trained:
     params: Tensor  # [d]
     buffers: Tensor  # [b]
     stats: TrainStats
-    finite: bool = True  # whether all numbers still are
+    finite: bool = True  # whether all values are finite
 
 
 @dataclass(frozen=True)
 class Train(Compute[Trained]):
-    """Train from these parameters; the answer is new, the order's tensors stay as they are."""
+    """Train from these parameters; returns new tensors and leaves its inputs unchanged."""
 
     phase: ClassVar[str] = "train"
 
     work: LocalSGD
     params: Tensor
     buffers: Tensor
-    given: Mapping[str, Tensor]
-    squares: bool = False  # whether to gather squared gradients in the last pass
+    tensors: Mapping[str, Tensor]  # arguments of the loss or the correction
+    squares: bool = False  # whether to sum squared gradients in the last pass
 
     def run(self, local: LocalContext) -> Trained:
-        if self.work.in_a_pass(local) == 0:
-            nothing = torch.zeros_like(self.params) if self.squares else None
-            return Trained(self.params, self.buffers, TrainStats(0.0, 0, nothing))
+        if self.work.batches_per_pass(local) == 0:
+            zeros = torch.zeros_like(self.params) if self.squares else None
+            return Trained(self.params, self.buffers, TrainStats(0.0, 0, zeros))
         model = local.model(self.params, self.buffers)
-        persistent_tensors = (
-            remembered(local.persistent_tensors) if self.work.keep_optimizer else None
+        optimiser_state = (
+            copy_optimiser_state(local.persistent_tensors) if self.work.keep_optimizer else None
         )
         local.seed_dropout()
         guard = Rollback(model, self.work, local) if self.work.early_stop == "rollback" else None
@@ -149,30 +149,28 @@ class Train(Compute[Trained]):
             model,
             self.work,
             guard.batches() if guard else self.work.batches(local),
-            persistent_tensors,
-            self.given,
+            optimiser_state,
+            self.tensors,
             gather=self.work.last_pass(local) if self.squares else None,
             rng=local.stream("lesson") if isinstance(self.work.loss, ModelLoss) else None,
         )
         if guard and guard.worse:
             return Trained(self.params, self.buffers, stats)
-        local.persistent_tensors.update(
-            persistent_tensors or {}
-        )  # only now, when the training stands
+        local.persistent_tensors.update(optimiser_state or {})  # not after a rollback
         finite = bool(torch.isfinite(model.params.sum() + stats.loss))  # while it is in the cache
         params = local.allocate(model.params.numel()).copy_(model.params)
         return Trained(params, model.buffers.clone(), stats, finite)
 
 
 class Rollback:
-    """Hands out epochs for as long as the loss on the held-out examples does not rise."""
+    """Yields epochs for as long as the loss on the held-out examples does not rise."""
 
     def __init__(self, model: FlatModel, work: LocalSGD, local: LocalContext) -> None:
         self.model, self.work, self.local = model, work, local
         self.worse = False
 
     def batches(self) -> Batches:
-        """The loop has trained on an epoch when it asks for the next: then it is judged."""
+        """Batches of all epochs; the model is evaluated when the loop asks for the next epoch."""
         before = self.validation_loss()
         for _ in range(self.work.epochs or 0):
             yield from self.work.epoch(self.local)
@@ -184,7 +182,7 @@ class Rollback:
 
     def validation_loss(self) -> float:
         if self.local.held_out is None:
-            return 0.0  # a node with too little data to hold any out goes on
+            return 0.0  # without held-out examples, training continues
         loss = score(self.model, self.local.held_out).loss
         self.model.module.train()
         return loss
@@ -195,27 +193,27 @@ def train(
     work: LocalSGD,
     batches: Batches,
     persistent_tensors: dict[str, Tensor] | None = None,
-    given: Mapping[str, Tensor] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
     gather: range | None = None,
     rng: torch.Generator | None = None,
 ) -> TrainStats:
-    """Train the model in place; what the optimiser keeps is in `persistent_tensors`.
+    """Train the model in place; `persistent_tensors` holds the state of the optimiser.
 
-    In the batches whose numbers are in `gather`, squared gradients are added up. What is `given`
-    goes to the loss if that is a lesson, which also draws from `rng`, and else to the correction.
+    Squared gradients are summed over the batches whose numbers are in `gather`. A `ModelLoss` gets
+    the `tensors` and draws from `rng`; with any other loss, the correction gets them.
     """
-    given = given or {}
+    tensors = tensors or {}
     squares = None if gather is None else torch.zeros_like(model.params)
     square_parts = [] if squares is None else model.like_tensors(squares)
     model.module.train()
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, persistent_tensors)
-    left = {} if isinstance(work.loss, ModelLoss) else given
-    corrected = Corrected(model, work, work.correct, left) if work.correct else None
+    for_correction = {} if isinstance(work.loss, ModelLoss) else tensors
+    corrected = Corrected(model, work, work.correct, for_correction) if work.correct else None
     out = corrected.parts if corrected else None
     differentiate = analytic_gradients(
         model.module, work.loss, work.loss_clamp, out=out
     ) or autograd_gradients(
-        batch_loss(work.loss, model.module, given, rng), model.tensors, work.loss_clamp
+        batch_loss(work.loss, model.module, tensors, rng), model.tensors, work.loss_clamp
     )
     parameters = [tensor.detach() for tensor in model.tensors]
     strides = [tensor.stride() for tensor in parameters]
@@ -232,13 +230,13 @@ def train(
                 "use --batch-size 2 or more, and --batch-of-one merge or drop"
             ) from None
         if [gradient.stride() for gradient in gradients] != strides:
-            # The fused kernels walk through memory and trust that all tensors lie alike.
+            # The fused kernels assume that all tensors have the same memory layout.
             pairs = zip(parameters, gradients, strict=True)
             gradients = tuple(torch.empty_like(p).copy_(g) for p, g in pairs)
         if gather is not None and number in gather:
             torch._foreach_addcmul_(square_parts, gradients, gradients)
         if corrected is None:
-            # Straight from autograd to the fused kernel: no copy into one vector.
+            # Directly from autograd to the fused kernel, without a copy into one vector.
             optimiser.step(parameters, list(gradients), optimiser.parts, work.weight_decay)
         else:
             g = corrected(gradients)
@@ -248,7 +246,7 @@ def train(
     if [parameter._version for parameter in model.frozen] != versions:
         raise InputError(
             "the model changes a frozen parameter when it trains, which must be equal on all "
-            "nodes; register what changes as a buffer"
+            "nodes; register it as a buffer"
         )
     return TrainStats(float(total) / examples, examples, squares)
 
@@ -256,21 +254,21 @@ def train(
 def batch_loss(
     loss: Loss | ModelLoss,
     module: nn.Module,
-    given: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     rng: torch.Generator | None,
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss as a function of examples and labels."""
     if isinstance(loss, ModelLoss):
-        return loss.prepare(module, given, rng or torch.Generator())
+        return loss.prepare(module, tensors, rng or torch.Generator())
     return lambda x, y: loss(module(x), y)
 
 
 class Corrected:
-    """Gathers the gradients of all parameters into one vector [d] and corrects it.
+    """Copies the gradients of all parameters into one vector [d] and corrects it.
 
-    Weight decay passes through the correction, so an entry that a correction sets to zero stays as
-    it is: SGD's decay is a part of the gradient. AdamW's is not, and acts on the parameters alone,
-    by the difference that it makes to the corrected gradient.
+    Weight decay passes through the correction, so an entry that a correction sets to zero does not
+    change. The decay of SGD is part of the gradient. That of AdamW is applied to the parameters,
+    as the difference that it makes to the corrected gradient.
     """
 
     def __init__(
@@ -278,15 +276,15 @@ class Corrected:
         model: FlatModel,
         work: LocalSGD,
         correct: Correction,
-        given: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
     ) -> None:
-        self.model, self.work, self.correct, self.given = model, work, correct, given
+        self.model, self.work, self.correct, self.tensors = model, work, correct, tensors
         self.start = model.params.clone()
         self.gradient = torch.empty_like(model.params)
         self.parts = model.like_tensors(self.gradient)
 
     def __call__(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        if gradients[0] is not self.parts[0]:  # those that are computed by hand lie there already
+        if gradients[0] is not self.parts[0]:  # analytic gradients are written there directly
             torch._foreach_copy_(self.parts, gradients)
         g, x, decay = self.gradient, self.model.params, self.work.weight_decay
         if decay == 0:
@@ -299,18 +297,18 @@ class Corrected:
         return plain
 
     def corrected(self, g: Tensor) -> Tensor:
-        return self.correct(g, self.model.params, self.start, **self.given)
+        return self.correct(g, self.model.params, self.start, **self.tensors)
 
 
-# An optimiser remembers vectors [d], each seen in two ways: whole, and as one view per parameter.
-Remembered = list[list[Tensor]]
-NAMES = ("momentum", "first", "second", "count")  # under which a node's memory keeps them
+# The state of an optimiser: vectors [d], each either whole or as one view per parameter.
+OptimiserState = list[list[Tensor]]
+NAMES = ("momentum", "first", "second", "count")  # keys in `persistent_tensors`
 
 
-def remembered(persistent_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of what an optimiser keeps from round to round, for one to change in place.
+def copy_optimiser_state(persistent_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the optimiser state that a node keeps between rounds, to be changed in place.
 
-    The tensors in a node's memory never change, so that a round can be taken back.
+    Persistent tensors themselves never change, so that a round can be undone.
     """
     return {name: persistent_tensors[name].clone() for name in NAMES if name in persistent_tensors}
 
@@ -322,24 +320,24 @@ class SGD:
         self, model: FlatModel, work: LocalSGD, persistent_tensors: dict[str, Tensor] | None
     ) -> None:
         self.work = work
-        # In the first step the kernel overwrites what the buffer holds.
+        # In the first step, the kernel overwrites the momentum buffer.
         self.first = persistent_tensors is None or "momentum" not in persistent_tensors
-        self.whole: Remembered = [[]]
-        self.parts: Remembered = [[]]
+        self.whole: OptimiserState = [[]]
+        self.parts: OptimiserState = [[]]
         if work.momentum:
-            shelf = model.scratch if persistent_tensors is None else persistent_tensors
-            if "momentum" not in shelf:
-                shelf["momentum"] = torch.empty_like(model.params)
-            momentum = shelf["momentum"]
+            buffers = model.scratch if persistent_tensors is None else persistent_tensors
+            if "momentum" not in buffers:
+                buffers["momentum"] = torch.empty_like(model.params)
+            momentum = buffers["momentum"]
             self.whole, self.parts = [[momentum]], [model.like_tensors(momentum)]
 
     def step(
-        self, x: list[Tensor], g: list[Tensor], remembered: Remembered, weight_decay: float
+        self, x: list[Tensor], g: list[Tensor], state: OptimiserState, weight_decay: float
     ) -> None:
         torch._fused_sgd_(
             x,
             g,
-            remembered[0],
+            state[0],
             weight_decay=weight_decay,
             momentum=self.work.momentum,
             lr=self.work.lr,
@@ -364,14 +362,14 @@ class AdamW:
             for name in ("first", "second")
         ]
         self.count = persistent_tensors.setdefault("count", torch.zeros(()))
-        self.whole: Remembered = [[moment] for moment in moments]
-        self.parts: Remembered = [model.like_tensors(moment) for moment in moments]
+        self.whole: OptimiserState = [[moment] for moment in moments]
+        self.parts: OptimiserState = [model.like_tensors(moment) for moment in moments]
 
     def step(
-        self, x: list[Tensor], g: list[Tensor], remembered: Remembered, weight_decay: float
+        self, x: list[Tensor], g: list[Tensor], state: OptimiserState, weight_decay: float
     ) -> None:
         self.count += 1
-        first, second = remembered
+        first, second = state
         torch._fused_adamw_(
             x,
             g,

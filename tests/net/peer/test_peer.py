@@ -24,7 +24,7 @@ from peerage.net.wire.header import Rejected
 from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
-from peerage.testing import blobs, dealt, simulate, toy
+from peerage.testing import blobs, simulate, toy, unequal_parts
 
 
 def models(peers: list[Peer]) -> list[Tensor]:
@@ -137,14 +137,14 @@ def test_bytes_that_leave_after_the_last_row_are_in_it(tmp_path, monkeypatch):
 def part_of(me: int) -> Dataset:
     """What one node of the toy has, and nobody else."""
     whole = blobs()
-    mine = list(dealt()[me])
+    mine = list(unequal_parts()[me])
     return replace(whole, train_x=whole.train_x[mine], train_y=whole.train_y[mine])
 
 
 @pytest.mark.parametrize("algorithm", [DecHW(), FedAvg()])
 def test_peers_with_data_of_their_own_end_with_the_bits_of_a_simulation(algorithm):
     experiment = toy(algorithm)
-    hub = len(dealt())
+    hub = len(unequal_parts())
 
     def ready(me: int) -> World:
         data = part_of(0 if me == hub else me)

@@ -450,7 +450,9 @@ def test_what_cannot_be_sent_is_said_to_the_sender():
         written({}, wire="fp16")
     with pytest.raises(PeerageError, match="a message of 5000 tensors has too many names"):
         written({f"tensor{i}": torch.ones(1) for i in range(5000)})
-    with pytest.raises(PeerageError, match="complex64, which messages cannot hold; use one of flo"):
+    with pytest.raises(
+        PeerageError, match="complex64, which messages cannot contain; use one of flo"
+    ):
         TensorSpec((1,), torch.complex64)
     header, _ = written({})
     with pytest.raises(PeerageError, match=f"more than {HEADER_LIMIT}; shorten the name"):
