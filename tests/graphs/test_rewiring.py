@@ -95,14 +95,14 @@ def test_what_the_degrees_do_not_allow(target: float, side: str) -> None:
     words = str(error.value).split()
     reached = float(words[words.index("is") + 1].strip(";"))
     assert str(error.value) == (
-        f"these degrees do not allow an assortativity of {target}: the nearest found is "
-        f"{reached:.6f}; choose that or one {side} it"
+        f"these degrees do not allow an assortativity of {target}, the nearest found is "
+        f"{reached:.6f}; choose that or a value {side} it"
     )
     assert 0.8 < abs(reached) < 0.999
 
 
 def test_a_graph_without_any_swap_ends() -> None:
-    with pytest.raises(InputError, match=r"of 0.5: the nearest found is -1.000000; .* below it"):
+    with pytest.raises(InputError, match=r"of 0.5, the nearest found is -1.000000; .* below it"):
         rewired(Star().build(9, 0), 0.5, 0)
 
 
@@ -128,28 +128,28 @@ def test_connected_graphs_on_demand() -> None:
     [
         (
             Regular(k=4).build(20, 0),
-            "all nodes with edges have the same degree, so there is no assortativity; "
+            "all nodes with edges have the same degree, so assortativity is undefined; "
             "choose a graph with unequal degrees, such as er or ba",
         ),
         (
             StaticGraph.from_edges(3, []),
-            "all nodes with edges have the same degree, so there is no assortativity; "
+            "all nodes with edges have the same degree, so assortativity is undefined; "
             "choose a graph with unequal degrees, such as er or ba",
         ),
         (
             StaticGraph.from_edges(3, [(0, 1), (1, 2)], directed=True),
-            "assortativity is for graphs without directions and weights that stay the same; "
-            "choose such a one, for example er:p=0.2",
+            "assortativity requires a static undirected graph without weights; "
+            "choose one such as er:p=0.2",
         ),
         (
             StaticGraph.from_edges(3, [(0, 1), (1, 2)], weights=[1, 2]),
-            "assortativity is for graphs without directions and weights that stay the same; "
-            "choose such a one, for example er:p=0.2",
+            "assortativity requires a static undirected graph without weights; "
+            "choose one such as er:p=0.2",
         ),
         (
             DynamicRegular().build(20, 0),
-            "assortativity is for graphs without directions and weights that stay the same; "
-            "choose such a one, for example er:p=0.2",
+            "assortativity requires a static undirected graph without weights; "
+            "choose one such as er:p=0.2",
         ),
     ],
 )
@@ -162,5 +162,5 @@ def test_graphs_without_assortativity(graph: Graph, message: str) -> None:
 
 @pytest.mark.parametrize("target", [1.5, -2, float("nan"), float("inf")])
 def test_wrong_targets(target: float) -> None:
-    with pytest.raises(InputError, match=r"^an assortativity lies in \[-1, 1\], got"):
+    with pytest.raises(InputError, match=r"^assortativity must lie in \[-1, 1\], got"):
         rewired(ER, target, 0)
