@@ -20,9 +20,9 @@ from peerage.data.datasets import (
     Mnist,
     Npz,
     dataset_info,
-    in_grey,
-    only,
-    scaled,
+    resize,
+    to_grey,
+    training_subset,
 )
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.sources import Published
@@ -172,7 +172,7 @@ def test_groups_are_numbered_in_their_order_and_follow_their_examples(kind):
     assert len(held.groups) == 24
     own = in_memory(x, np.zeros(30, int), x[:1], [0], groups=groups)
     assert own.groups.tolist() == [1, 2, 0] * 10
-    part = only(5, own)
+    part = training_subset(5, own)
     expected = [[1, 2, 0][number % 3] for number in part.train_x[:, 0].int().tolist()]
     assert part.groups.tolist() == expected
     assert in_memory(x, np.zeros(30, int)).groups is None
@@ -481,9 +481,9 @@ def test_pictures_are_scaled_bilinearly_with_antialiasing():
     weights = np.maximum(0, 1 - distance)
     weights /= weights.sum(1, keepdims=True)
     expected = torch.from_numpy(weights @ luma @ weights.T).float()[:, None]
-    assert_close(scaled(in_grey(x), 28), expected)
-    assert_close(in_grey(scaled(x, 28)), expected)
-    assert_close(in_grey(x), torch.from_numpy(luma).float()[:, None])
+    assert_close(resize(to_grey(x), 28), expected)
+    assert_close(to_grey(resize(x, 28)), expected)
+    assert_close(to_grey(x), torch.from_numpy(luma).float()[:, None])
 
 
 def test_facts_are_those_of_the_options():
@@ -781,18 +781,18 @@ def test_fewer_training_examples_keep_the_proportions_of_the_classes():
     x = torch.arange(30.0).reshape(30, 1)
     y = torch.tensor([0] * 20 + [1] * 10)
     whole = in_memory(x, y, x[:3], y[:3])
-    part = only(6, whole)
+    part = training_subset(6, whole)
     assert torch.bincount(part.train_y).tolist() == [4, 2]
     assert torch.equal(y[part.train_x.flatten().long()], part.train_y)
     assert len(part.train_x.unique()) == 6
     assert torch.equal(part.test_x, whole.test_x)
-    assert torch.equal(only(6, whole).train_x, part.train_x)
-    assert only(None, whole) is whole
+    assert torch.equal(training_subset(6, whole).train_x, part.train_x)
+    assert training_subset(None, whole) is whole
 
 
 def test_more_training_examples_than_there_are_is_an_error():
     whole = in_memory(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1]), torch.zeros(1, 1), [0])
     with pytest.raises(InputError, match=r"train=5 is more than the 4 training examples"):
-        only(5, whole)
+        training_subset(5, whole)
     with pytest.raises(InputError, match="train must be at least 1 example, got 0"):
         Mnist(train=0)

@@ -15,8 +15,8 @@ from support.command_line import complaint, peerage
 import peerage as pg
 from peerage import specs
 from peerage.data import DATASETS, fetch, status
-from peerage.data.datasets import DATASET_INFO, Femnist, only
-from peerage.data.leaf import CHARACTERS, joined, take_tests
+from peerage.data.datasets import DATASET_INFO, Femnist, training_subset
+from peerage.data.leaf import CHARACTERS, concatenate_parts, split_off_tests
 from peerage.engine.prepare import prepare
 from peerage.errors import DataError, InputError
 from peerage.models.leaf_cnn import LeafCNN
@@ -172,12 +172,15 @@ def test_every_writer_keeps_an_example_and_none_is_lost(sizes):
         f"w{i}": (np.tile(part[:, None], 784).astype(np.float32), part % 62)
         for i, part in enumerate(cut)
     }
-    test = take_tests(train)
+    test = split_off_tests(train)
     for (name, (x, _)), size in zip(train.items(), sizes, strict=True):
         assert len(x) == max(1, int(size * 9 // 10))
         assert len(x) + len(test.get(name, (x[:0],))[0]) == size
         assert (np.diff(x[:, 0]) > 0).all()
-    x, y = (torch.cat(both) for both in zip(joined(train), joined(test), strict=True))
+    x, y = (
+        torch.cat(both)
+        for both in zip(concatenate_parts(train), concatenate_parts(test), strict=True)
+    )
     assert sorted(x[:, 0, 0, 0].tolist()) == numbered.tolist()
     assert torch.equal(x[:, 0, 27, 27].long() % 62, y)
     assert not train  # used up, so that no second copy stays in memory
@@ -186,7 +189,7 @@ def test_every_writer_keeps_an_example_and_none_is_lost(sizes):
 
 def test_a_smaller_training_set_keeps_the_writers(tmp_path):
     whole = load(files(tmp_path))
-    part = only(6, whole)
+    part = training_subset(6, whole)
     images = whole.train_x.flatten(1).tolist()
     where = [images.index(row) for row in part.train_x.flatten(1).tolist()]
     assert part.groups.tolist() == whole.groups[where].tolist()

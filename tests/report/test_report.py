@@ -390,7 +390,7 @@ def test_every_algorithm_has_one_look_and_the_papers_groups_differ() -> None:
 
 
 def test_runs_of_one_algorithm_differ_in_shade_dash_and_marker(tmp_path: Path) -> None:
-    runs = figures.drawn([make_run(tmp_path / f"{n}", {0: [0.1]}, seed=n) for n in range(4)])
+    runs = figures.styled_runs([make_run(tmp_path / f"{n}", {0: [0.1]}, seed=n) for n in range(4)])
     assert runs[0].colour.lower() == figures.BLUE.lower()
     for part in ("colour", "dash", "marker", "label"):
         assert len({getattr(run, part) for run in runs}) == 4

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peerage.data.formats import read_idx
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
-from peerage.data.tensors import Dataset, Layout, check_layout, held_out, in_memory
+from peerage.data.tensors import Dataset, Layout, check_layout, in_memory, split_test_set
 from peerage.errors import DataError, InputError
 
 
@@ -161,13 +161,16 @@ class Folder:
         if not (train.is_dir() and _folders(train)):
             classes = _folders(root)
             x, y = self._read(root, classes)
-            return Dataset(root.name, *held_out(x, y, str(root)), tuple(classes))
+            return Dataset(root.name, *split_test_set(x, y, str(root)), tuple(classes))
         if not (root / "test").is_dir():
             raise DataError(f"{root} has a train folder but no test folder; add {root / 'test'}")
         classes = _folders(train)
         unknown = sorted(set(_folders(root / "test")) - set(classes))
         if unknown:
-            raise DataError(f"{root / 'test' / unknown[0]} is a class without training images")
+            raise DataError(
+                f"{root / 'test' / unknown[0]} is a class without training images; "
+                "add some, or remove it"
+            )
         parts = (*self._read(train, classes), *self._read(root / "test", classes))
         return Dataset(root.name, *parts, tuple(classes))
 

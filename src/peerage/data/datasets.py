@@ -143,7 +143,7 @@ class Mnist:
         check_train(self.train)
 
     def load(self, cache: Path) -> Dataset:
-        return only(self.train, _idx_dataset("mnist", cache, TEN_DIGITS))
+        return training_subset(self.train, _idx_dataset("mnist", cache, TEN_DIGITS))
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class FashionMnist:
         check_train(self.train)
 
     def load(self, cache: Path) -> Dataset:
-        return only(self.train, _idx_dataset("fashion-mnist", cache, CLOTHES))
+        return training_subset(self.train, _idx_dataset("fashion-mnist", cache, CLOTHES))
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ class Cifar10:
             _labels(test_y),
             THINGS,
         )
-        return only(self.train, whole)
+        return training_subset(self.train, whole)
 
     def _pictures(self, images: NDArray[np.uint8]) -> Tensor:
         x = _unit(images)
         if self.grey:
-            x = in_grey(x)
+            x = to_grey(x)
         if self.side is not None:
-            x = scaled(x, self.side)
+            x = resize(x, self.side)
         return x.sub_(0.5).div_(0.5) if self.normalise == "signed" else x
 
 
@@ -236,7 +236,7 @@ def check_train(count: int | None) -> None:
         raise InputError(f"train must be at least 1 example, got {count}")
 
 
-def only(count: int | None, whole: Dataset) -> Dataset:
+def training_subset(count: int | None, whole: Dataset) -> Dataset:
     """The data set with `count` stratified training examples, the same for every seed."""
     if count is None:
         return whole
@@ -251,12 +251,12 @@ def only(count: int | None, whole: Dataset) -> Dataset:
     return replace(whole, train_x=whole.train_x[kept], train_y=whole.train_y[kept], groups=groups)
 
 
-def in_grey(x: Tensor) -> Tensor:
+def to_grey(x: Tensor) -> Tensor:
     """The brightness [N, 1, H, W] of red, green and blue [N, 3, H, W]."""
     return (0.299 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2])[:, None]
 
 
-def scaled(x: Tensor, side: int) -> Tensor:
+def resize(x: Tensor, side: int) -> Tensor:
     return functional.interpolate(x, (side, side), mode="bilinear", antialias=True)
 
 

@@ -21,7 +21,7 @@ ATTEMPTS = 5  # requests for one file, as long as each brings new bytes
 
 
 @contextmanager
-def downloaded(url: str, folder: Path, *, limit: int, progress: Progress) -> Iterator[Path]:
+def download_file(url: str, folder: Path, *, limit: int, progress: Progress) -> Iterator[Path]:
     """Download a URL and yield the path of the file, which is deleted at the end of the context.
 
     An interrupted download stays in the folder as a `.part` file and is resumed the next time.

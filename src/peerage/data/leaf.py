@@ -60,7 +60,7 @@ class Femnist:
                 f"examples in {root}; lower it"
             )
         if len(files) == 1:
-            test = take_tests(train)
+            test = split_off_tests(train)
         else:
             test = read_writers(files[1], only=None if self.writers is None else train.keys())
         for name, parts in (("training", train), ("test", test)):
@@ -70,7 +70,9 @@ class Femnist:
                 )
         sizes = [len(train[writer][1]) for writer in sorted(train)]
         groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        return Dataset("femnist", *joined(train), *joined(test), CHARACTERS, groups)
+        return Dataset(
+            "femnist", *concatenate_parts(train), *concatenate_parts(test), CHARACTERS, groups
+        )
 
 
 def read_writers(
@@ -86,7 +88,7 @@ def read_writers(
     return parts
 
 
-def take_tests(train: Parts) -> Parts:
+def split_off_tests(train: Parts) -> Parts:
     """Move a tenth of every writer's examples, rounded up, to a test set; at least one stays."""
     test: Parts = {}
     for writer, (x, y) in train.items():
@@ -99,7 +101,7 @@ def take_tests(train: Parts) -> Parts:
     return test
 
 
-def joined(parts: Parts) -> tuple[Tensor, Tensor]:
+def concatenate_parts(parts: Parts) -> tuple[Tensor, Tensor]:
     """Images [N, 1, 28, 28] and labels [N] in the order of writers; empties `parts`.
 
     Parts are freed as they are copied, so the images are never held twice.

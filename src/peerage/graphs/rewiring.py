@@ -53,7 +53,7 @@ def assortativity(graph: Graph) -> float:
     return _degrees(graph).rho(_total(graph))
 
 
-def rewired(
+def rewire(
     graph: Graph, target: float, seed: int, *, connected: bool = False, attempts: int = 10
 ) -> StaticGraph:
     """A graph with the same degrees whose assortativity is the target.
@@ -86,7 +86,7 @@ def with_assortativity(graph: Graph, target: float | None, seed: int) -> Graph:
     """The graph, rewired if there is a target; a connected graph stays connected."""
     if target is None:
         return graph
-    return rewired(graph, target, seed, connected=is_connected(graph))
+    return rewire(graph, target, seed, connected=is_connected(graph))
 
 
 def _degrees(graph: Graph) -> Degrees:

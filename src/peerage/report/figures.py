@@ -105,7 +105,7 @@ class CurveStyle:
 
 
 @dataclass(frozen=True)
-class Drawn(CurveStyle):
+class StyledRun(CurveStyle):
     """A run with its label and curve style in every figure of a comparison."""
 
     place: int
@@ -113,14 +113,16 @@ class Drawn(CurveStyle):
     label: str
 
 
-def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
+def styled_runs(records: Sequence[RunRecord]) -> list[StyledRun]:
     """The runs of a comparison with unique labels; failed runs are marked as failed."""
     styles = curve_styles([record.algorithm for record in records])
     result = []
     for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
         style = styles[place]
-        result.append(Drawn(style.colour, style.marker, style.dash, place, record, literal(name)))
+        result.append(
+            StyledRun(style.colour, style.marker, style.dash, place, record, literal(name))
+        )
     return result
 
 
@@ -154,7 +156,7 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
     metric = BY_KEY[key]
     with _figure() as (figure, axes):
         if metric.scale == "fraction":
-            for run in drawn(records):
+            for run in styled_runs(records):
                 _band(axes, run, key)
         elif metric.scale == "log" or needs_log_scale(
             [y for r in records for y in r.curve(key)[1]]
@@ -172,7 +174,7 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
     """Mean accuracy over the bytes sent per node."""
     with _figure() as (figure, axes):
         ends = []
-        for run in drawn(records):
+        for run in styled_runs(records):
             rows = [row for row in run.record.network if row.get("accuracy") is not None]
             x = [row["bytes_total"] / max(row["nodes"], 1) for row in rows]
             y = [row["accuracy"] for row in rows]
@@ -191,11 +193,13 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
 
 def node_accuracies(records: Sequence[RunRecord]) -> Figure:
     """Final accuracy of every node as a dot, with bars for quartiles and median."""
-    runs = drawn(records)
+    runs = styled_runs(records)
     with _figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
         for place, run in enumerate(runs):
             _draw_node_accuracies(axes, run, -place)
-        axes.set_yticks([-place for place in range(len(runs))], [folded(run.label) for run in runs])
+        axes.set_yticks(
+            [-place for place in range(len(runs))], [fold_label(run.label) for run in runs]
+        )
         axes.set_ylim(-len(runs) + 0.4, 0.6)
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -207,7 +211,9 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
 def phase_seconds(records: Sequence[RunRecord]) -> Figure:
     """Mean wall time per round by phase; the remainder is `other`."""
     with _figure(SIZE[0], 1.7 + max(0.42 * len(records), 0.9)) as (figure, axes):
-        handles = phase_bars(axes, [(run.label, phases(run.record)) for run in drawn(records)])
+        handles = phase_bars(
+            axes, [(run.label, phases(run.record)) for run in styled_runs(records)]
+        )
         figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
     return figure
 
@@ -221,7 +227,7 @@ def phase_bars(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]]) -> l
             axes.barh(-place, seconds, 0.62, start, **_bar_style(phase))
             start += seconds
         axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
-    names = [folded(label) for label, _ in bars]
+    names = [fold_label(label) for label, _ in bars]
     axes.set_yticks([-place for place in range(len(bars))], names)
     axes.set_ylim(-len(bars) + 0.4, 0.6)
     axes.set_xlim(0, 1.15 * longest or 1.0)
@@ -248,7 +254,7 @@ def allocation(record: RunRecord) -> Figure:
     names = [literal(str(name)) for name in record.setup["classes"]]
     classes = len(names)
     with _figure(WIDE, 1.1 + min(max(0.27 * classes, 2.0), 6.0)) as (figure, axes):
-        if crowded(record):
+        if is_crowded(record):
             _allocation_heat(figure, axes, table)
         else:
             _allocation_bubbles(figure, axes, table)
@@ -258,14 +264,14 @@ def allocation(record: RunRecord) -> Figure:
     return figure
 
 
-def crowded(record: RunRecord) -> bool:
+def is_crowded(record: RunRecord) -> bool:
     """Whether there are too many nodes or classes for bubbles."""
     return len(record.setup["examples"]) > MANY or len(record.setup["classes"]) > 40
 
 
 def graph(records: Sequence[RunRecord]) -> Figure:
     """The graph of the first round, one panel per run; nodes are coloured by last accuracy."""
-    runs = drawn(records)[:PANELS]
+    runs = styled_runs(records)[:PANELS]
     columns = min(len(runs), 3)
     lines = math.ceil(len(runs) / columns)
     ends = [_last_accuracies(run.record) for run in runs]
@@ -328,7 +334,7 @@ def _figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[F
 
 
 def _curves(axes: Axes, records: Sequence[RunRecord], key: str, *, positive: bool = False) -> None:
-    for run in drawn(records):
+    for run in styled_runs(records):
         rounds, values = run.record.curve(key)
         kept = [(x, y) for x, y in zip(rounds, values, strict=True) if y > 0 or not positive]
         _plot(axes, run, [x for x, _ in kept], [y for _, y in kept])
@@ -338,7 +344,7 @@ def _curves(axes: Axes, records: Sequence[RunRecord], key: str, *, positive: boo
         axes.set_xticks([0])
 
 
-def _plot(axes: Axes, run: Drawn, x: Sequence[float], y: Sequence[float]) -> None:
+def _plot(axes: Axes, run: StyledRun, x: Sequence[float], y: Sequence[float]) -> None:
     every = max(len(x) // 8, 1)
     # Markers of different runs are shifted, so that equal curves remain visible.
     axes.plot(x, y, markevery=(min(run.place % every, len(x)), every), label=run.label, **run.line)
@@ -346,7 +352,7 @@ def _plot(axes: Axes, run: Drawn, x: Sequence[float], y: Sequence[float]) -> Non
         axes.plot(x[-1], y[-1], marker="x", color=run.colour, markersize=10, markeredgewidth=2.5)
 
 
-def _band(axes: Axes, run: Drawn, key: str) -> None:
+def _band(axes: Axes, run: StyledRun, key: str) -> None:
     rows = [row for row in run.record.network if row.get(f"{key}_std") is not None]
     mean = np.array([row[key] for row in rows])
     std = np.array([row[f"{key}_std"] for row in rows])
@@ -359,14 +365,14 @@ def _band(axes: Axes, run: Drawn, key: str) -> None:
 
 def _end_labels(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
     ends = []
-    for run in drawn(records):
+    for run in styled_runs(records):
         rounds, values = run.record.curve(key)
         if values and (values[-1] > 0 or axes.get_yscale() == "linear"):
             ends.append((run, float(rounds[-1]), values[-1]))
     _label_ends(axes, ends)
 
 
-def _label_ends(axes: Axes, ends: Sequence[tuple[Drawn, float, float]]) -> None:
+def _label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> None:
     """Write the labels to the right of the axes, close to the ends of their curves."""
     axes.autoscale_view()  # the transformation does not update the lazy axis limits
     to_axes = axes.transScale + axes.transLimits
@@ -438,7 +444,7 @@ def _bar_style(phase: str) -> dict[str, Any]:
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "white"}
 
 
-def _draw_node_accuracies(axes: Axes, run: Drawn, place: float) -> None:
+def _draw_node_accuracies(axes: Axes, run: StyledRun, place: float) -> None:
     values = np.sort(list(_last_accuracies(run.record).values()))
     if not len(values):
         return
@@ -587,7 +593,7 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def folded(label: str) -> str:
+def fold_label(label: str) -> str:
     """A long label on two lines."""
     return label.replace(" (", "\n(") if len(label) > 14 else label
 

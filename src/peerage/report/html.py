@@ -122,7 +122,7 @@ def page(records: Sequence[RunRecord]) -> str:
         best=max((row["best_accuracy"] or 0.0 for row in rows), default=0.0),
         percent=percent,
         pictures=pictures(records),
-        runs=list(zip(names, figures.drawn(records), records, strict=True)),
+        runs=list(zip(names, figures.styled_runs(records), records, strict=True)),
         names=names,
         sheets=[
             _sheet("Settings", [settings(record) for record in records]),
@@ -327,7 +327,7 @@ def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
 
 
 def _allocation_caption(record: RunRecord) -> str:
-    if figures.crowded(record):
+    if figures.is_crowded(record):
         return (
             "Darker is more. A column is a node, a row is a class; nodes are sorted by their "
             "largest class."

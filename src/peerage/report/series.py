@@ -16,7 +16,7 @@ Key = str | tuple[str, ...]  # of a row; a tuple is a path into nested tables
 
 
 class Estimate(NamedTuple):
-    """Mean and population standard deviation over seeds; None for a single seed."""
+    """Mean and population standard deviation over seeds; a single seed has no deviation."""
 
     mean: float | None
     std: float | None

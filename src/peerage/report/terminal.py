@@ -270,7 +270,7 @@ class StudyProgress(ProgressDisplay):
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # Without a thread: the next run forks its workers while the bar is there.
+        # No refresh thread: the next run forks its workers while the bar is shown.
         super().__init__(console, clock, ticking=False)
         self.costs = list(costs)
         self.bars.head = self._now
