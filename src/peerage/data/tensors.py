@@ -114,9 +114,7 @@ def examples(values: Any, where: str, layout: Layout | None = None, scale: bool 
         x = channels_first(x, layout or "chw", where)
     elif x.ndim == 3 and layout != "sequence":
         x = x[:, None]
-    with np.errstate(
-        over="ignore"
-    ):  # a value beyond float32 becomes infinite and is reported later
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
         tensor = torch.from_numpy(np.array(x, dtype=np.float32))
     return tensor.div_(255) if scale and x.dtype == np.uint8 else tensor
 

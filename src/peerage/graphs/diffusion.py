@@ -87,13 +87,9 @@ class Diffusion:
         with v of the node's component. None if a component is not strongly connected. With d
         parameters, sigma_ap deviates from this by a share of about 1 / sqrt(2 d).
         """
-        if self._consensus_variance is None:
+        if self._unit_variance is None:
             return None
-        return float(
-            np.sqrt(
-                self._variance_of_consensus + self._consensus_variance.variance * self.noise**2
-            ).mean()
-        )
+        return float(np.sqrt(self._consensus + self._unit_variance.variance * self.noise**2).mean())
 
     @property
     def limit_an(self) -> float | None:
@@ -101,17 +97,17 @@ class Diffusion:
 
         Differences between the components of a graph are added. None where `limit_ap` is.
         """
-        if self._consensus_variance is None:
+        if self._unit_variance is None:
             return None
         labels = component_labels(self.graph)
         share = np.bincount(labels)[labels] / self.graph.nodes
-        between = float((self._variance_of_consensus * (1 - share)).mean())
-        return math.sqrt(between + self._consensus_variance.variance * self.noise**2)
+        between = float((self._consensus * (1 - share)).mean())
+        return math.sqrt(between + self._unit_variance.variance * self.noise**2)
 
     @property
     def limit_an_exact(self) -> bool:
         """Whether `limit_an` is exact; if not, it is too low, by a few percent or more on rings."""
-        return self._consensus_variance is not None and self._consensus_variance.exact
+        return self._unit_variance is not None and self._unit_variance.exact
 
     def as_dict(self) -> dict[str, Any]:
         """The result as a dictionary for JSON."""
@@ -133,11 +129,11 @@ class Diffusion:
         }
 
     @cached_property
-    def _consensus_variance(self) -> "ConsensusVariance | None":
+    def _unit_variance(self) -> "ConsensusVariance | None":
         return variance_around_consensus(self.graph)
 
     @cached_property
-    def _variance_of_consensus(self) -> Double:
+    def _consensus(self) -> Double:
         """[n]: the variance of the consensus in every node's component, with noise."""
         variance: Double = (self.init**2 + self.rounds * self.noise**2) / gains(self.graph) ** 2
         return variance

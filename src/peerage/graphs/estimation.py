@@ -19,6 +19,8 @@ from peerage.requests import TensorSpec
 if TYPE_CHECKING:
     from peerage.algorithm import Node
 
+Moves = dict[int, Tensor]  # node -> walkers that go there
+
 
 @dataclass(frozen=True)
 class EstimatedGain:
@@ -63,17 +65,17 @@ class EstimatedGain:
         minima = torch.empty(self.numbers).exponential_(generator=node.rng)
         degree = torch.tensor([float(len(node.neighbours))])
         walkers = degree.repeat(self.walks)
-        known_degrees: dict[int, int] = {}  # neighbour -> its degree
+        degree_of: dict[int, int] = {}  # neighbour -> its degree
         exchanges, unchanged = 0, 0
         while unchanged < self.quiet or exchanges <= self.steps:
             walking = 0 < exchanges <= self.steps
-            moves = self._move(walkers, known_degrees, node) if walking else {}
+            moves = self._move(walkers, degree_of, node) if walking else {}
             for neighbour in node.neighbours:
                 await node.send(neighbour, minima=minima, walkers=moves.get(neighbour, degree[:0]))
             if walking:
                 walkers = moves[node.id]
             inbox = await node.receive()
-            known_degrees |= {message.sender: message.degree for message in inbox.messages}
+            degree_of |= {message.sender: message.degree for message in inbox.messages}
             walkers = torch.cat([walkers, *inbox["walkers"]])
             new_minima = torch.stack([minima, *inbox["minima"]]).amin(0)
             unchanged = unchanged + 1 if torch.equal(new_minima, minima) else 0
@@ -84,17 +86,13 @@ class EstimatedGain:
         node.note(estimated_nodes=nodes, estimated_gain=gain)
         return gain
 
-    def _move(
-        self, walkers: Tensor, known_degrees: dict[int, int], node: "Node[Any]"
-    ) -> dict[int, Tensor]:
+    def _move(self, walkers: Tensor, degree_of: dict[int, int], node: "Node[Any]") -> Moves:
         """Walkers by their next node: each moves to a random neighbour, or stays (key node.id).
 
         A neighbour of higher degree is accepted with the ratio of the degrees.
         """
         neighbours = torch.tensor(node.neighbours)
-        degrees = torch.tensor(
-            [float(known_degrees.get(neighbour, 0)) for neighbour in node.neighbours]
-        )
+        degrees = torch.tensor([float(degree_of.get(id, 0)) for id in node.neighbours])
         chosen = torch.randint(len(neighbours), (len(walkers),), generator=node.rng)
         accept = torch.rand(len(walkers), generator=node.rng) * degrees[chosen] < len(neighbours)
         accept &= degrees[chosen] > 0  # a degree of 0: no message from this neighbour yet

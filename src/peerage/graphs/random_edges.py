@@ -13,7 +13,7 @@ Rng = np.random.Generator
 # Up to here, one number is drawn per pair of nodes, which keeps the graphs of published seeds.
 # Beyond, the cost is proportional to the edges, and the same seed gives a different graph.
 PAIRWISE_NODES = 5000
-ATTACH_BATCH = 1000  # new nodes of a Barabasi-Albert graph at a time; few of them are joined
+ATTACH_BATCH = 1000  # nodes that a Barabasi-Albert graph grows by at a time
 
 
 def independent_edges(
@@ -71,9 +71,7 @@ def attached_edges(nodes: int, m: int, rng: Rng) -> Ids:
     Each is a random end of a random edge so far, so its probability grows with its degree;
     repeated ones are drawn again.
     """
-    ends = np.zeros(
-        (nodes - m, 2, m), dtype=np.int64
-    )  # the nodes that node m + row joins, and itself
+    ends = np.zeros((nodes - m, 2, m), dtype=np.int64)  # row r: targets of node m + r, itself
     ends[0, 1] = np.arange(1, m + 1)
     ends[1:, 1] = np.arange(m + 1, nodes)[:, None]
     so_far = ends.reshape(-1)

@@ -119,10 +119,8 @@ def styled_runs(records: Sequence[RunRecord]) -> list[StyledRun]:
     result = []
     for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
-        style = styles[place]
-        result.append(
-            StyledRun(style.colour, style.marker, style.dash, place, record, literal(name))
-        )
+        look = styles[place]
+        result.append(StyledRun(look.colour, look.marker, look.dash, place, record, literal(name)))
     return result
 
 
@@ -197,9 +195,8 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
     with _figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
         for place, run in enumerate(runs):
             _draw_node_accuracies(axes, run, -place)
-        axes.set_yticks(
-            [-place for place in range(len(runs))], [fold_label(run.label) for run in runs]
-        )
+        names = [fold_label(run.label) for run in runs]
+        axes.set_yticks([-place for place in range(len(runs))], names)
         axes.set_ylim(-len(runs) + 0.4, 0.6)
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -211,9 +208,8 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
 def phase_seconds(records: Sequence[RunRecord]) -> Figure:
     """Mean wall time per round by phase; the remainder is `other`."""
     with _figure(SIZE[0], 1.7 + max(0.42 * len(records), 0.9)) as (figure, axes):
-        handles = phase_bars(
-            axes, [(run.label, phases(run.record)) for run in styled_runs(records)]
-        )
+        bars = [(run.label, phases(run.record)) for run in styled_runs(records)]
+        handles = phase_bars(axes, bars)
         figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
     return figure
 

@@ -83,9 +83,7 @@ class Canvas:
     plain: bool
     dots: dict[tuple[int, int], int] = field(default_factory=dict)  # (row, column) -> braille bits
     marks: dict[tuple[int, int], str] = field(default_factory=dict)
-    owner: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # number of the curve that colours a cell
+    owner: dict[tuple[int, int], int] = field(default_factory=dict)  # curve that colours a cell
 
     def draw(self, curve: Sequence[tuple[float, float]], number: int) -> None:
         """Draw a polyline with a marker at its end."""
