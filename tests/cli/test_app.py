@@ -179,7 +179,7 @@ def test_a_run_ends_at_its_target() -> None:
     assert max(accuracies[1:-1], default=0.0) < 0.3 <= accuracies[-1]
     assert f"{rounds[-1]} (target reached)" in done.out
     page = Path("here/report.html").read_text()
-    assert f"reached accuracy=0.3 in round {rounds[-1]} of at most 30, and ended there." in page
+    assert f"stopped after reaching accuracy=0.3 in round {rounds[-1]} of 30." in page
     assert "is not finished" not in page
     assert ok("verify here").out.startswith("here: same numbers in every round")
     assert "there is nothing to resume" in peerage("resume here").err

@@ -20,9 +20,9 @@ from peerage.data.datasets import (
     Mnist,
     Npz,
     dataset_info,
-    in_grey,
-    only,
-    scaled,
+    resize,
+    to_grey,
+    training_subset,
 )
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.sources import Published
@@ -116,7 +116,7 @@ def test_rows_stay_rows():
         ({"groups": torch.zeros(4)}, "groups must be one int64 number .* got torch.float32"),
         (
             {"test_x": torch.zeros(0, 1, 2, 2), "test_y": torch.zeros(0, dtype=torch.int64)},
-            "test set: it is empty",
+            "test set: no examples",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_groups_are_numbered_in_their_order_and_follow_their_examples(kind):
     assert len(held.groups) == 24
     own = in_memory(x, np.zeros(30, int), x[:1], [0], groups=groups)
     assert own.groups.tolist() == [1, 2, 0] * 10
-    part = only(5, own)
+    part = training_subset(5, own)
     expected = [[1, 2, 0][number % 3] for number in part.train_x[:, 0].int().tolist()]
     assert part.groups.tolist() == expected
     assert in_memory(x, np.zeros(30, int)).groups is None
@@ -217,8 +217,8 @@ def test_in_memory_explains_what_it_cannot_take(arguments, message):
 def test_examples_of_two_axes_need_a_layout(dtype, tmp_path):
     x, y = np.arange(4 * 2 * 3).reshape(4, 2, 3).astype(dtype), [0, 1, 0, 1]
     message = (
-        r"tensors: examples \[2, 3\] are taken for images of one channel, \[1, 2, 3\]; "
-        "say layout=hw if that is right, or layout=sequence to keep their shape"
+        r"tensors: examples \[2, 3\] are treated as images of one channel, \[1, 2, 3\]; "
+        "set layout=hw if this is right, or layout=sequence to keep their shape"
     )
     with pytest.warns(PeerageWarning, match=message):
         assert in_memory(x, y, x, y).shape == (1, 2, 3)
@@ -229,7 +229,7 @@ def test_examples_of_two_axes_need_a_layout(dtype, tmp_path):
         assert dataset.train_x.is_contiguous()
         assert dataset.train_x.flatten().tolist() == list(range(24))
     path = save(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.warns(PeerageWarning, match="own: examples .* say layout=hw if .* layout=sequence"):
+    with pytest.warns(PeerageWarning, match="own: examples .* set layout=hw if .* layout=sequence"):
         assert Npz(path).load(tmp_path).shape == (1, 2, 3)
     for layout, shape in (("hw", (1, 2, 3)), ("chw", (1, 2, 3)), ("sequence", (2, 3))):
         assert Npz(path, layout).load(tmp_path).shape == shape
@@ -240,14 +240,14 @@ def test_bytes_are_pixels_unless_the_user_says_otherwise():
     assert_close(in_memory(x, y).train_x, torch.full((3, 1, 2, 3), 0.2), check_stride=False)
     raw = in_memory(x, y, layout="sequence", scale=False)
     assert raw.train_x.tolist() == [[[51.0] * 3] * 2] * 3
-    with pytest.warns(PeerageWarning, match="taken for images of one channel"):
+    with pytest.warns(PeerageWarning, match="treated as images of one channel"):
         in_memory(x, y, scale=False)
 
 
 def test_a_layout_must_suit_the_examples():
     y = [0, 1]
     for layout in ("hw", "sequence"):
-        with pytest.raises(DataError, match=rf"layout={layout} is for examples of two axes, got"):
+        with pytest.raises(DataError, match=rf"layout={layout} requires examples of two axes, got"):
             in_memory(np.zeros((2, 1, 3, 3)), y, layout=layout)
     assert in_memory(np.zeros((2, 4, 5, 3)), y, layout="hwc").shape == (3, 4, 5)
     with pytest.raises(
@@ -275,11 +275,14 @@ def test_classes_without_examples_are_named():
     dataset = rows([0, 5, 10], [10, 5, 0])
     (caveat,) = label_caveats(dataset)
     assert caveat == (
-        "tensors: no example is of class 1, 2, 3, 4, 6, 7, 8, 9, but 11 classes are counted; "
-        "number the 3 that occur from 0, or say classes=11 if that is meant"
+        "tensors: no example has class 1, 2, 3, 4, 6, 7, 8, 9, but the highest label implies 11 "
+        "classes; number the 3 that occur from 0, or set classes=11 if this is intended"
     )
     (caveat,) = label_caveats(rows([0, 99], [0, 99]))
-    assert "class 1, 2, 3, 4, 5, 6, 7, 8 and 90 more, but 100 classes" in caveat
+    assert (
+        "class 1, 2, 3, 4, 5, 6, 7, 8 and 90 more, but the highest label implies 100 classes"
+        in caveat
+    )
     for told in (11, tuple("abcdefghijk")):
         assert label_caveats(rows([0, 5, 10], [10, 5, 0], classes=told)) == []
     assert label_caveats(rows([0, 1, 2], [1])) == []
@@ -291,8 +294,8 @@ def test_classes_of_the_test_set_only_are_named():
         (caveat,) = label_caveats(dataset)
         name = "fox" if isinstance(told, tuple) else "2"
         assert caveat == (
-            f"tensors: no training example is of class {name}, as 2 of 4 test examples are; "
-            "add training examples, or leave these out"
+            f"tensors: no training example has class {name}, but 2 of 4 test examples do; "
+            "add training examples, or remove these test examples"
         )
         assert label_caveats(dataset, share=True) == []  # others may have them
 
@@ -302,12 +305,12 @@ def test_classes_of_the_test_set_only_are_named():
 def test_examples_of_one_class_are_refused(label, told):
     dataset = rows([label] * 3, [label] * 2, classes=told)
     name = ("cat", "dog")[label] if isinstance(told, tuple) else str(label)
-    message = f"tensors: all examples are of class '{name}', so any model soon gets 100 %; give ex"
+    message = f"tensors: all examples have class '{name}', so every model reaches 100 %; give ex"
     with pytest.raises(DataError, match=message) as error:
         label_caveats(dataset)
     one_line(error)
     if told is None and label == 0:
-        with pytest.raises(DataError, match="say with --classes which there are in the network"):
+        with pytest.raises(DataError, match="set --classes to those of the network"):
             label_caveats(dataset, share=True)
     elif told is not None:
         assert label_caveats(dataset, share=True) == []
@@ -322,16 +325,16 @@ def test_a_run_says_what_its_labels_tell(tmp_path):
         "partition": "iid",
     }
     x, y = np.zeros((20, 2)), np.array([0, 5, 10, 10] * 5)
-    with pytest.warns(PeerageWarning, match="11 classes are counted; number the 3 that occur"):
+    with pytest.warns(PeerageWarning, match="implies 11 classes; number the 3 that occur"):
         prepare(Experiment(dataset=in_memory(x, y), **settings))
     path = save(tmp_path / "own.npz", x=x, y=y)
-    with pytest.warns(PeerageWarning, match="own: no example is of class 1, .* or say classes=11"):
+    with pytest.warns(PeerageWarning, match="own: no example has class 1, .* or set classes=11"):
         prepare(Experiment(dataset=f"npz:path={path}", **settings))
     world = prepare(Experiment(dataset=f"npz:path={path},classes=11", **settings))
     assert world.label_counts.shape == (2, 11)
     with pytest.raises(InputError, match="classes must be at least 2, got 1"):
         Experiment(dataset=f"npz:path={path},classes=1")
-    with pytest.raises(DataError, match="all examples are of class '0', so any model soon gets"):
+    with pytest.raises(DataError, match="all examples have class '0', so every model reaches"):
         prepare(Experiment(dataset=in_memory(x, y * 0), **settings))
 
 
@@ -417,7 +420,7 @@ def test_idx_data_sets_are_normalised_with_the_numbers_of_mnist(family, name, fi
     assert (dataset.name, dataset.classes[0], len(dataset.classes)) == (name, first, 10)
     (cache / name / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([1, 3])))
     with pytest.raises(
-        DataError, match=f"altered; fetch it anew with: peerage data get {name} --a"
+        DataError, match=f"altered; fetch it again with: peerage data get {name} --a"
     ):
         family().load(cache)
 
@@ -478,9 +481,9 @@ def test_pictures_are_scaled_bilinearly_with_antialiasing():
     weights = np.maximum(0, 1 - distance)
     weights /= weights.sum(1, keepdims=True)
     expected = torch.from_numpy(weights @ luma @ weights.T).float()[:, None]
-    assert_close(scaled(in_grey(x), 28), expected)
-    assert_close(in_grey(scaled(x, 28)), expected)
-    assert_close(in_grey(x), torch.from_numpy(luma).float()[:, None])
+    assert_close(resize(to_grey(x), 28), expected)
+    assert_close(to_grey(resize(x, 28)), expected)
+    assert_close(to_grey(x), torch.from_numpy(luma).float()[:, None])
 
 
 def test_facts_are_those_of_the_options():
@@ -778,18 +781,18 @@ def test_fewer_training_examples_keep_the_proportions_of_the_classes():
     x = torch.arange(30.0).reshape(30, 1)
     y = torch.tensor([0] * 20 + [1] * 10)
     whole = in_memory(x, y, x[:3], y[:3])
-    part = only(6, whole)
+    part = training_subset(6, whole)
     assert torch.bincount(part.train_y).tolist() == [4, 2]
     assert torch.equal(y[part.train_x.flatten().long()], part.train_y)
     assert len(part.train_x.unique()) == 6
     assert torch.equal(part.test_x, whole.test_x)
-    assert torch.equal(only(6, whole).train_x, part.train_x)
-    assert only(None, whole) is whole
+    assert torch.equal(training_subset(6, whole).train_x, part.train_x)
+    assert training_subset(None, whole) is whole
 
 
 def test_more_training_examples_than_there_are_is_an_error():
     whole = in_memory(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1]), torch.zeros(1, 1), [0])
     with pytest.raises(InputError, match=r"train=5 is more than the 4 training examples"):
-        only(5, whole)
+        training_subset(5, whole)
     with pytest.raises(InputError, match="train must be at least 1 example, got 0"):
         Mnist(train=0)

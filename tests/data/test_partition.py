@@ -68,7 +68,7 @@ def test_another_seed_gives_another_split(partition):
 def test_more_nodes_than_samples_names_both(partition):
     with pytest.raises(InputError, match="7 nodes cannot share 6 samples"):
         partition.split(balanced(2, 3), 7, 2, rng())
-    with pytest.raises(InputError, match="at least 1 node, got 0"):
+    with pytest.raises(InputError, match="nodes must be at least 1, got 0"):
         partition.split(balanced(2, 3), 0, 2, rng())
     with pytest.raises(InputError, match="labels must lie in 0 to 1, got 0 to 2"):
         partition.split(balanced(3, 3), 2, 2, rng())
@@ -123,7 +123,7 @@ def test_balanced_iid_says_which_class_is_too_small():
         BalancedIid(items=6).split(labels, 2, 2, rng())
     with pytest.raises(InputError, match="class 1 has 4 samples, too few for 1 on each of 5 nodes"):
         BalancedIid().split(labels, 5, 2, rng())
-    with pytest.raises(InputError, match="items=1 is less than one of each of 2 classes"):
+    with pytest.raises(InputError, match="items must be at least one per class, 2, got 1"):
         BalancedIid(items=1).split(labels, 2, 2, rng())
 
 
@@ -311,10 +311,10 @@ def test_which_groups_are_left_out_depends_on_the_seed():
 def test_by_group_needs_groups_and_enough_of_them():
     groups = np.array([4, 4, 9])
     for nodes in (0, 3):
-        message = f"each of {nodes} nodes a group of its own, and the data has 2; use 1 to 2 nodes"
+        message = f"each of {nodes} nodes, but the data set has 2; use 1 to 2 nodes"
         with pytest.raises(InputError, match=message):
             ByGroup().split_groups(groups, nodes, rng())
-    with pytest.raises(InputError, match="by-group needs data that tells the group of every"):
+    with pytest.raises(InputError, match="by-group requires a group for every example"):
         ByGroup().split(np.array([0, 1]), 2, 2, rng())
 
 

@@ -204,10 +204,9 @@ def test_by_default_they_are_sought_in_the_cache(tmp_path):
         So2Sat().load(tmp_path)
     message = str(caught.value)
     assert message == (
-        f"{tmp_path / 'so2sat'} does not hold training.h5 and testing.h5; so2sat is too large to "
-        f"be fetched for you: get them from mediaTUM, {SITE} (So2Sat LCZ42, version 3, random "
-        "split, folder random) and put them there, or name the folder that has them: "
-        "--dataset so2sat:path=FOLDER"
+        f"{tmp_path / 'so2sat'} does not hold training.h5 and testing.h5; download them from "
+        f"mediaTUM, {SITE} (So2Sat LCZ42, version 3, random split, folder random) and put them "
+        "there, or give their folder with --dataset so2sat:path=FOLDER"
     )
     with pytest.raises(DataError) as asked:
         fetch("so2sat", tmp_path)
@@ -294,8 +293,8 @@ HUGE[41, 5, 5, 5] = 1e300
         (change(label=NEVER), "label 9 is not one-hot"),
         (change(label=STRANGE), "label 10 is not one-hot"),
         (change(sen2=np.zeros((0, 32, 32, 10)), label=HOT[:0]), "is empty"),
-        (change(sen2=HOLES), "sen2 has values that are not finite in the images 0 to 50"),
-        (change(sen2=HUGE), "sen2 has values that are not finite in the images 0 to 50"),
+        (change(sen2=HOLES), "sen2 has values that are not finite in images 0 to 50"),
+        (change(sen2=HUGE), "sen2 has values that are not finite in images 0 to 50"),
     ],
 )
 @pytest.mark.parametrize("name", ["training.h5", "testing.h5"])
@@ -305,7 +304,7 @@ def test_bad_files_name_themselves_the_reason_and_the_remedy(tmp_path, spoil, re
         load(tmp_path)
     message = str(caught.value)
     assert message.startswith(str(tmp_path / name))
-    assert message.endswith("; get So2Sat LCZ42, version 3, random split anew")
+    assert message.endswith("; download So2Sat LCZ42, version 3, random split again")
     assert "\n" not in message
 
 
@@ -318,7 +317,7 @@ def test_a_file_that_is_cut_off_in_the_data_is_noticed_on_reading(tmp_path):
     content = bytearray(path.read_bytes())
     content[chunk.byte_offset : chunk.byte_offset + chunk.size] = b"x" * chunk.size
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"training\.h5 cannot be read as HDF5: .* anew"):
+    with pytest.raises(DataError, match=r"training\.h5 cannot be read as HDF5: .* again"):
         load(tmp_path)
 
 
@@ -341,7 +340,7 @@ def test_without_h5py_the_remedy_comes_before_the_download(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(InputError) as caught:
         load(tmp_path)
-    assert str(caught.value) == "so2sat needs h5py; pip install 'peerage[so2sat]'"
+    assert str(caught.value) == "so2sat requires h5py; pip install 'peerage[so2sat]'"
 
 
 # A run

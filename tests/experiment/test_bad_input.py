@@ -234,7 +234,7 @@ def test_a_data_file_with_the_wrong_hash(home: Path, monkeypatch: pytest.MonkeyP
         (shelf / content.name).write_bytes(bytes(content.size))  # the right size, other bytes
     message = complaint(peerage("run --dataset mnist --out here"))
     assert str(shelf / PUBLISHED["mnist"].files[0].name) in message
-    assert "was altered; fetch it anew with: peerage data get mnist --again" in message
+    assert "was altered; fetch it again with: peerage data get mnist --again" in message
     assert not (home / "here").exists()
 
 

@@ -350,7 +350,7 @@ def test_exponents_need_three_sizes_and_positive_values(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parameters": 1}, "parameters must be at least 2 to have a deviation, got 1"),
+        ({"parameters": 1}, "parameters must be at least 2, got 1"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"init": 0.0}, "init must be a number above 0, got 0.0"),
         ({"init": math.nan}, "init must be a number above 0, got nan"),
@@ -366,7 +366,7 @@ def test_impossible_values_are_refused(options: dict[str, float], message: str) 
 
 
 def test_changing_graphs_are_refused() -> None:
-    with pytest.raises(InputError, match="needs a graph that stays the same"):
+    with pytest.raises(InputError, match="requires a static graph"):
         diffuse(DynamicRegular().build(10, 0))
 
 

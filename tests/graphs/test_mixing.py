@@ -207,7 +207,7 @@ def test_gains_are_those_of_the_components() -> None:
     np.testing.assert_allclose(np.add.reduceat(stationary(PIECES), [0, 3, 5]), 1, atol=1e-15)
     with pytest.raises(InputError) as error:
         gain(PIECES)
-    assert str(error.value) == "a graph with 3 components has one gain per component; ask for gains"
+    assert str(error.value) == "a graph with 3 components has one gain per component; use gains"
 
 
 def test_components_without_data_are_uniform() -> None:
@@ -238,7 +238,7 @@ def test_power_iteration_takes_directed_and_periodic_matrices() -> None:
     directed = np.array([[0.5, 0.5, 0], [0.2, 0.3, 0.5], [0.9, 0, 0.1]])
     found = power_iteration(sparse.csr_array(directed))
     np.testing.assert_allclose(found, left_eigenvector(directed), atol=1e-12)
-    with pytest.raises(InputError, match="does not settle within 2 rounds; allow more rounds"):
+    with pytest.raises(InputError, match="did not converge in 2 rounds; allow more rounds"):
         power_iteration(sparse.csr_array(directed), rounds=2)
 
 
@@ -348,7 +348,7 @@ def test_gains_of_directed_components() -> None:
 def test_graphs_that_are_not_strongly_connected_have_no_gain() -> None:
     pieces = StaticGraph.from_edges(5, [(0, 1), (1, 0), (2, 3), (4, 3)], directed=True)
     message = (
-        "the component of node {} is not strongly connected, so that not everyone has a share in "
+        "the component of node {} is not strongly connected, so some nodes have no share in "
         "the consensus; add links, or make the graph undirected"
     )
     for graph, node in ((ONE_WAY, 0), (pieces, 2)):
@@ -657,7 +657,7 @@ def test_large_graphs_need_no_lists_of_neighbours(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("weights", "examples", "message"),
     [
-        ("data", None, "weights 'data' need the number of examples of every node"),
+        ("data", None, "weights 'data' require the number of examples of every node"),
         ("data", [1, 2], "expected 3 numbers of examples, got shape (2,)"),
         ("data", [1, 2, -1], "numbers of examples must be finite and not negative"),
         ("data", [1, 2, math.inf], "numbers of examples must be finite and not negative"),

@@ -10,7 +10,7 @@ from support.effort import lines_at_most
 from peerage.errors import InputError
 from peerage.graphs.graph import Graph, StaticGraph, degrees, is_connected
 from peerage.graphs.mixing import gain
-from peerage.graphs.rewiring import assortativity, rewired, with_assortativity
+from peerage.graphs.rewiring import assortativity, rewire, with_assortativity
 from peerage.graphs.topology import (
     BarabasiAlbert,
     DynamicRegular,
@@ -56,7 +56,7 @@ def test_assortativity_equals_that_of_networkx(kind: Topology, nodes: int, seed:
 
 @pytest.mark.parametrize("target", [-0.6, -0.2, 0.0, 0.2, 0.6])
 def test_targets_are_reached_and_degrees_stay(target: float) -> None:
-    found = rewired(ER, target, seed=3)
+    found = rewire(ER, target, seed=3)
     assert assortativity(found) == pytest.approx(target, abs=1e-4)
     assert_same_degrees(found, ER)
     expected = nx.degree_pearson_correlation_coefficient(found.networkx())
@@ -68,7 +68,7 @@ def test_targets_are_reached_and_degrees_stay(target: float) -> None:
 @settings(deadline=None, max_examples=15)
 def test_small_graphs_come_within_a_step(seed: int, target: float) -> None:
     graph = ErdosRenyi(degree=6, connected=False).build(40, seed)
-    found = rewired(graph, target, seed)
+    found = rewire(graph, target, seed)
     k = degrees(graph).astype(float)
     # One more in the sum of k_u k_v over edges is this much more correlation.
     step = 2 * k.sum() / (k.sum() * (k**3).sum() - (k**2).sum() ** 2)
@@ -77,12 +77,12 @@ def test_small_graphs_come_within_a_step(seed: int, target: float) -> None:
 
 
 def test_the_seed_decides() -> None:
-    assert rewired(ER, 0.3, 1) == rewired(ER, 0.3, 1)
-    assert rewired(ER, 0.3, 1) != rewired(ER, 0.3, 2)
+    assert rewire(ER, 0.3, 1) == rewire(ER, 0.3, 1)
+    assert rewire(ER, 0.3, 1) != rewire(ER, 0.3, 2)
 
 
 def test_much_is_swapped_not_only_what_must_be() -> None:
-    found = rewired(ER, 0.3, 1)
+    found = rewire(ER, 0.3, 1)
     shared = len(set(found.edges()) & set(ER.edges())) / len(ER.edges())
     # Few of the edges of a graph that was shuffled well stay: about the mean degree over n.
     assert shared < 0.1
@@ -91,32 +91,32 @@ def test_much_is_swapped_not_only_what_must_be() -> None:
 @pytest.mark.parametrize(("target", "side"), [(0.999, "below"), (-0.999, "above")])
 def test_what_the_degrees_do_not_allow(target: float, side: str) -> None:
     with pytest.raises(InputError) as error, lines_at_most(50_000_000):  # it stops in the end
-        rewired(ER, target, 0)
+        rewire(ER, target, 0)
     words = str(error.value).split()
     reached = float(words[words.index("is") + 1].strip(";"))
     assert str(error.value) == (
-        f"these degrees do not allow an assortativity of {target}: the nearest found is "
-        f"{reached:.6f}; choose that or one {side} it"
+        f"these degrees do not allow an assortativity of {target}, the nearest found is "
+        f"{reached:.6f}; choose that or a value {side} it"
     )
     assert 0.8 < abs(reached) < 0.999
 
 
 def test_a_graph_without_any_swap_ends() -> None:
-    with pytest.raises(InputError, match=r"of 0.5: the nearest found is -1.000000; .* below it"):
-        rewired(Star().build(9, 0), 0.5, 0)
+    with pytest.raises(InputError, match=r"of 0.5, the nearest found is -1.000000; .* below it"):
+        rewire(Star().build(9, 0), 0.5, 0)
 
 
 def test_connected_graphs_on_demand() -> None:
     graph = ErdosRenyi(degree=3.5).build(40, 1)
-    loose = [seed for seed in range(12) if not is_connected(rewired(graph, 0.2, seed))]
+    loose = [seed for seed in range(12) if not is_connected(rewire(graph, 0.2, seed))]
     assert 0 < len(loose) < 12
     with pytest.raises(InputError) as error:
-        rewired(graph, 0.2, loose[0], connected=True, attempts=1)
+        rewire(graph, 0.2, loose[0], connected=True, attempts=1)
     assert str(error.value) == (
         "no graph of assortativity 0.2 was connected in 1 attempts; "
         "choose a target nearer to 0, a graph with more edges, or connected=False"
     )
-    found = rewired(graph, 0.2, loose[0], connected=True)
+    found = rewire(graph, 0.2, loose[0], connected=True)
     assert is_connected(found)
     assert assortativity(found) == pytest.approx(0.2, abs=0.005)
     assert is_connected(with_assortativity(ER, 0.2, 0))
@@ -128,33 +128,33 @@ def test_connected_graphs_on_demand() -> None:
     [
         (
             Regular(k=4).build(20, 0),
-            "all nodes with edges have the same degree, so there is no assortativity; "
+            "all nodes with edges have the same degree, so assortativity is undefined; "
             "choose a graph with unequal degrees, such as er or ba",
         ),
         (
             StaticGraph.from_edges(3, []),
-            "all nodes with edges have the same degree, so there is no assortativity; "
+            "all nodes with edges have the same degree, so assortativity is undefined; "
             "choose a graph with unequal degrees, such as er or ba",
         ),
         (
             StaticGraph.from_edges(3, [(0, 1), (1, 2)], directed=True),
-            "assortativity is for graphs without directions and weights that stay the same; "
-            "choose such a one, for example er:p=0.2",
+            "assortativity requires a static undirected graph without weights; "
+            "choose one such as er:p=0.2",
         ),
         (
             StaticGraph.from_edges(3, [(0, 1), (1, 2)], weights=[1, 2]),
-            "assortativity is for graphs without directions and weights that stay the same; "
-            "choose such a one, for example er:p=0.2",
+            "assortativity requires a static undirected graph without weights; "
+            "choose one such as er:p=0.2",
         ),
         (
             DynamicRegular().build(20, 0),
-            "assortativity is for graphs without directions and weights that stay the same; "
-            "choose such a one, for example er:p=0.2",
+            "assortativity requires a static undirected graph without weights; "
+            "choose one such as er:p=0.2",
         ),
     ],
 )
 def test_graphs_without_assortativity(graph: Graph, message: str) -> None:
-    for quantity in (assortativity, lambda graph: rewired(graph, 0.1, 0)):
+    for quantity in (assortativity, lambda graph: rewire(graph, 0.1, 0)):
         with pytest.raises(InputError) as error:
             quantity(graph)
         assert str(error.value) == message
@@ -162,5 +162,5 @@ def test_graphs_without_assortativity(graph: Graph, message: str) -> None:
 
 @pytest.mark.parametrize("target", [1.5, -2, float("nan"), float("inf")])
 def test_wrong_targets(target: float) -> None:
-    with pytest.raises(InputError, match=r"^an assortativity lies in \[-1, 1\], got"):
-        rewired(ER, target, 0)
+    with pytest.raises(InputError, match=r"^assortativity must lie in \[-1, 1\], got"):
+        rewire(ER, target, 0)

@@ -349,7 +349,7 @@ def test_products_drawn_by_edges_have_the_probabilities_of_their_pairs() -> None
 
 @pytest.mark.parametrize("together", [1, 2, 1000])
 def test_attachment_is_to_ends_of_edges(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_edges, "ATTACHED_TOGETHER", together)
+    monkeypatch.setattr(random_edges, "ATTACH_BATCH", together)
     rng = numpy_stream(0, "test")
     # After 0-1, 0-2 node 3 takes two of 0, 0, 1, 2: both 1 and 2 with 2 * 1/4 * 1/3.
     three = frequencies(4, [attached_edges(4, 2, rng) for _ in range(4000)])[3]
@@ -503,13 +503,13 @@ def test_what_cannot_be_connected_is_refused_at_once() -> None:
         "topology 'er:degree=8' with 1000000 nodes cannot be connected: about 335 nodes would "
         "have no neighbour; choose a mean degree of 15 or more, or connected=false"
     )
-    several = pytest.raises(InputError, match=r"falls into .* components, and another")
+    several = pytest.raises(InputError, match=r"has .* components, and another")
     with several, lines_at_most(500_000):
         StochasticBlocks(p_in=0.0001, p_out=0.0001).build(2000, 0)
     with pytest.raises(InputError) as error, lines_at_most(20_000):
         Regular(k=1).build(200, 0)
     assert str(error.value) == (
-        "topology 'regular:k=1' with 200 nodes falls into 100 components, and another attempt "
+        "topology 'regular:k=1' with 200 nodes has 100 components, and another attempt "
         "would not help; choose a larger k, or connected=false"
     )
     assert is_connected(ErdosRenyi(degree=15).build(50_000, 0))
@@ -609,7 +609,9 @@ def test_an_edge_list_without_edges_is_refused(
     file.write_text(text)
     with pytest.raises(InputError) as error:
         EdgeList(str(file), **options).build(3, 0)
-    expected = f"the edge list {file} joins no two of 3 nodes; write two node ids on every line"
+    expected = (
+        f"the edge list {file} has no edge between two of 3 nodes; write two node ids on every line"
+    )
     assert str(error.value) == expected
     assert EdgeList(str(file), **options).build(1, 0).edges() == ()
 
@@ -663,7 +665,7 @@ def test_a_weighted_edge_list(tmp_path: Path) -> None:
         ("1.0 2 3", "expected two node ids and a weight, got '1.0 2 3'"),
         ("+1 2 3", "expected two node ids and a weight, got '+1 2 3'"),
         ("1 4 3", "unknown node 4; the ids are 0 to 3"),
-        ("1 0 3", "1 0 has the weight 3.0 here and 2.0 before; keep one"),
+        ("1 0 3", "1 0 has weight 3.0 here and 2.0 before; keep one"),
     ],
 )
 def test_weighted_edge_list_errors_name_the_line(tmp_path: Path, line: str, message: str) -> None:
@@ -682,7 +684,7 @@ def test_reading_at_once_and_line_by_line_agree(lines: list[str], weighted: bool
     reader = EdgeList("here", weighted=weighted)
     at_once = None
     if not any("+" in line for line in lines):
-        at_once = topology._listed_at_once(lines, 4, False, weighted)
+        at_once = topology._parse_all_lines(lines, 4, False, weighted)
     if at_once is None:
         return
     slow = reader._listed(lines, 4)
@@ -785,7 +787,7 @@ def test_topologies_from_text() -> None:
         ("small-world:p=7", "p must lie in [0, 1], got 7.0"),
         (
             "heavy-tail:gamma=2",
-            "gamma must be larger than 2, got 2.0: the mean degree is infinite below",
+            "gamma must be larger than 2, got 2.0; the mean degree is infinite below",
         ),
         ("heavy-tail:degree=inf", "degree must be a positive number, got inf"),
     ],
@@ -808,7 +810,7 @@ def test_wrong_options(text: str, message: str) -> None:
         ("small-world:k=6", 6, "k must be smaller than the 6 nodes, got 6"),
         ("er:degree=6", 6, "degree must be at most 5 for 6 nodes, got 6.0"),
         ("heavy-tail:degree=8", 6, "degree must be at most 5 for 6 nodes, got 8.0"),
-        ("sbm:groups=7", 6, "7 groups need at least as many nodes, got 6"),
+        ("sbm:groups=7", 6, "groups must be at most the 6 nodes, got 7"),
         ("torus", 8, "a square torus cannot have 8 nodes; use 4 or 9 nodes, or give rows="),
         ("torus:rows=3", 8, "a torus with 3 rows cannot have 8 nodes; use a multiple of rows"),
     ],

@@ -30,7 +30,7 @@ def test_all_work_of_the_package_has_a_phase_of_the_list() -> None:
 
 def test_names_differ_and_each_has_a_look_of_its_own() -> None:
     assert len(set(PHASES)) == len(PHASES)
-    looks = [tuple(figures.FILLINGS[name]) for name in [*PHASES, "other"]]
+    looks = [tuple(figures.BAR_STYLES[name]) for name in [*PHASES, "other"]]
     assert len(set(looks)) == len(looks)
 
 

@@ -390,7 +390,7 @@ def test_every_algorithm_has_one_look_and_the_papers_groups_differ() -> None:
 
 
 def test_runs_of_one_algorithm_differ_in_shade_dash_and_marker(tmp_path: Path) -> None:
-    runs = figures.drawn([make_run(tmp_path / f"{n}", {0: [0.1]}, seed=n) for n in range(4)])
+    runs = figures.styled_runs([make_run(tmp_path / f"{n}", {0: [0.1]}, seed=n) for n in range(4)])
     assert runs[0].colour.lower() == figures.BLUE.lower()
     for part in ("colour", "dash", "marker", "label"):
         assert len({getattr(run, part) for run in runs}) == 4
@@ -599,7 +599,7 @@ def test_headlines(tmp_path: Path) -> None:
         "this is also its best."
     )
     assert said("good", "same") == (
-        "2 runs on digits. Same and Good are level at 70.0 % mean test accuracy."
+        "2 runs on digits. Same and Good are tied at 70.0 % mean test accuracy."
     )
     assert said("short", "good", "burst") == (
         "3 runs on digits. Good is ahead with a mean test accuracy of 70.0 % after 4 rounds, "
@@ -616,9 +616,7 @@ def test_a_run_that_ended_at_its_target_is_not_called_unfinished(tmp_path: Path)
     (tmp_path / "a" / "experiment.toml").write_text('until = "accuracy=0.469"\n' + text)
     record = RunRecord.load(tmp_path / "a")
     assert tables.cells(tables.compare([record]))[1][0][2] == "3 (target reached)"
-    assert notes([record]) == [
-        "DecHW reached accuracy=0.469 in round 3 of at most 4, and ended there."
-    ]
+    assert notes([record]) == ["DecHW stopped after reaching accuracy=0.469 in round 3 of 4."]
     assert headline(tables.compare([record]), "digits") == (
         "1 run on digits. DecHW reached a mean test accuracy of 50.0 % after 3 rounds; "
         "this is also its best."

@@ -1,4 +1,4 @@
-"""Data sets, their files, and how the examples are spread over the nodes."""
+"""Data sets, their files, and partitions of the examples over the nodes."""
 
 from peerage.data.datasets import DATASETS, Dataset, DatasetSpec, in_memory
 from peerage.data.fetch import fetch, status

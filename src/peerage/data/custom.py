@@ -1,4 +1,4 @@
-"""Data sets of your own: NumPy archives, IDX files, and folders of images."""
+"""Custom data sets: NumPy archives, IDX files, and folders of images."""
 
 import gzip
 import zlib
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peerage.data.formats import read_idx
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
-from peerage.data.tensors import Dataset, Layout, check_layout, held_out, in_memory
+from peerage.data.tensors import Dataset, Layout, check_layout, in_memory, split_test_set
 from peerage.errors import DataError, InputError
 
 
@@ -23,17 +23,17 @@ from peerage.errors import DataError, InputError
 class Npz:
     """A .npz file with x and y, or with x_train, y_train, x_test and y_test.
 
-    x is [N, features]; [N, H, W] or [N, steps, features], which `layout` tells apart (`hw`,
-    `sequence`); or images with the channels first or last (`chw`, `hwc`; `auto` takes an axis of 1,
-    3 or 4 for the channels, the first one if both qualify). Bytes are scaled to [0, 1], other
-    numbers are left alone. Without a test part a fifth of the examples is held out. An array groups
-    (or groups_train) may name the natural part of every training example.
+    x is [N, features]; [N, H, W] or [N, steps, features] (layout `hw` or `sequence`); or images
+    with the channels first or last (`chw` or `hwc`; `auto` takes the first axis of size 1, 3 or 4).
+    Bytes are scaled to [0, 1]; other numbers are not changed. Without a test set, a fifth of the
+    examples is held out. An array groups (or groups_train) may give the group of every training
+    example.
     """
 
     path: str
     layout: Layout = "auto"
-    scale: bool = True  # false: bytes are left alone too, such as token ids
-    classes: int | None = None  # if there are more than the highest label tells
+    scale: bool = True  # false: bytes are not scaled, for example token ids
+    classes: int | None = None  # if there are more than the highest label suggests
 
     def __post_init__(self) -> None:
         check_layout(self.layout)
@@ -41,7 +41,7 @@ class Npz:
 
     def load(self, cache: Path) -> Dataset:
         path = Path(self.path).expanduser()
-        arrays = _arrays(path)
+        arrays = _read_npz(path)
         if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
             names = ("x_train", "y_train", "x_test", "y_test", "groups_train")
         elif {"x", "y"} <= arrays.keys():
@@ -70,7 +70,7 @@ def _check_classes(classes: int | None) -> None:
         raise InputError(f"classes must be at least 2, got {classes}")
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -86,16 +86,16 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class Idx:
-    """A folder of IDX files of bytes with the names that MNIST's have, packed (.gz) or not.
+    """A folder of IDX files of bytes, named as those of MNIST, with or without .gz.
 
     train-images-idx3-ubyte and train-labels-idx1-ubyte, and t10k- instead of train- for the test
-    set, without which a fifth of the examples is held out; a dot before idx is fine as well. Values
-    are scaled to [0, 1].
+    set; a dot before idx is accepted. Without a test set, a fifth of the examples is held out.
+    Values are scaled to [0, 1].
     """
 
     path: str
-    scale: bool = True  # false: leave the bytes as they are, such as token ids
-    classes: int | None = None  # if there are more than the highest label tells
+    scale: bool = True  # false: bytes are not scaled, for example token ids
+    classes: int | None = None  # if there are more than the highest label suggests
 
     def __post_init__(self) -> None:
         _check_classes(self.classes)
@@ -117,9 +117,9 @@ class Idx:
 
 
 def _idx_path(root: Path, name: str) -> Path | None:
-    """The file that goes by this name or one that people give it instead."""
+    """The file with this name or a common variant of it; None if there is none."""
     spellings = (name, name.replace("-idx", ".idx"))
-    paths = (root / f"{spelling}{packed}" for spelling in spellings for packed in ("", ".gz"))
+    paths = (root / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz"))
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -140,8 +140,8 @@ def _read_idx_file(root: Path, name: str) -> NDArray[np.uint8]:
 class Folder:
     """A folder of images, path/train/CLASS/* and path/test/CLASS/*, or path/CLASS/*.
 
-    Images are scaled and centre-cropped to size x size pixels with values in [0, 1]. Without a test
-    folder a fifth of the images is held out.
+    Images are scaled and centre-cropped to size x size pixels, with values in [0, 1]. Without train
+    and test folders, a fifth of the images is held out.
     """
 
     path: str
@@ -157,31 +157,34 @@ class Folder:
         if not root.is_dir():
             raise DataError(f"{root} is not a folder; give the path of a folder of images")
         train = root / "train"
-        # A class may be called train: then that folder holds images and no folders.
+        # If train holds images and no folders, it is a class.
         if not (train.is_dir() and _folders(train)):
             classes = _folders(root)
             x, y = self._read(root, classes)
-            return Dataset(root.name, *held_out(x, y, str(root)), tuple(classes))
+            return Dataset(root.name, *split_test_set(x, y, str(root)), tuple(classes))
         if not (root / "test").is_dir():
             raise DataError(f"{root} has a train folder but no test folder; add {root / 'test'}")
         classes = _folders(train)
         unknown = sorted(set(_folders(root / "test")) - set(classes))
         if unknown:
-            raise DataError(f"{root / 'test' / unknown[0]} is a class without training images")
+            raise DataError(
+                f"{root / 'test' / unknown[0]} is a class without training images; "
+                "add some, or remove it"
+            )
         parts = (*self._read(train, classes), *self._read(root / "test", classes))
         return Dataset(root.name, *parts, tuple(classes))
 
     def _read(self, folder: Path, classes: list[str]) -> tuple[Tensor, Tensor]:
         paths = [(path, y) for y, name in enumerate(classes) for path in _images(folder / name)]
         if not paths:
-            raise DataError(f"{folder} holds no images; it needs a folder of images for each class")
+            raise DataError(f"{folder} holds no images; add a folder of images for each class")
         pixels = np.stack([_pixels(path, self.size, self.grey) for path, _ in paths])
         x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32) / 255
         return x, torch.tensor([label for _, label in paths])
 
 
 def _pixels(path: Path, size: int, grey: bool) -> NDArray[np.uint8]:
-    """One image as bytes, [size, size, channels]."""
+    """One image as bytes [size, size, channels]."""
     try:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(_eight_bit(image, path))
@@ -196,11 +199,11 @@ def _pixels(path: Path, size: int, grey: bool) -> NDArray[np.uint8]:
 
 
 def _eight_bit(image: Image.Image, path: Path) -> Image.Image:
-    """An image with one byte per channel; Pillow itself would clip 16-bit grey values at 255."""
+    """The image with one byte per channel; Pillow would clip 16-bit grey values at 255."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise DataError(f"{path} has pixels of 32 bits; convert it to 8 or 16 bits per channel")
+        raise DataError(f"{path} has 32 bits per pixel; convert it to 8 or 16 bits per channel")
     return image
 
 
@@ -209,8 +212,8 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _images(folder: Path) -> list[Path]:
-    """The files of a class that have the suffix of an image; others, such as notes, are ignored."""
-    if not folder.is_dir():  # a class of the training set that the test set does not have
+    """The files of a class with an image suffix; others are ignored."""
+    if not folder.is_dir():  # a training class without test images
         return []
     known = Image.registered_extensions()
     return sorted(

@@ -1,4 +1,4 @@
-"""The data sets by name; each is a frozen dataclass that loads itself from the cache folder."""
+"""The data sets by name; each is a frozen dataclass that loads its files from the cache folder."""
 
 import functools
 import gzip
@@ -73,7 +73,7 @@ THINGS = (
 
 
 class DatasetInfo(NamedTuple):
-    """What is known about a published data set without loading it."""
+    """Shape and sizes of a published data set, known without loading it."""
 
     shape: tuple[int, ...]  # of an example
     classes: int
@@ -87,7 +87,7 @@ DATASET_INFO = {
     "mnist": DatasetInfo((1, 28, 28), 10, 60_000, 10_000),
     "fashion-mnist": DatasetInfo((1, 28, 28), 10, 60_000, 10_000),
     "cifar10": DatasetInfo((3, 32, 32), 10, 50_000, 10_000),
-    # Of 805 263; how a tenth of every writer's rounds up is known only by loading them.
+    # 805 263 in all; the exact split into training and test needs the files.
     "femnist": DatasetInfo((1, 28, 28), len(CHARACTERS), 723_000, 82_000, groups=3550),
     "so2sat": DatasetInfo((10, 32, 32), 17, 352_366, 30_000),
 }
@@ -99,11 +99,11 @@ class DatasetSpec(Protocol):
 
 @dataclass(frozen=True)
 class Digits:
-    """1797 handwritten digits of 8 x 8 pixels, shipped with scikit-learn: no download.
+    """1797 handwritten digits of 8 x 8 pixels, shipped with scikit-learn (no download).
 
-    Pixels (0 to 16) are scaled to [0, 1] and standardised with the mean and the deviation of all
-    training pixels. 360 images are the test set, the same ones for every seed, with every class in
-    proportion; 1437 are for training.
+    Pixels (0 to 16) are scaled to [0, 1] and standardised with the mean and deviation of all
+    training pixels. A stratified test set of 360 images, the same for every seed, is held out; 1437
+    images are for training.
     """
 
     def load(self, cache: Path) -> Dataset:
@@ -119,11 +119,11 @@ class Digits:
 def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Pixels [1797, 8, 8] from 0 to 16, and labels, from the file inside scikit-learn.
 
-    Importing scikit-learn takes a second, in every peer of a network.
+    Reading the file saves the import of scikit-learn, which takes a second in every peer.
     """
     found = find_spec("sklearn")  # imports nothing
     file = Path(found.origin if found and found.origin else "").parent / DIGITS_FILE
-    if not file.exists():  # a version that keeps it elsewhere
+    if not file.exists():  # another version of scikit-learn
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -137,18 +137,18 @@ def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 class Mnist:
     """70 000 handwritten digits of 28 x 28 pixels, (x - 0.1307) / 0.3081."""
 
-    train: int | None = None  # so many training examples, of every class in proportion; all of them
+    train: int | None = None  # number of training examples, stratified by class; None: all
 
     def __post_init__(self) -> None:
         check_train(self.train)
 
     def load(self, cache: Path) -> Dataset:
-        return only(self.train, _idx_dataset("mnist", cache, TEN_DIGITS))
+        return training_subset(self.train, _idx_dataset("mnist", cache, TEN_DIGITS))
 
 
 @dataclass(frozen=True)
 class FashionMnist:
-    """70 000 pictures of clothes of 28 x 28 pixels, normalised with MNIST's numbers as in P0."""
+    """70 000 images of clothes of 28 x 28 pixels, normalised with the numbers of MNIST (P0)."""
 
     train: int | None = None
 
@@ -156,21 +156,21 @@ class FashionMnist:
         check_train(self.train)
 
     def load(self, cache: Path) -> Dataset:
-        return only(self.train, _idx_dataset("fashion-mnist", cache, CLOTHES))
+        return training_subset(self.train, _idx_dataset("fashion-mnist", cache, CLOTHES))
 
 
 @dataclass(frozen=True)
 class Cifar10:
-    """60 000 colour pictures of 32 x 32 pixels, values in [0, 1] (P0) or in [-1, 1] (P3, P4).
+    """60 000 colour images of 32 x 32 pixels, with values in [0, 1] (P0) or [-1, 1] (P3, P4).
 
-    P2's logistic regression takes them in grey, 28 x 28. Grey is 0.299 red + 0.587 green + 0.114
-    blue; scaling is bilinear with antialiasing.
+    P2's logistic regression uses grey images of 28 x 28 pixels. Grey is 0.299 red + 0.587 green +
+    0.114 blue; scaling is bilinear with antialiasing.
     """
 
     normalise: Literal["unit", "signed"] = "unit"
     train: int | None = None
     grey: bool = False  # one channel instead of red, green and blue
-    side: int | None = None  # pixels; as they are, 32, if left out
+    side: int | None = None  # pixels; None: 32
 
     def __post_init__(self) -> None:
         check_train(self.train)
@@ -192,14 +192,14 @@ class Cifar10:
             _labels(test_y),
             THINGS,
         )
-        return only(self.train, whole)
+        return training_subset(self.train, whole)
 
     def _pictures(self, images: NDArray[np.uint8]) -> Tensor:
         x = _unit(images)
         if self.grey:
-            x = in_grey(x)
+            x = to_grey(x)
         if self.side is not None:
-            x = scaled(x, self.side)
+            x = resize(x, self.side)
         return x.sub_(0.5).div_(0.5) if self.normalise == "signed" else x
 
 
@@ -217,7 +217,7 @@ DATASETS: dict[str, type[DatasetSpec]] = {
 
 
 def dataset_info(dataset: Any) -> DatasetInfo | None:
-    """What is known about a data set with these options before it is loaded; of one's own, nothing.
+    """Shape and sizes of a data set with these options; None for a custom data set.
 
     >>> dataset_info(Cifar10()).shape, dataset_info(Cifar10(grey=True, side=28)).shape
     ((3, 32, 32), (1, 28, 28))
@@ -236,13 +236,14 @@ def check_train(count: int | None) -> None:
         raise InputError(f"train must be at least 1 example, got {count}")
 
 
-def only(count: int | None, whole: Dataset) -> Dataset:
-    """The data set with fewer training examples, the same ones for every seed of a run."""
+def training_subset(count: int | None, whole: Dataset) -> Dataset:
+    """The data set with `count` stratified training examples, the same for every seed."""
     if count is None:
         return whole
     if count > len(whole.train_y):
         raise InputError(
-            f"train={count} is more than the {len(whole.train_y)} training examples of {whole.name}"
+            f"train={count} is more than the {len(whole.train_y)} training examples of "
+            f"{whole.name}; lower it"
         )
     rng = numpy_stream(0, "training subset")
     kept = torch.from_numpy(stratified(whole.train_y.numpy(), count, rng))
@@ -250,12 +251,12 @@ def only(count: int | None, whole: Dataset) -> Dataset:
     return replace(whole, train_x=whole.train_x[kept], train_y=whole.train_y[kept], groups=groups)
 
 
-def in_grey(x: Tensor) -> Tensor:
+def to_grey(x: Tensor) -> Tensor:
     """The brightness [N, 1, H, W] of red, green and blue [N, 3, H, W]."""
     return (0.299 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2])[:, None]
 
 
-def scaled(x: Tensor, side: int) -> Tensor:
+def resize(x: Tensor, side: int) -> Tensor:
     return functional.interpolate(x, (side, side), mode="bilinear", antialias=True)
 
 
@@ -276,7 +277,7 @@ def _normalised(images: NDArray[np.uint8], mean: float, deviation: float) -> Ten
 
 
 def _unit(images: NDArray[np.uint8]) -> Tensor:
-    """x / 255, turned to channels_last while it is still bytes."""
+    """x / 255 in channels_last memory; bytes are rearranged before the conversion."""
     x = torch.from_numpy(images).contiguous(memory_format=torch.channels_last).to(torch.float32)
     return x.div_(255)
 

@@ -1,4 +1,4 @@
-"""Downloads that go on where an earlier one was cut off."""
+"""Resumable downloads."""
 
 import fcntl
 import os
@@ -17,43 +17,43 @@ from peerage.data.store import CHUNK, Progress, disk_errors, write_all
 from peerage.errors import DataError
 
 TIMEOUT = 10.0  # seconds to connect, and to wait for more bytes
-ATTEMPTS = 5  # requests for one file, as long as each brings it further
+ATTEMPTS = 5  # requests for one file, as long as each brings new bytes
 
 
 @contextmanager
-def downloaded(url: str, folder: Path, *, limit: int, progress: Progress) -> Iterator[Path]:
-    """The complete file behind an address, for as long as the context lasts.
+def download_file(url: str, folder: Path, *, limit: int, progress: Progress) -> Iterator[Path]:
+    """Download a URL and yield the path of the file, which is deleted at the end of the context.
 
-    An interrupted download stays in the folder as a `.part` file and is continued the next time.
+    An interrupted download stays in the folder as a `.part` file and is resumed the next time.
     """
-    with _partial(url, folder) as (file, path):
-        _complete(url, file, limit, progress)
+    with _open_partial(url, folder) as (file, path):
+        _download_rest(url, file, limit, progress)
         try:
             yield path
         finally:
-            path.unlink(missing_ok=True)  # its content is in the cache now, or it was wrong
+            path.unlink(missing_ok=True)  # its content is in the cache, or was rejected
 
 
 def discard_partials(folder: Path) -> None:
-    """Remove what interrupted downloads left behind, except those that run in another process."""
+    """Remove the files of interrupted downloads, except those that another process is writing."""
     for path in folder.glob("*.part"):
         with suppress(OSError):
-            if file := _locked(path):
+            if file := _open_locked(path):
                 path.unlink(missing_ok=True)
                 file.close()
 
 
 @contextmanager
-def _partial(url: str, folder: Path) -> Iterator[tuple[FileIO, Path]]:
-    """The `.part` file of an address, or a private one if another process is writing to it."""
+def _open_partial(url: str, folder: Path) -> Iterator[tuple[FileIO, Path]]:
+    """The `.part` file of a URL, or a private one if another process is writing to it."""
     name = f"{PurePosixPath(urlsplit(url).path).name}.{sha256(url.encode()).hexdigest()[:8]}"
     path = folder / f"{name}.part"
     with disk_errors(folder):
-        file = _locked(path)
+        file = _open_locked(path)
         private = file is None
         while file is None:
             path = folder / f"{name}.{token_hex(8)}.part"
-            file = _locked(path)
+            file = _open_locked(path)
     try:
         with file:
             yield file, path
@@ -62,8 +62,8 @@ def _partial(url: str, folder: Path) -> Iterator[tuple[FileIO, Path]]:
             path.unlink(missing_ok=True)
 
 
-def _locked(path: Path) -> FileIO | None:
-    """The file, open and locked for this process, or None if another one holds the lock."""
+def _open_locked(path: Path) -> FileIO | None:
+    """Open and lock the file; None if another process holds the lock."""
     while True:
         file = path.open("a+b", buffering=0)
         try:
@@ -71,16 +71,16 @@ def _locked(path: Path) -> FileIO | None:
         except BlockingIOError:
             file.close()
             return None
-        except OSError:  # a file system without locks; the checksum will notice a collision
+        except OSError:  # a file system without locks; the checksum detects a collision
             return file
-        # Between opening and locking the former holder may have finished and removed it.
+        # The previous holder may have removed the file between opening and locking.
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
         file.close()
 
 
-def _complete(url: str, file: FileIO, limit: int, progress: Progress) -> None:
-    """Ask for the rest of the file until all of it is there."""
+def _download_rest(url: str, file: FileIO, limit: int, progress: Progress) -> None:
+    """Request the rest of the file until it is complete."""
     for attempt in range(ATTEMPTS):
         before = file.seek(0, os.SEEK_END)
         try:
@@ -97,7 +97,7 @@ def _complete(url: str, file: FileIO, limit: int, progress: Progress) -> None:
             stuck = file.seek(0, os.SEEK_END) <= before
             if stuck or attempt == ATTEMPTS - 1:
                 raise DataError(_reason(error)) from None
-    raise DataError("the server keeps refusing to go on where the download stopped")
+    raise DataError("the server does not resume the download")
 
 
 def _append(url: str, file: FileIO, limit: int, progress: Progress) -> None:
@@ -106,7 +106,7 @@ def _append(url: str, file: FileIO, limit: int, progress: Progress) -> None:
     if start:
         request.add_header("Range", f"bytes={start}-")
     with urlopen(request, timeout=TIMEOUT) as response:
-        if not _continues(response, start):
+        if not _is_resumed(response, start):
             file.truncate(0)
             start = 0
         length = response.headers.get("Content-Length")
@@ -116,20 +116,20 @@ def _append(url: str, file: FileIO, limit: int, progress: Progress) -> None:
             done += len(chunk)
             if done > limit:
                 file.truncate(0)
-                raise DataError(f"{label} is larger than {limit} bytes and cannot be the file")
+                raise DataError(f"{label} is larger than {limit} bytes, which is too large")
             write_all(file, chunk)
             progress(done, total, label)
     if total is not None and done < total:
         raise ConnectionError(f"cut off after {done} of {total} bytes")
 
 
-def _continues(response: HTTPResponse, start: int) -> bool:
-    """Whether the answer holds the bytes from `start` on; some servers send the whole file."""
-    given = response.headers.get("Content-Range", "")
-    return response.status == 206 and given.startswith(f"bytes {start}-")
+def _is_resumed(response: HTTPResponse, start: int) -> bool:
+    """Whether the response holds the bytes from `start` on; some servers send the whole file."""
+    content_range = response.headers.get("Content-Range", "")
+    return response.status == 206 and content_range.startswith(f"bytes {start}-")
 
 
 def _reason(error: Exception) -> str:
-    """The cause that an error of urllib carries inside, as one line."""
+    """The cause of an error of urllib, as one line."""
     cause = getattr(error, "reason", error)
     return " ".join(str(cause).split()) or type(cause).__name__

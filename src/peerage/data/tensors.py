@@ -1,4 +1,4 @@
-"""What every data set becomes: four checked tensors in memory."""
+"""A loaded data set: four checked tensors in memory."""
 
 import warnings
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from peerage.data.partition import stratified
 from peerage.errors import DataError, PeerageWarning, check_choice
 from peerage.randomness import numpy_stream
 
-HELD_OUT = 0.2  # share of the examples that becomes the test set of data that has none
+HELD_OUT = 0.2  # share of the examples that is held out if there is no test set
 
 Layout = Literal["auto", "chw", "hwc", "hw", "sequence"]
 CHANNELS = (1, 3, 4)  # numbers of channels that `auto` recognises
@@ -21,12 +21,12 @@ CHANNELS = (1, 3, 4)  # numbers of channels that `auto` recognises
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Normalised examples and labels, ready to be indexed by a training loop.
+    """Normalised examples and labels, ready for training.
 
     Examples are float32: images [N, C, H, W] in channels_last memory, sequences [N, steps,
     features], or rows [N, features]; labels are int64. Whole numbers, such as token ids, are
-    float32 here too, and a model with an embedding gets them as int64. Data that falls into parts
-    by nature, such as by writer, numbers the part of every training example in `groups` (int64).
+    float32 here too; a model with an embedding converts them to int64. `groups` (int64) gives the
+    group of every training example, such as its writer.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Dataset:
     test_y: Tensor
     classes: tuple[str, ...]
     groups: Tensor | None = None
-    inferred_classes: bool = False  # `classes` were read off the data; the user did not give them
+    inferred_classes: bool = False  # `classes` were derived from the labels
 
     def __post_init__(self) -> None:
         _check(f"{self.name}: training set", self.train_x, self.train_y, len(self.classes))
@@ -48,8 +48,10 @@ class Dataset:
             )
         if self.groups is not None:
             _check_groups(f"{self.name}: training set", self.groups, len(self.train_y))
-        object.__setattr__(self, "train_x", _laid_out(f"{self.name}: training set", self.train_x))
-        object.__setattr__(self, "test_x", _laid_out(f"{self.name}: test set", self.test_x))
+        object.__setattr__(
+            self, "train_x", _channels_last(f"{self.name}: training set", self.train_x)
+        )
+        object.__setattr__(self, "test_x", _channels_last(f"{self.name}: test set", self.test_x))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,15 +71,14 @@ def in_memory(
     layout: Layout | None = None,
     scale: bool = True,
 ) -> Dataset:
-    """A data set from tensors, arrays or nested lists of your own.
+    """A data set from tensors, arrays or nested lists.
 
     Examples are images [N, C, H, W] (or as `layout` says), rows [N, features], or [N, a, b]: images
-    of one channel with layout="hw", sequences with layout="sequence". Bytes (uint8) are taken for
-    pixels and divided by 255, unless scale=False; all other numbers are taken as they are. Classes
-    are names, a number of classes, or one more than the highest label. Without a test set, a fifth
-    of the examples is held out, the same share of every class and always the same examples.
-    `groups` are names or whole numbers, one for each example of train_x; they are numbered in their
-    order.
+    of one channel with layout="hw", sequences with layout="sequence". Bytes (uint8) are divided by
+    255, unless scale=False; other numbers are not changed. `classes` are names or a number; the
+    default is one more than the highest label. Without a test set, a fixed stratified fifth of the
+    examples is held out. `groups` are names or whole numbers, one for each example of train_x; they
+    are numbered in sorted order.
     """
     if layout is not None:
         check_layout(layout)
@@ -87,7 +88,7 @@ def in_memory(
     first, y = _array(train_x, where), labels(train_y, where)
     pixels = scale and first.dtype == np.uint8
     if first.ndim == 3 and layout in (None, "auto") and not pixels:
-        warnings.warn(_open_layout(name, first.shape), PeerageWarning, stacklevel=2)
+        warnings.warn(_layout_warning(name, first.shape), PeerageWarning, stacklevel=2)
     x = examples(first, where, layout, scale)
     numbered = None if groups is None else group_numbers(groups, len(y), where)
     if test_x is None:
@@ -105,7 +106,7 @@ def in_memory(
 
 
 def examples(values: Any, where: str, layout: Layout | None = None, scale: bool = True) -> Tensor:
-    """Float32 examples from anything that numpy understands."""
+    """Float32 examples from anything that numpy can convert."""
     x = _array(values, where)
     if x.dtype.kind not in "buif":
         raise DataError(f"{where}: examples must be numbers, got {x.dtype}")
@@ -113,9 +114,7 @@ def examples(values: Any, where: str, layout: Layout | None = None, scale: bool 
         x = channels_first(x, layout or "chw", where)
     elif x.ndim == 3 and layout != "sequence":
         x = x[:, None]
-    with np.errstate(
-        over="ignore"
-    ):  # a value beyond float32 becomes infinite and is reported later
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
         tensor = torch.from_numpy(np.array(x, dtype=np.float32))
     return tensor.div_(255) if scale and x.dtype == np.uint8 else tensor
 
@@ -124,14 +123,14 @@ def channels_first(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     """Images [N, C, H, W] from [N, C, H, W] or [N, H, W, C]."""
     if layout in ("hw", "sequence"):
         raise DataError(
-            f"{where}: layout={layout} is for examples of two axes, got shape {x.shape}; "
-            "say layout=chw or layout=hwc"
+            f"{where}: layout={layout} requires examples of two axes, got shape {x.shape}; "
+            "set layout=chw or layout=hwc"
         )
     if layout == "auto":
         if x.shape[1] not in CHANNELS and x.shape[3] not in CHANNELS:
             raise DataError(
                 f"{where}: no axis of shape {x.shape} has 1, 3 or 4 channels; "
-                "say layout=chw or layout=hwc"
+                "set layout=chw or layout=hwc"
             )
         layout = "chw" if x.shape[1] in CHANNELS else "hwc"
     return x if layout == "chw" else x.transpose(0, 3, 1, 2)
@@ -142,12 +141,12 @@ def check_layout(layout: str) -> None:
 
 
 def class_numbers(count: int) -> tuple[str, ...]:
-    """The names of classes that have none: 0, 1, ..."""
+    """Default names of classes: 0, 1, ..."""
     return tuple(str(number) for number in range(count))
 
 
 def labels(values: Any, where: str) -> Tensor:
-    """Int64 class numbers from anything that numpy understands."""
+    """Int64 class numbers from anything that numpy can convert."""
     y = _array(values, where)
     if y.dtype.kind not in "bui" or y.ndim != 1:
         raise DataError(
@@ -157,7 +156,7 @@ def labels(values: Any, where: str) -> Tensor:
 
 
 def group_numbers(values: Any, count: int, where: str) -> Tensor:
-    """Int64 numbers of groups that are given as whole numbers or names, one for each example."""
+    """Int64 group numbers from whole numbers or names, one for each example."""
     groups = _array(values, where)
     if groups.dtype.kind not in "buiSU" or groups.ndim != 1:
         raise DataError(
@@ -169,14 +168,14 @@ def group_numbers(values: Any, count: int, where: str) -> Tensor:
     return numbers
 
 
-def held_out(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training and test part of data that has no test set."""
+def split_test_set(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Split off a test set: training examples and labels, test examples and labels."""
     train = training_part(x, y, name)
     return x[train], y[train], x[~train], y[~train]
 
 
 def training_part(x: Tensor, y: Tensor, name: str) -> Tensor:
-    """Which examples are to train on; the test set is always the same fifth of every class."""
+    """Mask of the training examples; the test set is a fixed fifth of every class."""
     if len(x) != len(y) or len(x) < 2:
         raise DataError(
             f"{name}: {len(x)} examples and {len(y)} labels cannot be split into a training and a "
@@ -190,54 +189,55 @@ def training_part(x: Tensor, y: Tensor, name: str) -> Tensor:
 
 
 def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
-    """What a user should know about the labels; data on which all models are right is refused.
+    """Warnings about missing classes; raises an error if all examples have one class.
 
-    A `share` is what one peer has: others may have the classes that it lacks.
+    `share` means that this is the data of one peer; others may have the classes that it lacks.
     """
     count = len(dataset.classes)
     trained, tested = (
         torch.bincount(y, minlength=count) for y in (dataset.train_y, dataset.test_y)
     )
     found = trained + tested > 0
-    ask_network = "say with --classes which there are in the network"
+    set_classes = "set --classes to those of the network"
     if count == 1 or (found.sum() == 1 and not share):
         only = dataset.classes[int(found.nonzero()[0])]
-        remedy = ask_network if share else "give examples of at least two classes"
+        remedy = set_classes if share else "give examples of at least two classes"
         raise DataError(
-            f"{dataset.name}: all examples are of class {only!r}, so any model soon gets 100 %; "
+            f"{dataset.name}: all examples have class {only!r}, so every model reaches 100 %; "
             f"{remedy}"
         )
     caveats = []
     missing, unseen = ~found, (tested > 0) & (trained == 0)
     if dataset.inferred_classes and missing.any():
         renumber = (
-            f"number the {int(found.sum())} that occur from 0, or say classes={count} if that is "
-            "meant"
+            f"number the {int(found.sum())} that occur from 0, or set classes={count} if this is "
+            "intended"
         )
         caveats.append(
-            f"{dataset.name}: no example is of class {_listed(dataset.classes, missing)}, but "
-            f"{count} classes are counted; {ask_network if share else renumber}"
+            f"{dataset.name}: no example has class {_class_names(dataset.classes, missing)}, but "
+            f"the highest label implies {count} classes; {set_classes if share else renumber}"
         )
     if unseen.any() and not share:
         caveats.append(
-            f"{dataset.name}: no training example is of class {_listed(dataset.classes, unseen)}, "
-            f"as {int(tested[unseen].sum())} of {len(dataset.test_y)} test examples are; "
-            "add training examples, or leave these out"
+            f"{dataset.name}: no training example has class "
+            f"{_class_names(dataset.classes, unseen)}, but {int(tested[unseen].sum())} of "
+            f"{len(dataset.test_y)} test examples do; "
+            "add training examples, or remove these test examples"
         )
     return caveats
 
 
-def _listed(classes: tuple[str, ...], chosen: Tensor, most: int = 8) -> str:
-    """The names of the chosen classes; of many, the first ones."""
-    names = [classes[place] for place in chosen.nonzero().flatten().tolist()]
+def _class_names(classes: tuple[str, ...], mask: Tensor, most: int = 8) -> str:
+    """The names of the classes in the mask, at most the first `most`."""
+    names = [classes[index] for index in mask.nonzero().flatten().tolist()]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _open_layout(name: str, shape: tuple[int, ...]) -> str:
+def _layout_warning(name: str, shape: tuple[int, ...]) -> str:
     axes = ", ".join(map(str, shape[1:]))
     return (
-        f"{name}: examples [{axes}] are taken for images of one channel, [1, {axes}]; "
-        "say layout=hw if that is right, or layout=sequence to keep their shape"
+        f"{name}: examples [{axes}] are treated as images of one channel, [1, {axes}]; "
+        "set layout=hw if this is right, or layout=sequence to keep their shape"
     )
 
 
@@ -258,13 +258,13 @@ def _check(where: str, x: Tensor, y: Tensor, classes: int) -> None:
         )
     if x.dtype != torch.float32 or y.dtype != torch.int64 or y.ndim != 1:
         raise DataError(
-            f"{where}: needs float32 examples and one list of int64 labels, "
+            f"{where}: expected float32 examples and one list of int64 labels, "
             f"got {x.dtype} and {y.dtype} of shape {tuple(y.shape)}"
         )
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} examples but {len(y)} labels; give one label each")
     if x.numel() == 0:
-        raise DataError(f"{where}: it is empty (shape {tuple(x.shape)})")
+        raise DataError(f"{where}: no examples (shape {tuple(x.shape)})")
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
         raise DataError(
@@ -281,15 +281,15 @@ def _check_groups(where: str, groups: Tensor, count: int) -> None:
         )
 
 
-def _laid_out(where: str, x: Tensor) -> Tensor:
-    """The same values, with the channels of a pixel next to each other in memory; all are finite.
+def _channels_last(where: str, x: Tensor) -> Tensor:
+    """The same values in channels_last memory; raises an error unless all are finite.
 
-    For a single channel `contiguous(memory_format=channels_last)` is free to keep the strides of
-    NCHW, which sends later layers down the slow path; flattening in between makes it certain.
+    For a single channel, `contiguous(memory_format=channels_last)` may keep the strides of NCHW,
+    which makes later layers slow; flattening in between prevents this.
     """
     channels_last = x.movedim(1, -1) if x.ndim == 4 else x
     flat = channels_last.contiguous().view(-1)
-    # The extremes are finite if and only if all values are, and no mask as large as x is needed.
+    # The extremes are finite if and only if all values are; this needs no mask as large as x.
     if not torch.stack(flat.aminmax()).isfinite().all():
         raise DataError(f"{where}: examples hold values that are not finite; replace or drop them")
     laid_out = flat.view(channels_last.shape)

@@ -1,7 +1,7 @@
-"""The gain of the initial weights, found out by the nodes themselves (P4, section 4.4).
+"""The gain of the initial weights, estimated by the nodes themselves (P4, section 4.4).
 
-Nobody knows the whole network. The nodes gossip before the first round, until each of them has an
-estimate of how many there are and a sample of their degrees.
+No node knows the whole graph. The nodes gossip before the first round, until each of them has an
+estimate of the number of nodes and a sample of their degrees.
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,20 @@ from peerage.requests import TensorSpec
 if TYPE_CHECKING:
     from peerage.algorithm import Node
 
+Moves = dict[int, Tensor]  # node -> walkers that go there
+
 
 @dataclass(frozen=True)
 class EstimatedGain:
-    """What nodes estimate by gossip before the first round, without knowing the graph.
+    """The gain that nodes estimate by gossip before the first round, without knowing the graph.
 
-    Their number by extrema propagation: everyone draws `numbers` exponential variables, the minima
-    over the network spread by gossip, and n is about (numbers - 1) / their sum, with a relative
-    error of 1 / sqrt(numbers - 2). A node stops once nothing was new for `quiet` exchanges.
+    The number of nodes, by extrema propagation: every node draws `numbers` exponential variables,
+    and their minima over all nodes spread by gossip. n is about (numbers - 1) / their sum, with a
+    relative error of 1 / sqrt(numbers - 2). A node stops after `quiet` exchanges without a change.
 
-    Their degrees by random walks: each node sends out `walks` walkers that carry its degree for
-    `steps` steps of Metropolis and Hastings, whose chain is symmetric; so those that a node holds
-    in the end come from anywhere with equal chance, and nothing has to find its way back.
+    The degrees, by random walks: every node sends out `walks` walkers that carry its degree for
+    `steps` steps of a Metropolis-Hastings chain. The chain is symmetric, so each walker that a node
+    holds at the end comes from any node with equal probability.
     """
 
     numbers: int = 100
@@ -46,55 +48,53 @@ class EstimatedGain:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def factors(self, graph: Graph) -> np.ndarray:
-        """None yet: the weights are scaled when the nodes have finished their gossip."""
+        """All 1: the weights are scaled after the gossip."""
         if graph.directed:
-            raise InputError(
-                "gain 'estimated' needs connections in both directions, and the graph is directed; "
-                "use --gain graph"
-            )
+            raise InputError("gain 'estimated' requires an undirected graph; use --gain graph")
         return np.ones(graph.nodes)
 
     @property
     def tensors(self) -> dict[str, TensorSpec]:
-        """All tensors that its messages hold."""
+        """The tensors of its messages."""
         return {"minima": TensorSpec((self.numbers,)), "walkers": TensorSpec((None,))}
 
     async def estimate(self, node: "Node[Any]") -> float:
-        """One node's part of the gossip; it uses no public knowledge but its own neighbours."""
+        """Run the gossip of one node, which knows only its neighbours, and return the gain."""
         if not node.neighbours:
             return 1.0
         minima = torch.empty(self.numbers).exponential_(generator=node.rng)
-        own = torch.tensor([float(len(node.neighbours))])
-        walkers = own.repeat(self.walks)
-        heard: dict[int, int] = {}  # neighbour -> its degree
-        exchanges, still = 0, 0
-        while still < self.quiet or exchanges <= self.steps:
+        degree = torch.tensor([float(len(node.neighbours))])
+        walkers = degree.repeat(self.walks)
+        degree_of: dict[int, int] = {}  # neighbour -> its degree
+        exchanges, unchanged = 0, 0
+        while unchanged < self.quiet or exchanges <= self.steps:
             walking = 0 < exchanges <= self.steps
-            leaving = self._step(walkers, heard, node) if walking else {}
-            for peer in node.neighbours:
-                await node.send(peer, minima=minima, walkers=leaving.get(peer, own[:0]))
+            moves = self._move(walkers, degree_of, node) if walking else {}
+            for neighbour in node.neighbours:
+                await node.send(neighbour, minima=minima, walkers=moves.get(neighbour, degree[:0]))
             if walking:
-                walkers = leaving[node.id]
+                walkers = moves[node.id]
             inbox = await node.receive()
-            heard |= {message.sender: message.degree for message in inbox.messages}
+            degree_of |= {message.sender: message.degree for message in inbox.messages}
             walkers = torch.cat([walkers, *inbox["walkers"]])
-            least = torch.stack([minima, *inbox["minima"]]).amin(0)
-            still = still + 1 if torch.equal(least, minima) else 0
-            minima = least
+            new_minima = torch.stack([minima, *inbox["minima"]]).amin(0)
+            unchanged = unchanged + 1 if torch.equal(new_minima, minima) else 0
+            minima = new_minima
             exchanges += 1
         nodes = (self.numbers - 1) / float(minima.double().sum())
-        gain = degree_gain((walkers if len(walkers) else own).numpy(), nodes)
+        gain = degree_gain((walkers if len(walkers) else degree).numpy(), nodes)
         node.note(estimated_nodes=nodes, estimated_gain=gain)
         return gain
 
-    def _step(self, walkers: Tensor, heard: dict[int, int], node: "Node[Any]") -> dict[int, Tensor]:
-        """Where the walkers go: a random neighbour each, or nowhere, as Metropolis and Hastings
-        accept a neighbour of higher degree with the ratio of the degrees only.
+    def _move(self, walkers: Tensor, degree_of: dict[int, int], node: "Node[Any]") -> Moves:
+        """Walkers by their next node: each moves to a random neighbour, or stays (key node.id).
+
+        A neighbour of higher degree is accepted with the ratio of the degrees.
         """
-        peers = torch.tensor(node.neighbours)
-        degrees = torch.tensor([float(heard.get(peer, 0)) for peer in node.neighbours])
-        chosen = torch.randint(len(peers), (len(walkers),), generator=node.rng)
-        accept = torch.rand(len(walkers), generator=node.rng) * degrees[chosen] < len(peers)
-        accept &= degrees[chosen] > 0  # nobody walks to a neighbour that was never heard
-        goal = torch.where(accept, peers[chosen], torch.tensor(node.id))
-        return {peer: walkers[goal == peer] for peer in (node.id, *node.neighbours)}
+        neighbours = torch.tensor(node.neighbours)
+        degrees = torch.tensor([float(degree_of.get(id, 0)) for id in node.neighbours])
+        chosen = torch.randint(len(neighbours), (len(walkers),), generator=node.rng)
+        accept = torch.rand(len(walkers), generator=node.rng) * degrees[chosen] < len(neighbours)
+        accept &= degrees[chosen] > 0  # a degree of 0: no message from this neighbour yet
+        goal = torch.where(accept, neighbours[chosen], torch.tensor(node.id))
+        return {neighbour: walkers[goal == neighbour] for neighbour in (node.id, *node.neighbours)}

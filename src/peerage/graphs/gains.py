@@ -1,4 +1,4 @@
-"""Gains: factors on the initial weights that make up for what averaging takes off them (P4)."""
+"""Gains: factors on the initial weights that compensate for averaging (P4)."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,7 +12,7 @@ from peerage.graphs.mixing import gains
 
 
 class Gain(Protocol):
-    """A factor on the initial weights, which makes up for what averaging will take off them."""
+    """A factor on the initial weights, which averaging would otherwise shrink."""
 
     def factors(self, graph: Graph) -> np.ndarray:
         """The factor of every node, [nodes]."""
@@ -20,7 +20,7 @@ class Gain(Protocol):
 
 @dataclass(frozen=True)
 class NoGain:
-    """Leave the initial weights as they are."""
+    """Factor 1: the initial weights stay as they are."""
 
     def factors(self, graph: Graph) -> np.ndarray:
         return np.ones(graph.nodes)
@@ -28,10 +28,10 @@ class NoGain:
 
 @dataclass(frozen=True)
 class ConnectedGraphGain:
-    """What the kinds have in common that look at the graph: it must be in one piece.
+    """Base of the gains that depend on the graph, which must be connected.
 
-    One in several would train as several networks, which is seldom meant; who does mean it says
-    so, and every component gets a gain of its own.
+    The components of a disconnected graph train separately. With `per_component`, this is allowed
+    and every component has its own gain.
     """
 
     per_component: bool = field(default=False, kw_only=True)
@@ -39,16 +39,16 @@ class ConnectedGraphGain:
     def check(self, graph: Graph) -> None:
         if graph.dynamic or graph.nodes == 1:
             return
-        pieces = int(component_labels(graph).max()) + 1
-        if pieces == graph.nodes:
+        components = int(component_labels(graph).max()) + 1
+        if components == graph.nodes:
             raise InputError(
-                "the graph has no edges: nothing is averaged, and there is nothing for a gain to "
-                "make up for; use --gain none"
+                "the graph has no edges, so nothing is averaged and no gain is needed; "
+                "use --gain none"
             )
-        if pieces > 1 and not self.per_component:
+        if components > 1 and not self.per_component:
             raise InputError(
-                f"the graph falls into {pieces} components, each with a gain of its own; connect "
-                "it, or ask for all of them, as in --gain graph:per_component=true"
+                f"the graph has {components} components, each with its own gain; connect it, or "
+                "set per_component, as in --gain graph:per_component=true"
             )
 
 
@@ -81,17 +81,19 @@ class DegreeGain(ConnectedGraphGain):
         self.check(graph)
         if graph.directed or graph.weighted:
             raise InputError(
-                "degrees do not tell the gain of a directed or weighted graph; use gain graph"
+                "gain degree requires an undirected graph without weights; use --gain graph"
             )
-        labels, closed = mixing_groups(graph), degrees(graph) + 1.0
-        of_group = np.bincount(labels, closed) / np.sqrt(np.bincount(labels, closed**2))
-        each: np.ndarray = of_group[labels]
-        return each
+        labels, closed_degrees = mixing_groups(graph), degrees(graph) + 1.0
+        per_group = np.bincount(labels, closed_degrees) / np.sqrt(
+            np.bincount(labels, closed_degrees**2)
+        )
+        per_node: np.ndarray = per_group[labels]
+        return per_node
 
 
 @dataclass(frozen=True)
 class ExponentGain(ConnectedGraphGain):
-    """n^a, for graphs of which only the kind is known: a = 1/2 is exact on regular ones (P4)."""
+    """n^a, for an unknown graph of a known topology; a = 1/2 is exact on regular graphs (P4)."""
 
     a: float
 
@@ -106,7 +108,7 @@ class ExponentGain(ConnectedGraphGain):
 
 @dataclass(frozen=True)
 class ManualGain:
-    """A given factor."""
+    """The factor g."""
 
     g: float
 
@@ -130,10 +132,7 @@ GAINS: dict[str, type[Gain]] = {
 
 
 def mixing_groups(graph: Graph) -> np.ndarray:
-    """One number per node, equal for nodes whose models come to be mixed: those of a component.
-
-    Where links change from round to round, all nodes meet in time.
-    """
+    """The component of every node; a single one if the graph is dynamic, as all nodes meet."""
     return np.zeros(graph.nodes, dtype=int) if graph.dynamic else component_labels(graph)
 
 

@@ -1,7 +1,7 @@
-"""A built communication graph: who may talk to whom in which round.
+"""A communication graph: which nodes exchange messages in which round.
 
-Links are kept as one sparse matrix, so that a million nodes fit; whoever needs lists of neighbours
-asks for them, and they are made then.
+Links are kept as one sparse matrix, so that a million nodes fit in memory. Lists of neighbours are
+made on demand.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from peerage.errors import InputError
 Neighbours = tuple[tuple[int, ...], ...]
 Edges = Iterable[Sequence[int]] | NDArray[np.int64]
 Vector = NDArray[np.float64]
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -31,60 +31,60 @@ class Graph(ABC):
     """A simple graph with the ids 0..nodes-1, which may change from round to round."""
 
     nodes: int
-    attempt: int  # how many draws were rejected before this one, as they were not connected
+    attempt: int  # number of draws before this one, rejected because they were not connected
     directed: bool = field(default=False, kw_only=True)
     weighted: bool = field(default=False, kw_only=True)
-    # The weight that every node gives itself; None: 1 each.
+    # Self-loop weight of every node; None: 1 each.
     self_loops: Vector | None = field(default=None, kw_only=True, repr=False, compare=False)
     dynamic: ClassVar[bool] = False
-    # What was derived from the last links that were asked for, by name.
+    # Cache by name: the last links, and the value derived from them.
     _derived: dict[str, tuple[sparse.csr_array, Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @abstractmethod
     def links(self, round: int) -> sparse.csr_array:
-        """[n, n]: row i holds the weights of those whom node i hears, in order, without itself."""
+        """[n, n]: row i holds the weights of the neighbours of node i, without self-loops."""
 
     def neighbours(self, round: int) -> Neighbours:
-        """Whom every node hears, in order, without the node itself."""
+        """The nodes from which every node receives, in order, without the node itself."""
         return self.derived("neighbours", round, _rows)
 
     def out_neighbours(self, round: int) -> Neighbours:
-        """Who hears every node; the same as `neighbours` unless the graph is directed."""
+        """The nodes to which every node sends; `neighbours` unless the graph is directed."""
         if not self.directed:
             return self.neighbours(round)
         return self.derived("listeners", round, lambda links: _rows(links.T.tocsr()))
 
-    def derived(self, name: str, round: int, make: Callable[[sparse.csr_array], Made]) -> Made:
-        """`make(links)`, computed once as long as the links stay the same object."""
+    def derived(self, name: str, round: int, make: Callable[[sparse.csr_array], Value]) -> Value:
+        """`make(links)`, cached under `name` as long as the links stay the same object."""
         links = self.links(round)
-        known = self._derived.get(name)
-        if known is None or known[0] is not links:
-            known = self._derived[name] = (links, make(links))
-        made: Made = known[1]
-        return made
+        entry = self._derived.get(name)
+        if entry is None or entry[0] is not links:
+            entry = self._derived[name] = (links, make(links))
+        value: Value = entry[1]
+        return value
 
     def edge_array(self, round: int = 0) -> NDArray[np.int64]:
-        """The edges as an array [m, 2]: each once, in order; see `edges`."""
+        """The edges as an array [m, 2], each once and in order; see `edges`."""
         links = self.links(round)
         links = links.T.tocsr() if self.directed else sparse.triu(links, k=1, format="csr")
         senders = np.repeat(np.arange(self.nodes), np.diff(links.indptr))
         return np.stack([senders, links.indices.astype(np.int64)], axis=1)
 
     def edges(self, round: int = 0) -> tuple[tuple[int, int], ...]:
-        """Each edge once, smaller id first; of a directed graph the sender first."""
+        """Each edge once, with the smaller id first, or the sender first if directed."""
         a, b = self.edge_array(round).T.tolist()
         return tuple(zip(a, b, strict=True))
 
     def networkx(self, round: int = 0) -> nx.Graph:
-        """With a `weight` on every edge if weighted; self-loops are what nodes give themselves."""
+        """A networkx graph; if weighted, with a `weight` on every edge and with self-loops."""
         graph = nx.empty_graph(self.nodes, create_using=nx.DiGraph if self.directed else nx.Graph)
         if not self.weighted:
             graph.add_edges_from(self.edges(round))
             return graph
-        heard = self.links(round).tocoo()
-        triples = zip(heard.col.tolist(), heard.row.tolist(), heard.data.tolist(), strict=True)
+        links = self.links(round).tocoo()
+        triples = zip(links.col.tolist(), links.row.tolist(), links.data.tolist(), strict=True)
         graph.add_weighted_edges_from(triples)
         if self.self_loops is not None:
             graph.add_weighted_edges_from((i, i, w) for i, w in enumerate(self.self_loops.tolist()))
@@ -108,27 +108,27 @@ class StaticGraph(Graph):
         directed: bool = False,
         self_loops: ArrayLike | None = None,
     ) -> "StaticGraph":
-        """Edges in any order; repeated ones count once, self-loops not at all.
+        """A graph from edges in any order; repeated edges count once, self-loops are dropped.
 
-        Undirected edges may be given in either direction. Of a directed edge (a, b) a is the
-        sender: b hears a. With `weights` a self-loop is the weight that a node gives itself.
+        Undirected edges may be given in either direction. In a directed edge (a, b), a sends to b.
+        With `weights`, a self-loop sets the weight that a node gives itself.
         """
         ends = _checked_ends(nodes, edges)
         w = None if weights is None else _checked_weights(weights, len(ends), "edges")
-        mine = None if self_loops is None else _checked_weights(self_loops, nodes, "nodes").copy()
+        own = None if self_loops is None else _checked_weights(self_loops, nodes, "nodes").copy()
         loops = ends[:, 0] == ends[:, 1]
         if loops.any():
             if w is not None:
-                mine = _with_loops(np.ones(nodes) if mine is None else mine, ends[loops], w[loops])
+                own = _with_loops(np.ones(nodes) if own is None else own, ends[loops], w[loops])
                 w = w[~loops]
             ends = ends[~loops]
         return cls(
             nodes,
             attempt,
-            _linked(nodes, ends, w, directed),
+            _link_matrix(nodes, ends, w, directed),
             directed=directed,
-            weighted=w is not None or mine is not None,
-            self_loops=None if mine is None or (mine == 1).all() else mine,
+            weighted=w is not None or own is not None,
+            self_loops=None if own is None or (own == 1).all() else own,
         )
 
     def links(self, round: int) -> sparse.csr_array:
@@ -154,12 +154,12 @@ class StaticGraph(Graph):
 
 
 def self_weights(graph: Graph) -> Vector:
-    """What every node gives itself, beside the weights of its links."""
+    """The weight that every node gives itself, beside the weights of its links."""
     return np.ones(graph.nodes) if graph.self_loops is None else graph.self_loops
 
 
 def adjacency_matrix(graph: Graph) -> sparse.csr_array:
-    """1 where node i hears j in round 0, whatever the weight; not to be changed in place."""
+    """1 where node i receives from j in round 0, whatever the weight; do not change it in place."""
     links = graph.links(0)
     if not graph.weighted:
         return links
@@ -167,7 +167,7 @@ def adjacency_matrix(graph: Graph) -> sparse.csr_array:
 
 
 def degrees(graph: Graph) -> NDArray[np.int64]:
-    """How many others every node hears in round 0."""
+    """The number of neighbours of every node in round 0."""
     k: NDArray[np.int64] = np.diff(graph.links(0).indptr).astype(np.int64)
     return k
 
@@ -184,25 +184,25 @@ def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
 def component_labels(graph: Graph) -> NDArray[np.int64]:
     """The component of every node, numbered from 0 in the order of their smallest ids.
 
-    Directions do not count: nodes are together if one hears of the other in any number of steps.
+    Directions are ignored: a path in either direction joins two nodes.
     """
     return graph.derived("components", 0, _labels)
 
 
 def is_connected(graph: Graph) -> bool:
-    """Whether there is one component, directions aside."""
+    """Whether there is one component, ignoring directions."""
     return bool(component_labels(graph).max() == 0)
 
 
 def is_strongly_connected(graph: Graph) -> bool:
-    """Whether everyone hears of everyone in some number of steps."""
+    """Whether a directed path leads from every node to every other."""
     if not graph.directed:
         return is_connected(graph)
     return bool(strong_labels(graph).max() == 0)
 
 
 def strong_labels(graph: Graph) -> NDArray[np.int64]:
-    """One number per node, equal for nodes that hear of each other in some number of steps."""
+    """The strongly connected component of every node: equal numbers mean paths both ways."""
     if not graph.directed:
         return component_labels(graph)
     return graph.derived("strong components", 0, lambda links: _labels(links, "strong"))
@@ -211,23 +211,23 @@ def strong_labels(graph: Graph) -> NDArray[np.int64]:
 def diameter(graph: Graph) -> int:
     """The longest shortest path of a connected graph.
 
-    The ball around every node is one integer with a bit per node, and grows by a step at a time.
+    The nodes within reach of a node are the bits of one integer, which grows by one hop at a time.
     """
     require_connected(graph, "has no diameter")
     if not is_strongly_connected(graph):
         raise InputError("a directed graph that is not strongly connected has no diameter")
-    near = graph.neighbours(0)
-    everything = (1 << graph.nodes) - 1
-    balls = [1 << node for node in range(graph.nodes)]
-    steps = 0
-    while any(ball != everything for ball in balls):
-        balls = [reduce(or_, (balls[j] for j in others), balls[i]) for i, others in enumerate(near)]
-        steps += 1
-    return steps
+    neighbours = graph.neighbours(0)
+    all_nodes = (1 << graph.nodes) - 1
+    reach = [1 << node for node in range(graph.nodes)]
+    hops = 0
+    while any(nodes != all_nodes for nodes in reach):
+        reach = [reduce(or_, (reach[j] for j in js), reach[i]) for i, js in enumerate(neighbours)]
+        hops += 1
+    return hops
 
 
 def require_connected(graph: Graph, why: str) -> None:
-    """`why` completes the sentence: a graph with several components ..."""
+    """Raise an error unless connected; `why` continues "a graph with several components ..."."""
     if not is_connected(graph):
         raise InputError(f"a graph with {component_labels(graph).max() + 1} components {why}")
 
@@ -235,11 +235,11 @@ def require_connected(graph: Graph, why: str) -> None:
 def _checked_ends(nodes: int, edges: Edges) -> NDArray[np.int64]:
     if nodes < 1:
         raise InputError(f"a graph needs at least one node, got {nodes}")
-    listed = edges if isinstance(edges, np.ndarray) else list(edges)
-    ends = np.asarray(listed, dtype=np.int64).reshape(-1, 2)
+    pairs = edges if isinstance(edges, np.ndarray) else list(edges)
+    ends = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
     if len(ends) and not 0 <= ends.min() <= ends.max() < nodes:
-        wrong = ends[(ends < 0) | (ends >= nodes)][0]
-        raise InputError(f"an edge names the unknown node {wrong}; the ids are 0 to {nodes - 1}")
+        node = ends[(ends < 0) | (ends >= nodes)][0]
+        raise InputError(f"an edge names the unknown node {node}; the ids are 0 to {nodes - 1}")
     return ends
 
 
@@ -254,21 +254,21 @@ def _checked_weights(weights: ArrayLike, count: int, what: str) -> Vector:
 
 
 def _with_loops(self_loops: Vector, loops: NDArray[np.int64], weights: Vector) -> Vector:
-    """`self_loops`, but for the nodes that have a self-loop its weight."""
-    ids, given = _sorted_once(loops[:, 0], weights, lambda node: f"node {node} gives itself")
-    self_loops[ids] = given
+    """`self_loops`, overwritten for the nodes that have a self-loop among the edges."""
+    ids, values = _sorted_once(loops[:, 0], weights, lambda node: f"node {node} gives itself")
+    self_loops[ids] = values
     return self_loops
 
 
-def _linked(
+def _link_matrix(
     nodes: int, ends: NDArray[np.int64], weights: Vector | None, directed: bool
 ) -> sparse.csr_array:
-    """The matrix of links, by sorting one number per link: its listener, then its sender."""
+    """The matrix of links, by sorting one number per link: the recipient, then the sender."""
     bits = nodes.bit_length()
-    senders, out_neighbours = ends[:, 0], ends[:, 1]
-    codes = out_neighbours << bits | senders
+    senders, recipients = ends[:, 0], ends[:, 1]
+    codes = recipients << bits | senders
     if not directed:
-        codes = np.concatenate([codes, senders << bits | out_neighbours])
+        codes = np.concatenate([codes, senders << bits | recipients])
         weights = None if weights is None else np.concatenate([weights, weights])
     if weights is None:
         codes.sort()  # numpy.unique takes many times as long
@@ -288,16 +288,16 @@ def _linked(
 def _sorted_once(
     keys: NDArray[np.int64], weights: Vector, subject: Callable[[int], str]
 ) -> tuple[NDArray[np.int64], Vector]:
-    """Every key once, in order, with its weight; `subject` begins the complaint about two."""
+    """Every key once, in order, with its weight; `subject` begins the error about two weights."""
     order = np.argsort(keys)
     keys, weights = keys[order], weights[order]
-    again = keys[1:] == keys[:-1]
-    differ = np.flatnonzero(again & (weights[1:] != weights[:-1]))
+    repeats = keys[1:] == keys[:-1]
+    differ = np.flatnonzero(repeats & (weights[1:] != weights[:-1]))
     if len(differ):
         at = int(differ[0])
         low, high = sorted(weights[at : at + 2].tolist())
         raise InputError(f"{subject(int(keys[at]))} two weights, {low} and {high}; keep one")
-    first = np.concatenate([[True], ~again]) if len(keys) else again
+    first = np.concatenate([[True], ~repeats]) if len(keys) else repeats
     return keys[first], weights[first]
 
 
@@ -307,7 +307,7 @@ def _rows(links: sparse.csr_array) -> Neighbours:
 
 
 def _labels(links: sparse.csr_array, connection: str = "weak") -> NDArray[np.int64]:
-    """Numbered in the order of the smallest ids, which scipy does not promise."""
+    """Component of every node, numbered by smallest id, which scipy does not guarantee."""
     found = csgraph.connected_components(links, connection=connection)[1]
     _, first, labels = np.unique(found, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)

@@ -1,11 +1,11 @@
-"""Kinds of communication graphs: `er:p=0.2`, `ring`, `regular:k=4`, ...
+"""Topologies: `er:p=0.2`, `ring`, `regular:k=4`, ...
 
-A kind is a frozen dataclass of its parameters, and `build(nodes, seed)` turns it into a `Graph`.
-The random kinds draw again until the graph is connected; attempt a draws from the stream (seed,
-"graph", a). A graph with one node has no edges, whatever the kind.
+A topology is a frozen dataclass of its parameters; `build(nodes, seed)` returns a `Graph`. Random
+topologies draw again until the graph is connected; attempt a uses the stream (seed, "graph", a).
+A graph with one node has no edges.
 
-A million nodes take seconds. Beyond 5000 the random kinds are drawn edge by edge instead of pair by
-pair: the same kind of graph, from other random numbers.
+A million nodes take seconds. Beyond 5000 nodes, random graphs are drawn edge by edge instead of
+pair by pair, so the same seed gives a different graph.
 """
 
 import warnings
@@ -43,54 +43,52 @@ from peerage.graphs.random_edges import (
 )
 from peerage.randomness import numpy_stream
 
-MAX_EXPECTED_ISOLATED = (
-    20  # isolated nodes that are expected: the chance that there are none is e^-20
-)
-MANY_PIECES = 50  # components in one draw: the next ones will not be connected either
+MAX_EXPECTED_ISOLATED = 20  # nodes; the probability that none is isolated is then e^-20
+MAX_COMPONENTS = 50  # with more in one draw, further draws will not be connected either
 
 
 @dataclass(frozen=True)
 class Topology(ABC):
-    """A kind of graph; a new one says in `draw` which edges it has."""
+    """A rule from which a graph is built; subclasses return its edges in `draw`."""
 
     def __post_init__(self) -> None:
         specs.check_choices(self)
 
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
-        """The edges of one graph; `rng` is for the random kinds, self-loops are dropped later."""
+        """The edges of one graph; `rng` is for random topologies. Self-loops are dropped later."""
 
     def build(self, nodes: int, seed: int) -> Graph:
         return self.sample(nodes, seed, 0)
 
     def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
-        """The graph that the stream (seed, "graph", attempt) gives, connected or not."""
-        _at_least("nodes", nodes, 1)
+        """The graph drawn from the stream (seed, "graph", attempt), connected or not."""
+        _check_at_least("nodes", nodes, 1)
         edges = () if nodes == 1 else self.draw(nodes, numpy_stream(seed, "graph", attempt))
         return StaticGraph.from_edges(nodes, edges, attempt)
 
 
 @dataclass(frozen=True)
 class RandomTopology(Topology):
-    """A kind that may come out disconnected, and is then drawn again."""
+    """A topology whose graphs may be disconnected, and are then drawn again."""
 
     attempts: int = field(default=100, kw_only=True)
-    connected: bool = field(default=True, kw_only=True)  # false: take the first graph as it is
+    connected: bool = field(default=True, kw_only=True)  # false: accept the first graph
     remedy: ClassVar[str]  # what makes a connected graph more likely
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least("attempts", self.attempts, 1)
+        _check_at_least("attempts", self.attempts, 1)
 
     def build(self, nodes: int, seed: int) -> Graph:
         for attempt in range(self.attempts):
             graph = self.sample(nodes, seed, attempt)
             if not self.connected or is_connected(graph):
                 return graph
-            pieces = int(component_labels(graph).max()) + 1
-            if pieces > MANY_PIECES:
+            components = int(component_labels(graph).max()) + 1
+            if components > MAX_COMPONENTS:
                 raise InputError(
-                    f"topology {_text(self)!r} with {nodes} nodes falls into {pieces} components, "
+                    f"topology {_text(self)!r} with {nodes} nodes has {components} components, "
                     f"and another attempt would not help; choose {self.remedy}, or connected=false"
                 )
         raise InputError(
@@ -101,7 +99,7 @@ class RandomTopology(Topology):
 
 @dataclass(frozen=True)
 class Complete(Topology):
-    """Everyone talks to everyone."""
+    """Every pair of nodes is joined."""
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return np.stack(np.triu_indices(nodes, k=1), axis=1)
@@ -109,7 +107,7 @@ class Complete(Topology):
 
 @dataclass(frozen=True)
 class Ring(Topology):
-    """Node i talks to i - 1 and i + 1."""
+    """Node i is joined to i - 1 and i + 1."""
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         ids = np.arange(nodes)
@@ -118,7 +116,7 @@ class Ring(Topology):
 
 @dataclass(frozen=True)
 class Star(Topology):
-    """One node talks to everyone, the others to that one only."""
+    """One node is joined to all others, which have no other neighbour."""
 
     centre: Literal["first", "last"] = "first"  # a hub is the last node
 
@@ -136,7 +134,7 @@ class Torus(Topology):
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            _at_least("rows", self.rows, 1)
+            _check_at_least("rows", self.rows, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         side = isqrt(nodes)
@@ -156,14 +154,14 @@ class Torus(Topology):
 
 @dataclass(frozen=True)
 class Regular(RandomTopology):
-    """A random graph in which everyone has exactly k neighbours."""
+    """A random graph in which every node has exactly k neighbours."""
 
     k: int = 4
     remedy: ClassVar[str] = "a larger k"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least("k", self.k, 1)
+        _check_at_least("k", self.k, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return regular_edges(nodes, self.k, rng)
@@ -171,7 +169,7 @@ class Regular(RandomTopology):
 
 @dataclass(frozen=True)
 class ErdosRenyi(RandomTopology):
-    """Every pair is joined with the same probability, given as such or by the mean degree."""
+    """Every pair is joined with the same probability, given as p or by the mean degree."""
 
     p: float | None = None
     degree: float | None = None  # p = degree / (n - 1)
@@ -182,9 +180,9 @@ class ErdosRenyi(RandomTopology):
         if (self.p is None) == (self.degree is None):
             raise InputError("give exactly one of p and degree, such as er:p=0.2 or er:degree=8")
         if self.p is not None:
-            _probability("p", self.p)
+            _check_probability("p", self.p)
         if self.degree is not None:
-            _positive("degree", self.degree)
+            _check_positive("degree", self.degree)
 
     def build(self, nodes: int, seed: int) -> Graph:
         if self.connected and nodes > 1:
@@ -192,20 +190,20 @@ class ErdosRenyi(RandomTopology):
         return super().build(nodes, seed)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
-        p = self._chance(nodes)
+        p = self._edge_probability(nodes)
         if nodes <= PAIRWISE_NODES:
             return independent_edges(nodes, rng, lambda node: p)
         return block_edges(np.array([0, nodes]), p, 0, rng)
 
-    def _chance(self, nodes: int) -> float:
+    def _edge_probability(self, nodes: int) -> float:
         if self.degree is None:
             return self.p or 0.0
         _check_mean_degree(self.degree, nodes)
         return self.degree / (nodes - 1)
 
     def _check_connectable(self, nodes: int) -> None:
-        """Isolated nodes are what keeps such a graph from being connected. Erdos, Renyi, 1960."""
-        isolated = nodes * (1 - self._chance(nodes)) ** (nodes - 1)
+        """Raise an error if isolated nodes are nearly certain. Erdos, Renyi, 1960."""
+        isolated = nodes * (1 - self._edge_probability(nodes)) ** (nodes - 1)
         if isolated > MAX_EXPECTED_ISOLATED:
             enough = ceil(log(nodes)) + 1
             raise InputError(
@@ -217,7 +215,7 @@ class ErdosRenyi(RandomTopology):
 
 @dataclass(frozen=True)
 class BarabasiAlbert(Topology):
-    """Grown from a star of m + 1 nodes; each new node joins m others, popular ones more likely.
+    """Preferential attachment: from a star of m + 1 nodes, each new node joins m others by degree.
 
     Always connected. Barabasi, Albert, 1999, Science 286.
     """
@@ -225,7 +223,7 @@ class BarabasiAlbert(Topology):
     m: int = 5
 
     def __post_init__(self) -> None:
-        _at_least("m", self.m, 1)
+        _check_at_least("m", self.m, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("m", self.m, nodes)
@@ -236,12 +234,12 @@ class BarabasiAlbert(Topology):
 
 @dataclass(frozen=True)
 class HeavyTail(RandomTopology):
-    """Degrees with a Pareto tail of exponent gamma and the given mean.
+    """Degrees with a Pareto tail of exponent gamma and mean `degree`.
 
     x = x_min (1 - u)^(1 / (1 - gamma)), x_min = degree (gamma - 2) / (gamma - 1), u uniform.
     chung-lu: i and j are joined with probability min(1, x_i x_j / sum x).
-    configuration: x rounded, at most n - 1, made even in sum; stubs are paired at random, and
-    self-loops and repeated edges dropped.
+    configuration: x is rounded, at most n - 1, with an even sum; stubs are paired at random, and
+    self-loops and repeated edges are dropped.
     """
 
     gamma: float = 3.0
@@ -253,9 +251,9 @@ class HeavyTail(RandomTopology):
         super().__post_init__()
         if not (self.gamma > 2 and isfinite(self.gamma)):
             raise InputError(
-                f"gamma must be larger than 2, got {self.gamma}: the mean degree is infinite below"
+                f"gamma must be larger than 2, got {self.gamma}; the mean degree is infinite below"
             )
-        _positive("degree", self.degree)
+        _check_positive("degree", self.degree)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_mean_degree(self.degree, nodes)
@@ -266,17 +264,17 @@ class HeavyTail(RandomTopology):
                 return product_edges(x, rng)
             total = x.sum()
             return independent_edges(nodes, rng, lambda node: x[node] * x[node + 1 :] / total)
-        wanted = np.minimum(np.rint(x), nodes - 1).astype(np.int64)
-        wanted[rng.integers(nodes)] += wanted.sum() % 2
-        return paired_stubs(np.repeat(np.arange(nodes), wanted), rng)
+        stubs = np.minimum(np.rint(x), nodes - 1).astype(np.int64)
+        stubs[rng.integers(nodes)] += stubs.sum() % 2
+        return paired_stubs(np.repeat(np.arange(nodes), stubs), rng)
 
 
 @dataclass(frozen=True)
 class TwoGroup(Topology):
     """Odd and even ids each form a complete graph; one bridge joins their median ids (P1 Fig. 23).
 
-    With 50 nodes the bridge is 24-25, which is 25-26 counted from 1. The median of an even number
-    of ids is the lower of the two in the middle.
+    With 50 nodes the bridge is 24-25, or 25-26 counted from 1. The median of an even number of ids
+    is the lower of the two in the middle.
     """
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
@@ -288,7 +286,7 @@ class TwoGroup(Topology):
 
 @dataclass(frozen=True)
 class StochasticBlocks(RandomTopology):
-    """Groups of consecutive ids, as equal as possible; pairs are joined by p_in or p_out."""
+    """Groups of consecutive ids of equal size; pairs are joined with probability p_in or p_out."""
 
     groups: int = 2
     p_in: float = 0.5
@@ -297,13 +295,13 @@ class StochasticBlocks(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least("groups", self.groups, 1)
-        _probability("p_in", self.p_in)
-        _probability("p_out", self.p_out)
+        _check_at_least("groups", self.groups, 1)
+        _check_probability("p_in", self.p_in)
+        _check_probability("p_out", self.p_out)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         if self.groups > nodes:
-            raise InputError(f"{self.groups} groups need at least as many nodes, got {nodes}")
+            raise InputError(f"groups must be at most the {nodes} nodes, got {self.groups}")
         group = np.arange(nodes) * self.groups // nodes
         if nodes > PAIRWISE_NODES:
             starts = np.searchsorted(group, np.arange(self.groups + 1))
@@ -316,7 +314,7 @@ class StochasticBlocks(RandomTopology):
 
 @dataclass(frozen=True)
 class SmallWorld(RandomTopology):
-    """A ring in which everyone knows the k nearest; each edge is rewired with probability p.
+    """A ring joined to the k nearest nodes; each edge is rewired with probability p.
 
     Watts, Strogatz, 1998, Nature 393.
     """
@@ -327,10 +325,10 @@ class SmallWorld(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least("k", self.k, 2)
+        _check_at_least("k", self.k, 2)
         if self.k % 2:
             raise InputError(f"k must be even, half of it on either side of the ring, got {self.k}")
-        _probability("p", self.p)
+        _check_probability("p", self.p)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("k", self.k, nodes)
@@ -340,10 +338,10 @@ class SmallWorld(RandomTopology):
 
 
 class EdgeData(NamedTuple):
-    """What the user wrote down, with ids from 0 to n - 1."""
+    """The user's edges, with ids from 0 to n - 1."""
 
     ends: NDArray[np.int64]  # [m, 2]
-    weights: NDArray[np.float64] | None = None  # [m]; that of a self-loop is the node's own
+    weights: NDArray[np.float64] | None = None  # [m], with those of self-loops
     directed: bool = False
 
 
@@ -353,13 +351,13 @@ class UserTopology(Topology):
 
     @abstractmethod
     def read(self, nodes: int) -> EdgeData:
-        """Checked for this number of nodes."""
+        """The edges, checked for this number of nodes."""
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return self.read(nodes).ends
 
     def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
-        _at_least("nodes", nodes, 1)
+        _check_at_least("nodes", nodes, 1)
         ends, weights, directed = self.read(nodes)
         return StaticGraph.from_edges(nodes, ends, attempt, weights=weights, directed=directed)
 
@@ -368,9 +366,9 @@ class UserTopology(Topology):
 class EdgeList(UserTopology):
     """A text file with two ids from 0 to n - 1 on every line; # begins a comment.
 
-    An undirected edge may be listed in either direction, or in both; `a b` in a directed list says
-    that a sends to b. In a weighted list a positive number follows, and `a a 2.5` is the weight
-    that a gives itself, which is 1 otherwise.
+    An undirected edge may be listed in either direction, or in both. In a directed list, `a b`
+    means that a sends to b. In a weighted list, a positive number follows; `a a 2.5` sets the
+    weight that a gives itself, which is 1 otherwise.
     """
 
     path: str
@@ -385,31 +383,30 @@ class EdgeList(UserTopology):
         except UnicodeDecodeError:
             raise InputError(f"the edge list {self.path} is not a text file in UTF-8") from None
         lines = text.splitlines()
-        given = _listed_at_once(lines, nodes, self.directed, self.weighted)
-        if given is None or "+" in text:  # numpy takes +1 for an id
-            given = self._listed(lines, nodes)
-        if nodes > 1 and (given.ends[:, 0] == given.ends[:, 1]).all():
+        edges = _parse_all_lines(lines, nodes, self.directed, self.weighted)
+        if edges is None or "+" in text:  # numpy takes +1 for an id
+            edges = self._parse_lines(lines, nodes)
+        if nodes > 1 and (edges.ends[:, 0] == edges.ends[:, 1]).all():
             raise InputError(
-                f"the edge list {self.path} joins no two of {nodes} nodes; "
+                f"the edge list {self.path} has no edge between two of {nodes} nodes; "
                 "write two node ids on every line"
             )
-        return given
+        return edges
 
-    def _listed(self, lines: Sequence[str], nodes: int) -> EdgeData:
-        """Line by line, to say which one is wrong."""
+    def _parse_lines(self, lines: Sequence[str], nodes: int) -> EdgeData:
+        """The edges read line by line, to name a wrong line in the error."""
         seen: dict[tuple[int, int], float] = {}
         for number, line in enumerate(lines, start=1):
             words = line.partition("#")[0].split()
             if not words:
                 continue
             where = f"{self.path}, line {number}"
-            a, b = _listed_ids(words, nodes, where, self.weighted)
-            weight = _listed_weight(words[2], where) if self.weighted else 1.0
+            a, b = _parse_ids(words, nodes, where, self.weighted)
+            weight = _parse_weight(words[2], where) if self.weighted else 1.0
             edge = (a, b) if self.directed else (min(a, b), max(a, b))
             if seen.setdefault(edge, weight) != weight:
                 raise InputError(
-                    f"{where}: {a} {b} has the weight {weight} here and {seen[edge]} before; "
-                    "keep one"
+                    f"{where}: {a} {b} has weight {weight} here and {seen[edge]} before; keep one"
                 )
         ends = np.array(list(seen), dtype=np.int64).reshape(-1, 2)
         return EdgeData(
@@ -419,33 +416,33 @@ class EdgeList(UserTopology):
 
 @dataclass(frozen=True)
 class DynamicRegular(Topology):
-    """A fresh random k-regular graph in every round: the peers of EL-Oracle and FACADE (P3).
+    """A new random k-regular graph in every round, as in EL-Oracle and FACADE (P3).
 
-    A single round need not be connected: over the rounds everyone meets everyone.
+    The graph of one round need not be connected; over the rounds, all pairs of nodes meet.
     """
 
     k: int = 4
 
     def __post_init__(self) -> None:
-        _at_least("k", self.k, 1)
+        _check_at_least("k", self.k, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return regular_edges(nodes, self.k, rng)
 
     def build(self, nodes: int, seed: int) -> Graph:
         graph = DynamicGraph(nodes, 0, self, seed)
-        graph.links(0)  # what is wrong with k shows now, not in the first round
+        graph.links(0)  # raises an error about k now, not in the first round
         return graph
 
     def of_size(self, nodes: int) -> "DynamicRegular":
-        """The same for fewer nodes: with the largest degree up to k that all of them can have."""
+        """The topology for fewer nodes, with the largest possible degree up to k."""
         k = min(self.k, nodes - 1)
         return replace(self, k=max(1, k - k * nodes % 2))
 
 
 @dataclass(frozen=True)
 class DynamicGraph(Graph):
-    """A graph that is drawn anew in round t, from the stream (seed, "graph", t)."""
+    """A graph that is drawn again in each round t, from the stream (seed, "graph", t)."""
 
     topology: DynamicRegular
     seed: int
@@ -459,33 +456,35 @@ class DynamicGraph(Graph):
 
     def links(self, round: int) -> sparse.csr_array:
         if round not in self._last:
-            drawn = self.topology.sample(self.nodes, self.seed, round).links(round)
+            links = self.topology.sample(self.nodes, self.seed, round).links(round)
             self._last.clear()
-            self._last[round] = drawn
+            self._last[round] = links
         return self._last[round]
 
-    def among(self, there: tuple[int, ...], round: int) -> Neighbours:
-        """Whom every node hears if only these are there: a graph that is drawn for them alone."""
-        if len(there) == self.nodes:
+    def among(self, present_nodes: tuple[int, ...], round: int) -> Neighbours:
+        """The neighbours of every node in a graph drawn for these nodes alone."""
+        if len(present_nodes) == self.nodes:
             return self.neighbours(round)
-        if (there, round) not in self._among:
-            heard: list[tuple[int, ...]] = [()] * self.nodes
-            if len(there) > 1:
-                drawn = self.topology.of_size(len(there)).sample(len(there), self.seed, round)
-                for node, near in zip(there, drawn.neighbours(round), strict=True):
-                    heard[node] = tuple(there[other] for other in near)
+        if (present_nodes, round) not in self._among:
+            neighbours: list[tuple[int, ...]] = [()] * self.nodes
+            if len(present_nodes) > 1:
+                graph = self.topology.of_size(len(present_nodes)).sample(
+                    len(present_nodes), self.seed, round
+                )
+                for node, near in zip(present_nodes, graph.neighbours(round), strict=True):
+                    neighbours[node] = tuple(present_nodes[other] for other in near)
             self._among.clear()
-            self._among[there, round] = tuple(heard)
-        return self._among[there, round]
+            self._among[present_nodes, round] = tuple(neighbours)
+        return self._among[present_nodes, round]
 
 
 @dataclass(frozen=True)
 class FromGraph(UserTopology):
-    """Any simple networkx graph; from Python only, as it cannot be written to a file.
+    """A simple networkx graph; from Python only, as it cannot be written to a file.
 
-    Its nodes become 0..n-1 in sorted order, or in the order of insertion if they have no order. In
-    a directed graph the edge (a, b) says that a sends to b. The graph is weighted if any edge has a
-    `weight`; edges without one have 1, and a self-loop is the weight that a node gives itself.
+    Its nodes become 0..n-1 in sorted order, or in order of insertion if they cannot be sorted. In a
+    directed graph, the edge (a, b) means that a sends to b. The graph is weighted if any edge has a
+    `weight`; the others then weigh 1. A self-loop sets the weight that a node gives itself.
     """
 
     graph: nx.Graph
@@ -538,10 +537,10 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 }
 
 
-def _listed_at_once(
+def _parse_all_lines(
     lines: Sequence[str], nodes: int, directed: bool, weighted: bool
 ) -> EdgeData | None:
-    """All lines of an edge list, or None if one of them is not as it should be."""
+    """All lines of an edge list, or None if one of them is invalid."""
     columns = [("a", np.int64), ("b", np.int64), ("weight", np.float64)]
     try:
         with warnings.catch_warnings():
@@ -563,12 +562,12 @@ def _listed_at_once(
     return None if conflict.any() else EdgeData(ends, weights, directed)
 
 
-def _listed_ids(words: list[str], nodes: int, where: str, weighted: bool) -> tuple[int, int]:
+def _parse_ids(words: list[str], nodes: int, where: str, weighted: bool) -> tuple[int, int]:
     text = " ".join(words)
-    wanted = "two node ids and a weight" if weighted else "two node ids"
+    form = "two node ids and a weight" if weighted else "two node ids"
     ids = words[:2]
     if len(words) != 2 + weighted or not all(word.isascii() and word.isdigit() for word in ids):
-        raise InputError(f"{where}: expected {wanted}, got {text!r}")
+        raise InputError(f"{where}: expected {form}, got {text!r}")
     a, b = map(int, ids)
     if max(a, b) >= nodes:
         raise InputError(f"{where}: unknown node {max(a, b)}; the ids are 0 to {nodes - 1}")
@@ -577,7 +576,7 @@ def _listed_ids(words: list[str], nodes: int, where: str, weighted: bool) -> tup
     return a, b
 
 
-def _listed_weight(word: str, where: str) -> float:
+def _parse_weight(word: str, where: str) -> float:
     try:
         weight = float(word)
     except ValueError:
@@ -600,17 +599,17 @@ def _text(topology: Topology) -> str:
     return specs.text(topology, "topology", TOPOLOGIES) if known else repr(topology)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def _check_at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise InputError(f"{name} must be at least {least}, got {value}")
 
 
-def _positive(name: str, value: float) -> None:
+def _check_positive(name: str, value: float) -> None:
     if not (value > 0 and isfinite(value)):
         raise InputError(f"{name} must be a positive number, got {value}")
 
 
-def _probability(name: str, value: float) -> None:
+def _check_probability(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise InputError(f"{name} must lie in [0, 1], got {value}")
 

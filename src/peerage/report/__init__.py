@@ -1,1 +1,1 @@
-"""Tables, figures and pages made from run folders only, never from live objects."""
+"""Tables, figures and HTML pages, made from run folders only."""

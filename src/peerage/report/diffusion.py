@@ -1,7 +1,4 @@
-"""A figure of the diffusion model: the two deviations, their predicted limits, and when it settles.
-
-The measured values come from a `Diffusion`; the look is that of all figures.
-"""
+"""A figure of the diffusion model: the two deviations, their limits, and the stable round."""
 
 from typing import NamedTuple
 
@@ -15,7 +12,7 @@ from peerage.graphs.diffusion import Diffusion, Double
 from peerage.report.figures import BLUE, RED, SIZE, STYLE, CurveStyle, space_labels
 
 BLACK = "#222222"
-LINES = 0.13  # height of a name of two lines, as a share of the axes
+LABEL_HEIGHT = 0.13  # of two lines, as a share of the axes
 
 
 class Part(NamedTuple):
@@ -24,13 +21,13 @@ class Part(NamedTuple):
     name: str
     values: Double
     limit: float | None
-    exact: bool  # otherwise the limit is a bound from below
-    look: CurveStyle
-    dashes: tuple[int, ...]  # of the limit; both can be told apart in grey
+    exact: bool  # otherwise the limit is a lower bound
+    style: CurveStyle
+    dashes: tuple[int, ...]  # of the limit, so that both differ in grey
 
 
 def deviation_curves(result: Diffusion) -> Figure:
-    """sigma_ap and sigma_an over the rounds, dashed limits, and a mark where sigma_an settled."""
+    """sigma_ap and sigma_an over the rounds, dashed limits, and a mark where sigma_an is stable."""
     parts = [
         Part(r"over parameters $\sigma_{ap}$", result.sigma_ap, result.limit_ap, True,
              CurveStyle(RED, "s", "-"), (6, 3)),
@@ -43,33 +40,33 @@ def deviation_curves(result: Diffusion) -> Figure:
         axes.set_yscale("log")
         for part in parts:
             _draw(axes, part)
-        if result.stabilisation:  # not where nothing ever differed
-            _mark(axes, result, result.stabilisation)
+        if result.stabilisation:  # no mark in round 0
+            _mark_stable_round(axes, result, result.stabilisation)
         axes.set_xlim(-0.02 * result.rounds, 1.02 * result.rounds)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel("round")
         axes.set_ylabel("standard deviation")
         axes.set_title(_title(result), loc="left")
-        _name(axes, parts)
+        _label_curves(axes, parts)
     return figure
 
 
 def _draw(axes: Axes, part: Part) -> None:
     x = np.arange(len(part.values))
-    seen = np.where(part.values > 0, part.values, np.nan)  # a logarithmic axis has no zero
-    axes.plot(x, seen, markevery=max(len(x) // 8, 1), **part.look.line)
+    positive = np.where(part.values > 0, part.values, np.nan)  # a logarithmic axis has no zero
+    axes.plot(x, positive, markevery=max(len(x) // 8, 1), **part.style.line)
     if part.limit:
         axes.axhline(
             part.limit,
-            color=part.look.colour,
+            color=part.style.colour,
             linestyle=(0, part.dashes),
             linewidth=1.3,
             zorder=1,
         )
 
 
-def _mark(axes: Axes, result: Diffusion, round: int) -> None:
-    """A dotted line, the number of the round, and a diamond on the curve."""
+def _mark_stable_round(axes: Axes, result: Diffusion, round: int) -> None:
+    """Draw a dotted line, the round number, and a diamond on the curve."""
     late = round > 0.7 * result.rounds
     axes.axvline(round, color=BLACK, linestyle=":", linewidth=1.2, zorder=1)
     axes.annotate(
@@ -87,13 +84,13 @@ def _mark(axes: Axes, result: Diffusion, round: int) -> None:
         axes.plot(round, result.sigma_an[round], marker="D", markersize=7, color=BLACK, zorder=4)
 
 
-def _name(axes: Axes, parts: list[Part]) -> None:
-    """Beside the end of each curve: what it is, and the predicted limit."""
-    axes.autoscale_view()  # the limits are lazy, and the transformation does not ask for them
+def _label_curves(axes: Axes, parts: list[Part]) -> None:
+    """Write the name and the predicted limit beside the end of each curve."""
+    axes.autoscale_view()  # the transformation does not update the lazy axis limits
     to_axes = axes.transScale + axes.transLimits
     ends = [float(part.values[-1]) for part in parts]
     heights = [float(to_axes.transform((0, end))[1]) if end > 0 else 0.0 for end in ends]
-    for part, end, height in zip(parts, ends, space_labels(heights, LINES), strict=True):
+    for part, end, height in zip(parts, ends, space_labels(heights, LABEL_HEIGHT), strict=True):
         zero = "" if end > 0 else ": 0"
         above = "" if part.exact else "above "
         limit = f"\npredicted {above}{_short(part.limit)}" if part.limit else ""
@@ -102,7 +99,7 @@ def _name(axes: Axes, parts: list[Part]) -> None:
             (1.02, height),
             xycoords="axes fraction",
             va="center",
-            color=part.look.colour,
+            color=part.style.colour,
             annotation_clip=False,
         )
 

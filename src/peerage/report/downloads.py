@@ -1,4 +1,4 @@
-"""A bar for files on their way, on standard error."""
+"""Progress bars of downloads, on standard error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from peerage.data import Progress as ReportBytes
 
 @contextmanager
 def download_progress() -> Iterator[ReportBytes]:
-    """Yields what `peerage.data.fetch` calls with bytes done, bytes in all and a label."""
+    """Yield a callback for `peerage.data.fetch`: bytes done, total bytes, label."""
     console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
     columns = (
@@ -29,7 +29,7 @@ def download_progress() -> Iterator[ReportBytes]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    quiet = not console.is_terminal  # or it would end with an empty line in a log file
+    quiet = not console.is_terminal  # otherwise a log file would end with an empty line
     with Progress(*columns, console=console, redirect_stdout=False, disable=quiet) as bars:
 
         def report(done: int, total: int | None, label: str) -> None:

@@ -1,4 +1,4 @@
-"""One file from some runs, in the form that its name asks for."""
+"""Write runs to one file; the suffix of its name selects the format."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ REMEDY = "write the report again"
 
 
 def export(records: Sequence[RunRecord], out: Path) -> None:
-    """Write .html (the full report), .md or .csv (the table), .json (curves), .png or .svg."""
+    """Write .html (full report), .md or .csv (table), .json (curves), .png or .svg (accuracy)."""
     kind = out.suffix.lower()
     if kind == ".html":
         write_report(records, out)
@@ -32,7 +32,7 @@ def export(records: Sequence[RunRecord], out: Path) -> None:
 
 
 def curves(records: Sequence[RunRecord]) -> str:
-    """What was measured about the network in every round, without the rows of single nodes."""
+    """JSON with the network metrics of every round, without the rows of single nodes."""
     runs = [_run(record) for record in records]
     return json.dumps({"runs": runs}, indent=1) + "\n"
 

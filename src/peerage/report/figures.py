@@ -1,4 +1,4 @@
-"""Figures of runs: one look for the project, and one colour and marker per algorithm everywhere."""
+"""Figures of runs: one common style, and a fixed colour and marker per algorithm."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord
 from peerage.report.tables import duration, labels, phase_means, size
 
-# The colours of Okabe and Ito, without yellow (invisible on white) and with grey instead of black.
+# The colours of Okabe and Ito, without yellow and with grey instead of black.
 BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666",
 )  # fmt: skip
@@ -43,18 +43,18 @@ CURVE_STYLES = {
     "facade": (BLUE, "s"), "el": (RED, "^"), "dpsgd": (SKY, "o"), "deprl": (GREEN, "D"),
     "dac": (PINK, "v"), "ifca": (GREY, "P"),
 }  # fmt: skip
-FILLINGS = {  # of bars, by phase
+BAR_STYLES = {  # colour and hatch by phase
     "train": (BLUE, ""), "curvature": (ORANGE, "//"), "losses": (ORANGE, "oo"),
     "synthesis": (RED, "++"), "compute": (GREY, "//"), "combine": (GREEN, "\\\\"),
     "exchange": (PINK, "xx"), "evaluate": (SKY, ".."), "wait": ("#BBBBBB", "--"),
     OTHER: ("#EEEEEE", ""),
 }  # fmt: skip
-OWN_PHASE = (GREY, "**")  # local work of the user's own
+CUSTOM_PHASE = (GREY, "**")  # custom local work
 MEAN = ", mean over nodes"
 STYLE: Any = {
     "figure.facecolor": "white",
     "figure.dpi": 100,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same text everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so text looks the same everywhere
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.edgecolor": "#888888",
@@ -77,16 +77,16 @@ STYLE: Any = {
     "svg.hashsalt": "peerage",
 }
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
-MANY = 100  # nodes; above it, single nodes can no longer be told apart in a figure
-EDGES = 4000  # more of them blacken the picture of a graph
-PANELS = 6  # side by side at most
-SIZE = (5.6, 3.7)  # inches; small, so that the text stays readable on a telephone
+MANY = 100  # nodes; with more, single nodes cannot be distinguished in a figure
+EDGES = 4000  # edges drawn at most
+PANELS = 6  # at most
+SIZE = (5.6, 3.7)  # inches; small, so that the text stays legible on a phone
 WIDE = 11.4
 
 
 @dataclass(frozen=True)
 class CurveStyle:
-    """How one curve differs from the others, in colour and in grey."""
+    """Colour, marker and dash of a curve, distinguishable in grey too."""
 
     colour: str
     marker: str
@@ -105,40 +105,40 @@ class CurveStyle:
 
 
 @dataclass(frozen=True)
-class Drawn(CurveStyle):
-    """A run with the name and the look it has in every figure of a comparison."""
+class StyledRun(CurveStyle):
+    """A run with its label and curve style in every figure of a comparison."""
 
     place: int
     record: RunRecord
     label: str
 
 
-def drawn(records: Sequence[RunRecord]) -> list[Drawn]:
-    """The runs of a comparison; equal labels are told apart, and failed runs are called so."""
-    found = curve_styles([record.algorithm for record in records])
+def styled_runs(records: Sequence[RunRecord]) -> list[StyledRun]:
+    """The runs of a comparison with unique labels; failed runs are marked as failed."""
+    styles = curve_styles([record.algorithm for record in records])
     result = []
     for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
-        look = found[place]
-        result.append(Drawn(look.colour, look.marker, look.dash, place, record, literal(name)))
+        look = styles[place]
+        result.append(StyledRun(look.colour, look.marker, look.dash, place, record, literal(name)))
     return result
 
 
 def curve_styles(algorithms: Sequence[str]) -> list[CurveStyle]:
-    """What would look the same gets other shades and dashes of its algorithm's colour."""
+    """One style per run; repeated algorithms get other shades, markers and dashes."""
     seen: dict[tuple[str, str], int] = {}
     result = []
     for algorithm in algorithms:
-        look = colour, marker = curve_style(algorithm)
-        repeat = seen[look] = seen.get(look, -1) + 1
+        style = colour, marker = curve_style(algorithm)
+        repeat = seen[style] = seen.get(style, -1) + 1
         shade = _shade(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
-        turned = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
-        result.append(CurveStyle(shade, turned, DASHES[repeat % len(DASHES)]))
+        other = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
+        result.append(CurveStyle(shade, other, DASHES[repeat % len(DASHES)]))
     return result
 
 
 def curve_style(algorithm: str) -> tuple[str, str]:
-    """Colour and marker of an algorithm: chosen for those of the papers, by hash for all others."""
+    """Colour and marker of an algorithm: fixed for those of the papers, by hash for others."""
     name = algorithm.lower().replace("_", "-")
     number = crc32(name.encode())
     other = (COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)])
@@ -148,13 +148,13 @@ def curve_style(algorithm: str) -> tuple[str, str]:
 def curves(records: Sequence[RunRecord], key: str) -> Figure:
     """A metric over the rounds: the mean over the nodes, or the value of the network.
 
-    Fractions have a band of one standard deviation that stays within min and max. The axis of other
-    numbers is logarithmic when they differ by more than a factor of thirty.
+    Fractions have a band of one standard deviation, limited to min and max. For other metrics, the
+    axis is logarithmic if values differ by more than a factor of 30.
     """
     metric = BY_KEY[key]
     with _figure() as (figure, axes):
         if metric.scale == "fraction":
-            for run in drawn(records):
+            for run in styled_runs(records):
                 _band(axes, run, key)
         elif metric.scale == "log" or needs_log_scale(
             [y for r in records for y in r.curve(key)[1]]
@@ -169,10 +169,10 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
 
 
 def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
-    """Accuracy over what a node had sent by then: what an accuracy costs in traffic."""
+    """Mean accuracy over the bytes sent per node."""
     with _figure() as (figure, axes):
         ends = []
-        for run in drawn(records):
+        for run in styled_runs(records):
             rows = [row for row in run.record.network if row.get("accuracy") is not None]
             x = [row["bytes_total"] / max(row["nodes"], 1) for row in rows]
             y = [row["accuracy"] for row in rows]
@@ -190,12 +190,13 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
 
 
 def node_accuracies(records: Sequence[RunRecord]) -> Figure:
-    """Every node is a dot; bars mark the quartiles and the median of a run."""
-    runs = drawn(records)
+    """Final accuracy of every node as a dot, with bars for quartiles and median."""
+    runs = styled_runs(records)
     with _figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
         for place, run in enumerate(runs):
-            _strip(axes, run, -place)
-        axes.set_yticks([-place for place in range(len(runs))], [folded(run.label) for run in runs])
+            _draw_node_accuracies(axes, run, -place)
+        names = [fold_label(run.label) for run in runs]
+        axes.set_yticks([-place for place in range(len(runs))], names)
         axes.set_ylim(-len(runs) + 0.4, 0.6)
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -205,30 +206,31 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
 
 
 def phase_seconds(records: Sequence[RunRecord]) -> Figure:
-    """Where the wall time of a mean round goes; the rest that no phase claims is `other`."""
+    """Mean wall time per round by phase; the remainder is `other`."""
     with _figure(SIZE[0], 1.7 + max(0.42 * len(records), 0.9)) as (figure, axes):
-        handles = phase_bars(axes, [(run.label, phases(run.record)) for run in drawn(records)])
+        bars = [(run.label, phases(run.record)) for run in styled_runs(records)]
+        handles = phase_bars(axes, bars)
         figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
     return figure
 
 
 def phase_bars(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]]) -> list[Patch]:
-    """Labels and the seconds of each phase as stacked bars; returns the entries of the legend."""
+    """Draw stacked bars of (label, seconds by phase); returns the legend entries."""
     longest = max((sum(means.values()) for _, means in bars), default=0.0)
     for place, (_, means) in enumerate(bars):
         start = 0.0
         for phase, seconds in means.items():
-            axes.barh(-place, seconds, 0.62, start, **_filling(phase))
+            axes.barh(-place, seconds, 0.62, start, **_bar_style(phase))
             start += seconds
         axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
-    names = [folded(label) for label, _ in bars]
+    names = [fold_label(label) for label, _ in bars]
     axes.set_yticks([-place for place in range(len(bars))], names)
     axes.set_ylim(-len(bars) + 0.4, 0.6)
     axes.set_xlim(0, 1.15 * longest or 1.0)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds per round")
     used = {phase for _, means in bars for phase in means}
-    return [Patch(label=phase, **_filling(phase)) for phase in in_order(used)]
+    return [Patch(label=phase, **_bar_style(phase)) for phase in in_order(used)]
 
 
 def phases(record: RunRecord) -> dict[str, float]:
@@ -237,18 +239,18 @@ def phases(record: RunRecord) -> dict[str, float]:
 
 
 def visible(means: Mapping[str, float]) -> dict[str, float]:
-    """Without what is below half a percent: a hair that only crowds the legend."""
+    """The phases that take at least half a percent of the time."""
     least = 0.005 * sum(means.values())
     return {phase: mean for phase, mean in means.items() if mean > least}
 
 
 def allocation(record: RunRecord) -> Figure:
-    """Which node holds how many examples of which class: bubbles, or a heat map of many nodes."""
+    """Examples per node and class: bubbles, or a heat map for many nodes."""
     table = np.array(record.setup["allocation"], dtype=float)  # [nodes, classes]
     names = [literal(str(name)) for name in record.setup["classes"]]
     classes = len(names)
     with _figure(WIDE, 1.1 + min(max(0.27 * classes, 2.0), 6.0)) as (figure, axes):
-        if crowded(record):
+        if is_crowded(record):
             _allocation_heat(figure, axes, table)
         else:
             _allocation_bubbles(figure, axes, table)
@@ -258,14 +260,14 @@ def allocation(record: RunRecord) -> Figure:
     return figure
 
 
-def crowded(record: RunRecord) -> bool:
-    """Whether bubbles would be too many or too small to be told apart."""
+def is_crowded(record: RunRecord) -> bool:
+    """Whether there are too many nodes or classes for bubbles."""
     return len(record.setup["examples"]) > MANY or len(record.setup["classes"]) > 40
 
 
 def graph(records: Sequence[RunRecord]) -> Figure:
-    """The graph of the first round, one panel per run, nodes coloured by their last accuracy."""
-    runs = drawn(records)[:PANELS]
+    """The graph of the first round, one panel per run; nodes are coloured by last accuracy."""
+    runs = styled_runs(records)[:PANELS]
     columns = min(len(runs), 3)
     lines = math.ceil(len(runs) / columns)
     ends = [_last_accuracies(run.record) for run in runs]
@@ -279,10 +281,10 @@ def graph(records: Sequence[RunRecord]) -> Figure:
         places: dict[Any, dict[int, Any]] = {}  # compared runs usually have the same graph
         for axes, run, end in zip(panels, runs, ends, strict=False):
             edges = run.record.setup["edges"]
-            count = len(run.record.setup["parameters"])  # also a hub's
+            count = len(run.record.setup["parameters"])  # with a hub
             key = (count, tuple(map(tuple, edges)))
             if key not in places:
-                places[key] = _places(count, edges)
+                places[key] = _positions(count, edges)
             dots = _draw_graph(axes, places[key], edges, end, (min(known), max(known)))
             axes.set_title(run.label)
         for axes in panels:
@@ -294,7 +296,7 @@ def graph(records: Sequence[RunRecord]) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a .png or .svg file in one step; equal figures give equal bytes."""
+    """Write a .png or .svg file atomically; equal figures give equal bytes."""
     kind = Path(path).suffix.lower()
     if kind not in (".png", ".svg"):
         raise InputError(f"cannot draw a figure as {str(path)!r}; end its name in .png or .svg")
@@ -303,7 +305,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def render(figure: Figure, kind: str) -> bytes:
     content = io.BytesIO()
-    # Without these entries there is no date and no foreign address in the file.
+    # None removes these entries, so that the file holds no date and no external URL.
     empty = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
     with matplotlib.rc_context(STYLE):
         figure.savefig(
@@ -316,7 +318,7 @@ def render(figure: Figure, kind: str) -> bytes:
 
 
 def data_uri(figure: Figure) -> str:
-    """The figure as the address of an image that needs no file."""
+    """The figure as a data URI, for embedding."""
     return "data:image/svg+xml;base64," + base64.b64encode(render(figure, "svg")).decode()
 
 
@@ -328,7 +330,7 @@ def _figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[F
 
 
 def _curves(axes: Axes, records: Sequence[RunRecord], key: str, *, positive: bool = False) -> None:
-    for run in drawn(records):
+    for run in styled_runs(records):
         rounds, values = run.record.curve(key)
         kept = [(x, y) for x, y in zip(rounds, values, strict=True) if y > 0 or not positive]
         _plot(axes, run, [x for x, _ in kept], [y for _, y in kept])
@@ -338,15 +340,15 @@ def _curves(axes: Axes, records: Sequence[RunRecord], key: str, *, positive: boo
         axes.set_xticks([0])
 
 
-def _plot(axes: Axes, run: Drawn, x: Sequence[float], y: Sequence[float]) -> None:
+def _plot(axes: Axes, run: StyledRun, x: Sequence[float], y: Sequence[float]) -> None:
     every = max(len(x) // 8, 1)
-    # Markers of the runs take turns, so that equal curves do not hide each other completely.
+    # Markers of different runs are shifted, so that equal curves remain visible.
     axes.plot(x, y, markevery=(min(run.place % every, len(x)), every), label=run.label, **run.line)
     if x and run.record.status in ("diverged", "failed"):
         axes.plot(x[-1], y[-1], marker="x", color=run.colour, markersize=10, markeredgewidth=2.5)
 
 
-def _band(axes: Axes, run: Drawn, key: str) -> None:
+def _band(axes: Axes, run: StyledRun, key: str) -> None:
     rows = [row for row in run.record.network if row.get(f"{key}_std") is not None]
     mean = np.array([row[key] for row in rows])
     std = np.array([row[f"{key}_std"] for row in rows])
@@ -359,16 +361,16 @@ def _band(axes: Axes, run: Drawn, key: str) -> None:
 
 def _end_labels(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
     ends = []
-    for run in drawn(records):
+    for run in styled_runs(records):
         rounds, values = run.record.curve(key)
         if values and (values[-1] > 0 or axes.get_yscale() == "linear"):
             ends.append((run, float(rounds[-1]), values[-1]))
     _label_ends(axes, ends)
 
 
-def _label_ends(axes: Axes, ends: Sequence[tuple[Drawn, float, float]]) -> None:
-    """Names at the right of the axes, as near to the ends of their curves as they can be."""
-    axes.autoscale_view()  # the limits are lazy, and the transformation does not ask for them
+def _label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> None:
+    """Write the labels to the right of the axes, close to the ends of their curves."""
+    axes.autoscale_view()  # the transformation does not update the lazy axis limits
     to_axes = axes.transScale + axes.transLimits
     heights = [float(to_axes.transform((x, y))[1]) for _, x, y in ends]
     right = axes.get_xlim()[1]
@@ -383,7 +385,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[Drawn, float, float]]) -> None:
             arrowprops={
                 "arrowstyle": "-",
                 "color": run.colour,
-                "linestyle": ":",  # a solid line would look like more of the curve
+                "linestyle": ":",  # a solid line would look like part of the curve
                 "linewidth": 1.0,
                 "shrinkA": 1,
                 "shrinkB": 3,
@@ -395,7 +397,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[Drawn, float, float]]) -> None:
 def space_labels(heights: Sequence[float], gap: float) -> list[float]:
     """The nearest heights (least squares) that keep their order and a distance of `gap`.
 
-    Those that are too close form a block around their mean; blocks that then touch are joined.
+    Heights that are too close form a block around their mean; overlapping blocks are merged.
     """
     blocks: list[list[tuple[int, float]]] = []
     for index, height in sorted(enumerate(heights), key=lambda pair: pair[1]):
@@ -419,26 +421,26 @@ def _top(block: Sequence[tuple[int, float]], gap: float) -> float:
 
 
 def percent_axis(axes: Axes) -> None:
-    """Start at zero, unless all values lie above one half: differences near the top matter."""
+    """Format the y axis as percent; it starts at zero, unless all values lie above one half."""
     axes.yaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     low, high = axes.get_ylim()
     low = low if low > 0.5 and high - low > 0.02 else 0.0
-    axes.set_ylim(low, min(high + 0.04 * (high - low), 1.02))  # no marker is cut by the edge
+    axes.set_ylim(low, min(high + 0.04 * (high - low), 1.02))  # room for the markers
 
 
 def needs_log_scale(values: Sequence[float]) -> bool:
-    """Whether positive values differ so much that only a logarithmic axis shows them all."""
+    """Whether positive values differ by more than a factor of 30."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) > 30 * min(positive)
 
 
-def _filling(phase: str) -> dict[str, Any]:
-    colour, hatch = FILLINGS.get(phase, OWN_PHASE)
+def _bar_style(phase: str) -> dict[str, Any]:
+    colour, hatch = BAR_STYLES.get(phase, CUSTOM_PHASE)
     return {"facecolor": colour, "hatch": hatch, "edgecolor": "white"}
 
 
-def _strip(axes: Axes, run: Drawn, place: float) -> None:
+def _draw_node_accuracies(axes: Axes, run: StyledRun, place: float) -> None:
     values = np.sort(list(_last_accuracies(run.record).values()))
     if not len(values):
         return
@@ -457,11 +459,11 @@ def _strip(axes: Axes, run: Drawn, place: float) -> None:
 
 
 def _swarm(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Offsets that make a heap of dots as wide as there are values nearby (`values` is sorted)."""
+    """Vertical offsets of dots, wider where values are dense (`values` is sorted)."""
     span = max(float(values[-1] - values[0]), 1e-9)
     counts = [len(list(group)) for _, group in groupby(np.round(25 * (values - values[0]) / span))]
     widest = max(*counts, 8)
-    # Multiples of the golden ratio fill an interval evenly without looking like a pattern.
+    # Multiples of the golden ratio fill an interval evenly without a visible pattern.
     spots = (np.arange(len(values)) * 0.6180339887) % 1.0 - 0.5
     return np.asarray(0.64 * spots * np.repeat(counts, counts) / widest)
 
@@ -498,7 +500,7 @@ def _allocation_bubbles(figure: Figure, axes: Axes, table: np.ndarray[Any, Any])
 
 
 def _allocation_heat(figure: Figure, axes: Axes, table: np.ndarray[Any, Any]) -> None:
-    """Nodes in the order of their largest class, so that the eye finds a pattern among many."""
+    """Draw a heat map, with nodes sorted by their largest class."""
     order = np.lexsort((-table.max(axis=1), table.argmax(axis=1)))
     picture = axes.imshow(
         np.sqrt(table[order].T),
@@ -518,19 +520,19 @@ def _allocation_heat(figure: Figure, axes: Axes, table: np.ndarray[Any, Any]) ->
 
 
 def _round_down(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten: a number that people like to see in a legend."""
+    """Round down to 1, 2 or 5 times a power of ten."""
     if value < 1:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
     return max(step * unit for step in (1, 2, 5) if step * unit <= value)
 
 
-def _places(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
+def _positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
     network = nx.Graph()
     network.add_nodes_from(range(count))
     network.add_edges_from((u, v) for u, v in edges)
-    rounds = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs the square of the count
-    return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=rounds))
+    iterations = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs count^2
+    return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=iterations))
 
 
 def _draw_graph(
@@ -552,11 +554,11 @@ def _draw_graph(
     )
     spots = np.array([place[node] for node in range(len(place))])
     missing = [node for node in range(len(place)) if node not in values]
-    size_of_dot = 90 if not many else max(20_000 / len(place), 8) * 0.8
+    dot_size = 90 if not many else max(20_000 / len(place), 8) * 0.8
     axes.scatter(
         spots[missing, 0],
         spots[missing, 1],
-        s=size_of_dot,
+        s=dot_size,
         color="#DDDDDD",
         edgecolors="white",
         linewidths=0.5,
@@ -567,7 +569,7 @@ def _draw_graph(
         spots[present, 0],
         spots[present, 1],
         c=[values[node] for node in present],
-        s=size_of_dot,
+        s=dot_size,
         cmap="viridis",
         vmin=bounds[0],
         vmax=bounds[1],
@@ -583,11 +585,12 @@ def _last_accuracies(record: RunRecord) -> dict[int, float]:
 
 
 def literal(text: str) -> str:
-    """Two dollar signs would otherwise make a formula."""
+    """Escape dollar signs, which would begin a formula."""
     return text.replace("$", r"\$")
 
 
-def folded(label: str) -> str:
+def fold_label(label: str) -> str:
+    """A long label on two lines."""
     return label.replace(" (", "\n(") if len(label) > 14 else label
 
 
@@ -597,7 +600,7 @@ def _short_size(value: float) -> str:
 
 
 def _shade(colour: str, amount: float) -> str:
-    """Mix with white (positive) or black (negative)."""
+    """Mix a colour with white (positive amount) or black (negative)."""
     target = 1.0 if amount > 0 else 0.0
     red, green, blue = ((1 - abs(amount)) * c + abs(amount) * target for c in to_rgb(colour))
     return to_hex((red, green, blue))

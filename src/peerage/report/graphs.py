@@ -1,4 +1,4 @@
-"""A picture of a graph: who talks to whom, the degrees, and the numbers that matter."""
+"""A figure of a graph: nodes and links, a histogram of degrees, and the main numbers."""
 
 import math
 from pathlib import Path
@@ -17,8 +17,8 @@ from peerage.graphs.graph import Graph, degrees, is_connected
 from peerage.graphs.mixing import GraphReport, describe
 
 FORMATS = (".png", ".svg")
-LABELLED_NODES = 60  # more ids than this cannot be read
-STRESS_NODES = 150  # the layout by distances is the clearest, but its cost grows as n^3
+LABELLED_NODES = 60  # more ids than this are not legible
+STRESS_NODES = 150  # limit of the layout by distances, whose cost grows as n^3
 COLOURS = "viridis"
 
 
@@ -38,15 +38,15 @@ def plot(graph: Graph, path: str | Path) -> None:
 
 
 def caption(report: GraphReport) -> str:
-    """The main numbers in two lines."""
-    known = report.mixing_time_exact or math.isnan(report.mixing_time)
-    mixing = "" if known else "at most "
+    """The main numbers, in two lines."""
+    is_bound = not (report.mixing_time_exact or math.isnan(report.mixing_time))
+    mixing = "at most " if is_bound else ""
     low, high = (f(report.component_gains, default=math.nan) for f in (min, max))
     if report.connected:
         gain = f"gain {_number(low, '.3f')}"
     else:
-        each = f"{_number(low, '.3f')} to {_number(high, '.3f')}"
-        gain = f"{report.components} components with gains {each}"
+        span = f"{_number(low, '.3f')} to {_number(high, '.3f')}"
+        gain = f"{report.components} components with gains {span}"
     speed = (
         f"spectral gap {_number(report.spectral_gap, '.4g')}, "
         f"relaxation time {_rounds(report.relaxation_time)}, "
@@ -66,7 +66,7 @@ def _degree(report: GraphReport) -> str:
 
 
 def _number(value: float, digits: str) -> str:
-    """Of very large and of some directed graphs, not everything can be known."""
+    """The value as text; some values of very large and of directed graphs are unknown."""
     return "unknown" if math.isnan(value) else f"{value:{digits}}"
 
 
@@ -84,8 +84,8 @@ def _figure(graph: Graph) -> Figure:
     bar = figure.colorbar(nodes, ax=left, label="degree", shrink=0.8)
     bar.locator = MaxNLocator(integer=True, nbins=8, min_n_ticks=1)
     _draw_histogram(right, report)
-    noun = "round 0 of a dynamic graph: " if graph.dynamic else ""
-    figure.suptitle(f"{noun}{_count(report.nodes, 'node')}, {_count(report.edges, 'edge')}")
+    prefix = "round 0 of a dynamic graph: " if graph.dynamic else ""
+    figure.suptitle(f"{prefix}{_count(report.nodes, 'node')}, {_count(report.edges, 'edge')}")
     figure.supxlabel(caption(report), fontsize=10)
     return figure
 
@@ -103,7 +103,7 @@ def _draw_graph(axes: Axes, graph: Graph) -> PathCollection:
             zorder=1,
         )
     )
-    # Half a degree beyond the extremes gives regular graphs a scale, too.
+    # Half a degree beyond the extremes, so that regular graphs have a scale too.
     nodes = axes.scatter(
         at[:, 0],
         at[:, 1],
@@ -140,10 +140,10 @@ def _draw_histogram(axes: Axes, report: GraphReport) -> None:
 
 
 def _positions(graph: Graph) -> NDArray[np.float64]:
-    """Where every node is drawn; depends on the graph alone."""
+    """Positions [n, 2] of the nodes, which depend only on the graph."""
     drawn = graph.networkx()
     centre = [node for node, others in enumerate(graph.neighbours(0)) if len(others) > 1]
-    if len(centre) == 1:  # a star, whose leaves other layouts put at uneven distances
+    if len(centre) == 1:  # a star; other layouts place its leaves at uneven distances
         at = nx.shell_layout(drawn, [centre, [node for node in drawn if node not in centre]])
     elif graph.nodes <= STRESS_NODES and is_connected(graph):
         at = nx.kamada_kawai_layout(drawn)
@@ -157,5 +157,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _metadata(target: Path) -> dict[str, None]:
-    """Without the date and version that would make equal pictures differ."""
+    """Metadata without date and version, so that equal figures give equal files."""
     return {"Date": None} if target.suffix.lower() == ".svg" else {"Software": None}

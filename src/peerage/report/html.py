@@ -1,4 +1,4 @@
-"""One self-contained page about one run or several: no script, no font, no image from elsewhere."""
+"""A self-contained HTML page about runs, without scripts, fonts or images from elsewhere."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +26,13 @@ from peerage.report.tables import (
     value_text,
 )
 
-ENDS = 10  # nodes shown at either end when there are too many to show all
-LEVEL = 0.0005  # accuracies that are nearer than this look the same when printed
+ENDS = 10  # lowest and highest nodes shown if there are too many to show all
+SAME_ACCURACY = 0.0005  # smaller differences do not show in print
 Curves = tuple[str, Callable[[RunRecord], bool], Callable[[Sequence[RunRecord]], Figure], str]
 
 
 def _curves(metric: Metric) -> Curves:
-    """The title, which runs have something to show, the figure, and how to read it."""
+    """The title, a predicate for runs with data, the figure, and the caption."""
 
     def known(record: RunRecord) -> bool:
         values = record.curve(metric.key)[1]
@@ -53,21 +53,21 @@ CURVES: tuple[Curves, ...] = (
         "Traffic",
         lambda record: any(row["bytes_total"] > 0 for row in record.network),
         figures.bytes_and_accuracy,
-        "Further left is cheaper: the mean accuracy over the bytes that a node had sent by then.",
+        "Mean accuracy over the bytes sent per node; further left is cheaper.",
     ),
     (
         "Nodes",
         lambda record: bool(record.nodes),
         figures.node_accuracies,
-        "Every dot is a node; the upright bar is the median, and the line through it spans the "
-        "middle half of the nodes. A narrow heap means that all nodes are served alike.",
+        "Every dot is a node. The vertical bar is the median, and the line through it spans the "
+        "middle half of the nodes. A narrow group means that all nodes have similar accuracy.",
     ),
     (
         "Time",
         lambda record: record.rounds > 0,
         figures.phase_seconds,
-        "Where the wall time of an average round goes; while they 'wait', workers are idle until "
-        "the others are ready.",
+        "Mean wall time per round by phase; in the phase 'wait', workers are idle until the others "
+        "are ready.",
     ),
 )
 
@@ -82,7 +82,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Named values of several runs, split into what differs between them and what does not."""
+    """Named values of several runs, split into those that differ and those that do not."""
 
     title: str
     tables: list[Mapping[str, str]]
@@ -91,7 +91,7 @@ class Sheet:
 
 
 def write_report(records: Sequence[RunRecord], out: Path) -> None:
-    """Write the page in one step; the same runs give the same bytes."""
+    """Write the page atomically; equal runs give equal bytes."""
     if not records:
         raise InputError("a report needs at least one run; give the folder of a run")
     out = Path(out)
@@ -104,7 +104,7 @@ def page(records: Sequence[RunRecord]) -> str:
     rows = compare(records)
     titles, texts = cells(rows)
     names = labels(records)
-    if len(records) <= 3:  # so few runs are read best as columns, on a telephone too
+    if len(records) <= 3:  # few runs are easier to read as columns, also on a phone
         titles, *texts = (list(line) for line in zip(titles, *texts, strict=True))
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -122,7 +122,7 @@ def page(records: Sequence[RunRecord]) -> str:
         best=max((row["best_accuracy"] or 0.0 for row in rows), default=0.0),
         percent=percent,
         pictures=pictures(records),
-        runs=list(zip(names, figures.drawn(records), records, strict=True)),
+        runs=list(zip(names, figures.styled_runs(records), records, strict=True)),
         names=names,
         sheets=[
             _sheet("Settings", [settings(record) for record in records]),
@@ -143,7 +143,7 @@ def title(records: Sequence[RunRecord]) -> str:
 
 
 def headline(rows: Sequence[Mapping[str, Any]], where: str) -> str:
-    """What was compared and who is ahead by how much, in plain words."""
+    """Sentences that say what was compared, and which run leads by how much."""
     broken = [row for row in rows if row["status"] in ("diverged", "failed")]
     ranked = [row for row in rows if row["accuracy"] is not None and row not in broken]
     ranked.sort(key=lambda row: -row["accuracy"])
@@ -151,14 +151,14 @@ def headline(rows: Sequence[Mapping[str, Any]], where: str) -> str:
     if ranked:
         sentences.append(_lead(ranked))
     sentences += [_broken(row) for row in broken]
-    silent = [row["label"] for row in rows if row["accuracy"] is None and row not in broken]
-    if silent:
-        sentences.append(f"{_and(silent)}: no round has been evaluated yet.")
+    unevaluated = [row["label"] for row in rows if row["accuracy"] is None and row not in broken]
+    if unevaluated:
+        sentences.append(f"{_and(unevaluated)}: no round has been evaluated yet.")
     return " ".join(sentences)
 
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
-    """What a reader should know before trusting the numbers."""
+    """Caveats about the numbers."""
     result = []
     for name, record in zip(labels(records), records, strict=True):
         planned = record.summary.get("rounds_planned")
@@ -168,33 +168,32 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         until = record.experiment.get("until")
         if until and planned and record.status == "finished" and record.rounds < planned:
             result.append(
-                f"{name} reached {until} in round {record.rounds} of at most {planned}, "
-                "and ended there."
+                f"{name} stopped after reaching {until} in round {record.rounds} of {planned}."
             )
         if record.summary.get("message"):
             result.append(f"{name}: {record.summary['message']}")
         if record.setup.get("topology", {}).get("connected") is False:
             result.append(
-                f"{name}: the graph is not connected, so some nodes never hear of others."
+                f"{name}: the graph is not connected, so some nodes never influence each other."
             )
     hubs = [n for n, r in zip(labels(records), records, strict=True) if _has_hub(r)]
     if hubs:
         result.append(
-            f"{_and(hubs)}: all nodes talk to a hub without data; accuracy is that of its model."
+            f"{_and(hubs)}: all nodes exchange models with a hub; accuracy is that of its model."
         )
-    for said in (peers.traffic(records), privacy(records)):
-        result += [f"{name}: {sentence}" for name, sentence in said.items()]
+    for sentences in (peers.traffic(records), privacy(records)):
+        result += [f"{name}: {sentence}" for name, sentence in sentences.items()]
     if len(_data_sets(records)) > 1:
         result.append("The runs use different data sets; their accuracies cannot be compared.")
     elif len(records) > 1:
         result.append(
-            "Every curve is a single run; with other seeds, small differences can turn round."
+            "Every curve is a single run; small differences may reverse with other seeds."
         )
     return result
 
 
 def pictures(records: Sequence[RunRecord]) -> list[Picture]:
-    """The figures for which the runs have data, each with how to read it."""
+    """The figures for which the runs have data, with captions."""
     result = [
         Picture(name, caption, figures.data_uri(draw(records)), wide=False)
         for name, known, draw, caption in CURVES
@@ -210,7 +209,7 @@ def pictures(records: Sequence[RunRecord]) -> list[Picture]:
 
 
 def facts(record: RunRecord) -> dict[str, str]:
-    """What the settings led to: the graph that was drawn, the examples that were dealt out."""
+    """Properties of the graph and of the data split that follow from the settings."""
     graph = record.setup.get("topology", {})
     degrees = [graph.get(f"degree_{which}") for which in ("min", "mean", "max")]
     return {
@@ -227,35 +226,35 @@ def facts(record: RunRecord) -> dict[str, str]:
 
 
 def _has_hub(record: RunRecord) -> bool:
-    """Whether there is a node that has a model and no data."""
+    """Whether there is a node with a model and without data."""
     return len(record.setup["parameters"]) > len(record.setup["examples"])
 
 
 def _privacy_facts(record: RunRecord) -> dict[str, str]:
-    """The epsilons of a run that has some; what they mean stands among the notes."""
-    said = record.summary.get("privacy", {})
-    if "epsilons" not in said:
+    """The epsilons of a run with differential privacy; `notes` explains them."""
+    privacy = record.summary.get("privacy", {})
+    if "epsilons" not in privacy:
         return {}
 
-    def shown(value: float | None) -> str:
+    def format_epsilon(value: float | None) -> str:
         return "unbounded" if value is None else f"{value:.4g}"
 
     return {
-        "epsilon of one message": shown(said["epsilon_message"]),
-        "epsilon of every node": ", ".join(map(shown, said["epsilons"])),
+        "epsilon of one message": format_epsilon(privacy["epsilon_message"]),
+        "epsilon of every node": ", ".join(map(format_epsilon, privacy["epsilons"])),
     }
 
 
 def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
     first = ranked[0]
-    level = [row["label"] for row in ranked if first["accuracy"] - row["accuracy"] < LEVEL]
+    tied = [row["label"] for row in ranked if first["accuracy"] - row["accuracy"] < SAME_ACCURACY]
     if len(ranked) == 1:
         return (
             f"{first['label']} reached a mean test accuracy of {percent(first['accuracy'])} "
             f"{_after(first)}; {_best(first)}."
         )
-    if len(level) > 1:
-        return f"{_and(level)} are level at {percent(first['accuracy'])} mean test accuracy."
+    if len(tied) > 1:
+        return f"{_and(tied)} are tied at {percent(first['accuracy'])} mean test accuracy."
     second, last = ranked[1], ranked[-1]
     text = (
         f"{first['label']} is ahead with a mean test accuracy of {percent(first['accuracy'])} "
@@ -268,7 +267,7 @@ def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _points(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    # The difference of what is printed: a reader who subtracts must not find another last digit.
+    # The difference of the rounded values, so that it matches the printed numbers.
     return f"{round(100 * one['accuracy'], 1) - round(100 * other['accuracy'], 1):.1f}"
 
 
@@ -296,14 +295,14 @@ def _broken(row: Mapping[str, Any]) -> str:
 
 
 def where(records: Sequence[RunRecord]) -> str:
-    """On which data and how many nodes the runs took place."""
+    """The data sets and the number of nodes of the runs, as text."""
     counts = sorted({len(record.setup["examples"]) for record in records})
-    spread = _count(counts[0], "node") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} nodes"
-    return f"{_and(_data_sets(records))} with {spread}"
+    nodes = _count(counts[0], "node") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} nodes"
+    return f"{_and(_data_sets(records))} with {nodes}"
 
 
 def privacy(records: Sequence[RunRecord]) -> dict[str, str]:
-    """What runs with noise on their messages say about privacy, by name."""
+    """The privacy guarantees of the runs that have one, by name."""
     pairs = zip(labels(records), records, strict=True)
     found = {name: record.summary.get("privacy", {}).get("guarantee") for name, record in pairs}
     return {name: sentence for name, sentence in found.items() if sentence}
@@ -314,7 +313,7 @@ def _data_sets(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
-    """One run for each different way of dealing out the data, with the runs that share it."""
+    """One run for each different data split, with the names of the runs that share it."""
     groups: list[tuple[list[str], RunRecord]] = []
     for name, record in zip(labels(records), records, strict=True):
         for names, other in groups:
@@ -328,16 +327,16 @@ def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
 
 
 def _allocation_caption(record: RunRecord) -> str:
-    if figures.crowded(record):
+    if figures.is_crowded(record):
         return (
-            "Darker is more: a column is a node, a row is a class; nodes are sorted by the class "
-            "that they have most of."
+            "Darker is more. A column is a node, a row is a class; nodes are sorted by their "
+            "largest class."
         )
     return "The area of a bubble is the number of training examples of that class at that node."
 
 
 def _graph_caption(records: Sequence[RunRecord]) -> str:
-    text = "Who exchanges models with whom in the first round; brighter nodes ended more accurate."
+    text = "Links between nodes in the first round; brighter nodes reached a higher accuracy."
     if max(len(record.setup["edges"]) for record in records) > figures.EDGES:
         text += f" Only about {figures.EDGES} of the links are drawn."
     if len(records) > figures.PANELS:
@@ -346,7 +345,7 @@ def _graph_caption(records: Sequence[RunRecord]) -> str:
 
 
 def _node_table(record: RunRecord) -> dict[str, Any]:
-    """Every node of a small network, the worst and the best of a large one."""
+    """A table of all nodes, or of the lowest and highest if there are many."""
     rounds, _ = record.curve("accuracy")
     values = {m: record.node_values(m.key, rounds[-1]) if rounds else {} for m in SCORES}
     accuracy = values[BY_KEY["accuracy"]]
@@ -355,7 +354,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
         degree[u] = degree.get(u, 0) + 1
         degree[v] = degree.get(v, 0) + 1
     count = len(record.setup["parameters"])
-    examples = [*record.setup["examples"], 0]  # the last is a hub's, if there is one
+    examples = [*record.setup["examples"], 0]  # 0 for a hub, if there is one
     order = sorted(range(count), key=lambda node: (accuracy.get(node, -1.0), node))
     few = count <= figures.MANY
     lines = [
@@ -383,8 +382,8 @@ def _commands(record: RunRecord) -> list[str]:
     experiment = shlex.quote(str(record.folder / "experiment.toml"))
     if not peers.is_network_run(record):
         return [f"peerage run {experiment}", f"peerage verify {folder}"]
-    again = [f"peerage verify {folder}"] if not record.unrepeatable else []
-    return [f"peerage up {experiment}", *again]
+    verify = [f"peerage verify {folder}"] if not record.unrepeatable else []
+    return [f"peerage up {experiment}", *verify]
 
 
 def _sheet(name: str, tables: Sequence[Mapping[str, str]]) -> Sheet:

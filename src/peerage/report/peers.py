@@ -1,4 +1,4 @@
-"""Real peers in reports: what each of them did, and what its messages came to on the wire."""
+"""Reports about real peers: progress, traffic and errors of each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from rich.text import Text
 from peerage.records.rows import RunRecord
 from peerage.report.tables import labels, size
 
-FEW = 64  # more peers than this are not told apart
-TITLES = ("peer", "state", "round", "starts", "payload", "on the wire", "troubles")
+FEW = 64  # no table for more peers than this
+TITLES = ("peer", "state", "round", "starts", "payload", "on the wire", "errors")
 
 
 def is_network_run(record: RunRecord) -> bool:
@@ -19,7 +19,7 @@ def is_network_run(record: RunRecord) -> bool:
 
 
 def traffic(records: Sequence[RunRecord]) -> dict[str, str]:
-    """What went over the wire in runs between real peers, in a sentence, by name."""
+    """A sentence about the traffic of each run between real peers, by name."""
     pairs = zip(labels(records), records, strict=True)
     return {name: _sentence(record.summary) for name, record in pairs if is_network_run(record)}
 
@@ -29,12 +29,12 @@ def _sentence(summary: Mapping[str, Any]) -> str:
         f"{len(summary['peers'])} real peers sent {size(summary['bytes_sent'])} of payload, "
         f"{size(summary.get('wire_bytes'))} on the wire"
     )
-    troubles = _troubles(summary)
-    return f"{text}; troubles: {troubles}." if troubles else f"{text}."
+    errors = _errors(summary)
+    return f"{text}; errors: {errors}." if errors else f"{text}."
 
 
 def lines(record: RunRecord) -> list[list[str]]:
-    """What each peer did, as text; nothing where there are no real peers, or too many."""
+    """One table row per peer, as text; empty if there are no real peers, or too many."""
     peers = record.summary.get("peers", [])
     return [_line(peer) for peer in peers] if len(peers) <= FEW else []
 
@@ -47,18 +47,18 @@ def _line(peer: Mapping[str, Any]) -> list[str]:
         str(peer["starts"]),
         size(peer.get("bytes_sent")),
         size(peer.get("wire_bytes")),
-        _troubles(peer) or "-",
+        _errors(peer) or "-",
     ]
 
 
-def _troubles(counted: Mapping[str, Any]) -> str:
-    """The commonest first."""
+def _errors(counted: Mapping[str, Any]) -> str:
+    """Error counts by reason, the most frequent first."""
     found = sorted(counted.get("counters", {}).items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count} {reason}" for reason, count in found)
 
 
 def peer_table(record: RunRecord) -> Table | None:
-    """The same for a terminal; None where there is nothing to tell."""
+    """The table of peers for a terminal; None if it has no rows."""
     found = lines(record)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""One method over its seeds: the numbers that the tables and figures of a paper are made of."""
+"""One method over its seeds: the numbers in the tables and figures of a paper."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from peerage.records.rows import RunRecord
 from peerage.report.tables import phase_means, seconds_per_round
 
 BYTES_PER_SCALAR = 4  # float32
-Key = str | tuple[str, ...]  # of a row; several names lead into tables inside it
+Key = str | tuple[str, ...]  # of a row; a tuple is a path into nested tables
 
 
 class Estimate(NamedTuple):
-    """Mean and population standard deviation over seeds; one seed alone has no deviation."""
+    """Mean and population standard deviation over seeds; a single seed has no deviation."""
 
     mean: float | None
     std: float | None
 
     def times(self, factor: float) -> "Estimate":
-        """The same in another unit."""
+        """The estimate in another unit."""
         return Estimate(*(None if part is None else factor * part for part in self))
 
 
 class Curve(NamedTuple):
-    """Over the rounds that all seeds have; one seed alone deviates by nothing."""
+    """Means and deviations over the rounds that all seeds have; a single seed has deviation 0."""
 
     rounds: list[int]
     means: list[float]
@@ -35,7 +35,7 @@ class Curve(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """When a target was reached: mean and deviation only if every seed got there."""
+    """The rounds until a target was reached; mean and deviation only if every seed reached it."""
 
     mean: float | None
     std: float | None
@@ -45,7 +45,7 @@ class Rounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """The runs of one method that differ in their seed alone; without runs, nothing is known."""
+    """The runs of one method, which differ only in their seed; there may be none."""
 
     label: str
     algorithm: str
@@ -56,27 +56,27 @@ class Series:
         return len(self.records)
 
     def rounds(self, key: Key = "accuracy") -> list[int]:
-        """The rounds in which every seed has a value: a run that ended early ends them."""
-        found = [set(of_seed) for of_seed in self._values(key)]
-        return sorted(set.intersection(*found)) if found else []
+        """The rounds in which every seed has a value."""
+        rounds = [set(values) for values in self._values(key)]
+        return sorted(set.intersection(*rounds)) if rounds else []
 
     def curve(self, key: Key) -> Curve:
         rounds = self.rounds(key)
         values = self._values(key)
-        columns = [[of_seed[r] for of_seed in values] for r in rounds]
+        columns = [[values_of_seed[r] for values_of_seed in values] for r in rounds]
         return Curve(rounds, [fmean(column) for column in columns], [pstdev(c) for c in columns])
 
     def final(self, key: Key = "accuracy") -> Estimate:
-        """The value in the last round that was evaluated with every seed."""
+        """The value in the last round that was evaluated for every seed."""
         return self._over_rounds(lambda rounds: rounds[-1:], key)
 
     def at(self, round: int, key: Key = "accuracy") -> list[float]:
-        """Each seed's value in a round, for tests of significance; none unless all have one."""
+        """Each seed's value in a round, for significance tests; empty unless all have one."""
         values = self._values(key)
         return [value[round] for value in values] if round in self.rounds(key) else []
 
     def last_10(self) -> Estimate:
-        """Each seed's mean accuracy over what was evaluated of the last ten rounds.
+        """The mean accuracy over the evaluations in the last ten rounds.
 
         Round 0, the initial models, counts only if there is no other.
         """
@@ -85,7 +85,7 @@ class Series:
         )
 
     def best(self) -> Estimate:
-        """Each seed's highest accuracy in any round of its own."""
+        """The highest accuracy of each seed in any round."""
         peaks = [max(values.values(), default=None) for values in self._values("accuracy")]
         return estimate(peaks)
 
@@ -96,25 +96,25 @@ class Series:
         return Rounds(*estimate(first), reached, len(first))
 
     def lowest(self, key: Key = "loss") -> Estimate:
-        """Each seed's lowest value in any round of its own."""
+        """The lowest value of each seed in any round."""
         return estimate([min(values.values(), default=None) for values in self._values(key)])
 
     def rounds_below(self, level: float, key: Key = "loss") -> Rounds:
-        """When the value first falls to a level, on the straight lines between evaluations."""
+        """When the value first falls to a level, interpolated linearly between evaluations."""
         first = [crossing(values, level) for values in self._values(key)]
         reached = len(first) - first.count(None)
         return Rounds(*estimate(first), reached, len(first))
 
     def batches(self) -> float:
-        """Mini-batches that a node trains on in a round; with it, rounds become wall-clock time."""
+        """Mean number of mini-batches per node and round, to convert rounds to training time."""
         return fmean(batches_per_round(record) for record in self.records)
 
     def bytes_per_node(self) -> Estimate:
-        """What a node sent in the whole run, in the mean over the nodes."""
+        """Bytes sent per node in the whole run, averaged over the nodes."""
         return estimate([_sent(record, _nodes(record)) for record in self.records])
 
     def scalars(self) -> Estimate:
-        """Numbers that a node sent to one neighbour in the whole run, on a graph that stays."""
+        """Numbers that a node sent to one neighbour in the whole run, on a static graph."""
         return estimate(
             [_sent(record, 2 * BYTES_PER_SCALAR * _edges(record)) for record in self.records]
         )
@@ -135,13 +135,13 @@ class Series:
     def _over_rounds(
         self, choose: Callable[[list[int]], list[int]], key: Key = "accuracy"
     ) -> Estimate:
-        chosen = choose(rounds) if (rounds := self.rounds(key)) else []
+        selected = choose(rounds) if (rounds := self.rounds(key)) else []
         values = self._values(key)
-        return estimate([fmean(v[r] for r in chosen) if chosen else None for v in values])
+        return estimate([fmean(v[r] for r in selected) if selected else None for v in values])
 
 
 def estimate(values: Sequence[float | None]) -> Estimate:
-    """Nothing is known about all unless it is known about each."""
+    """Mean and deviation; unknown if any value is."""
     known = [float(value) for value in values if value is not None]
     if not known or len(known) < len(values):
         return Estimate(None, None)
@@ -149,15 +149,15 @@ def estimate(values: Sequence[float | None]) -> Estimate:
 
 
 def curve_of(record: RunRecord, key: Key) -> dict[int, float]:
-    """Round -> value, where there is a finite one."""
+    """{round: value} for the rounds with a finite value."""
     if isinstance(key, str):
         return dict(zip(*record.curve(key), strict=True))
-    found = {row["round"]: _inside(row, key) for row in record.network}
+    found = {row["round"]: _nested(row, key) for row in record.network}
     return {round: float(value) for round, value in found.items() if value is not None}
 
 
 def crossing(curve: Mapping[int, float], level: float) -> float | None:
-    """Where a curve first falls to a level, on the straight lines between its points.
+    """The round in which a curve first falls to a level, interpolated linearly.
 
     >>> crossing({0: 2.0, 10: 1.0, 20: 0.5}, 1.5)
     5.0
@@ -172,7 +172,7 @@ def crossing(curve: Mapping[int, float], level: float) -> float | None:
 
 
 def batches_per_round(record: RunRecord) -> float:
-    """Mini-batches of local training in a round, in the mean over the nodes."""
+    """Mini-batches of local training per round, averaged over the nodes."""
     work = record.experiment["local"]
     if work.get("steps") is not None:
         return float(work["steps"])
@@ -180,7 +180,7 @@ def batches_per_round(record: RunRecord) -> float:
     return float(work["epochs"] * per_epoch)
 
 
-def _inside(table: Any, key: Sequence[str]) -> Any:
+def _nested(table: Any, key: Sequence[str]) -> Any:
     for name in key:
         table = table.get(name) if isinstance(table, Mapping) else None
     return table

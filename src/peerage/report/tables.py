@@ -1,4 +1,4 @@
-"""Runs side by side: plain rows of numbers first, then the same rows as text, Markdown or CSV."""
+"""Comparison of runs: rows of numbers, and the same as text, Markdown or CSV."""
 
 import csv
 import io
@@ -21,10 +21,10 @@ COLUMNS = [metric for metric in SCORES if metric.column]
 
 
 def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """One row of numbers per run; accuracies are fractions, and what is not known is None.
+    """One row of numbers per run; accuracies are fractions, and unknown values are None.
 
-    `rounds_to_x` is the first evaluated round whose mean accuracy over the nodes reaches x % of the
-    best accuracy of any of the runs; `target_x` is the accuracy that this means.
+    `target_x` is x % of the best accuracy of any of the runs; `rounds_to_x` is the first evaluated
+    round whose mean accuracy over the nodes reaches it.
     """
     best = max((max(record.curve("accuracy")[1], default=0.0) for record in records), default=0.0)
     names = labels(records)
@@ -32,7 +32,7 @@ def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Column titles and one list of texts per run: the comparison as people read it."""
+    """Column titles, and one list of texts per run."""
     targets = [
         f"rounds to {x} % ({percent(rows[0][f'target_{x}'])})" if rows else "" for x in SHARES
     ]
@@ -43,18 +43,18 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
 
 
 def rich_table(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Group:
-    """The comparison for a terminal: runs as lines where that fits, otherwise runs as columns.
+    """The comparison for a terminal: runs as rows if they fit, otherwise as columns.
 
-    If the columns do not fit either, there are several tables with as many runs each as fit.
+    If the columns do not fit either, they are split into several tables.
     """
     titles, texts = cells(rows)
     table = _table(titles, texts)
     if table_width(table) <= width:
         return Group(table)
     per_table = len(texts)
-    while per_table > 1 and max(map(table_width, _turned(titles, texts, per_table))) > width:
+    while per_table > 1 and max(map(table_width, _transposed(titles, texts, per_table))) > width:
         per_table -= 1
-    return Group(*_turned(titles, texts, per_table))
+    return Group(*_transposed(titles, texts, per_table))
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -63,14 +63,14 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def pipe_table(lines: Sequence[Sequence[str]], left: int) -> str:
-    """A Markdown table: the first line holds the titles, the first columns stand at the left."""
+    """A Markdown table; the first line is the header, the first `left` columns are left-aligned."""
     rule = ["---"] * left + ["--:"] * (len(lines[0]) - left)
     texts = [[text.replace("|", "\\|") for text in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in [texts[0], rule, *texts[1:]])
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CSV of the numbers themselves, for other programs; an unknown value is an empty field."""
+    """The numbers as CSV; an unknown value is an empty field."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -79,7 +79,7 @@ def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def labels(records: Sequence[RunRecord]) -> list[str]:
-    """A name for each run; equal labels are told apart by settings that differ, or by folder."""
+    """A unique name for each run: its label, with differing settings or the folder if needed."""
     names = [record.label for record in records]
     for label, count in Counter(names).items():
         if count > 1:
@@ -90,12 +90,12 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def settings(record: RunRecord) -> dict[str, str]:
-    """The experiment as one flat list: `partition.alpha` -> `0.2`."""
+    """The experiment as a flat table, such as {"partition.alpha": "0.2"}."""
     return dict(_flatten("", record.experiment))
 
 
 def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values are not the same in all tables, in the order of first appearance."""
+    """The keys whose values differ between tables, in order of first appearance."""
     keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if len({table.get(key) for table in tables}) > 1]
 
@@ -109,7 +109,7 @@ def value_text(metric: Metric, value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """With a thin gap between thousands; fractions with three digits."""
+    """A number as text: thin spaces between thousands, three digits for fractions."""
     if value is None:
         return "-"
     if float(value).is_integer():
@@ -123,7 +123,7 @@ def size(count: float | None) -> str:
         return "-"
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        # 999.5 and above would be rounded to four digits: it belongs to the next unit.
+        # From 999.5 on, rounding would give four digits, so the next unit is used.
         if value < 999.5 or unit == "PB":
             break
         value /= 1000
@@ -139,14 +139,14 @@ def duration(seconds: float | None) -> str:
 
 
 def seconds_per_round(record: RunRecord) -> float | None:
-    """Round 0 is left out: it is an evaluation without a round before it."""
+    """Mean seconds per round, without round 0, which is an evaluation only."""
     totals = [row.get("seconds", {}).get("total") for row in record.network if row["round"] > 0]
     known = [total for total in totals if total is not None]
     return sum(known) / len(known) if known else None
 
 
 def phase_means(record: RunRecord) -> dict[str, float]:
-    """Mean seconds per round of each phase; what no phase claims of the wall time is `other`."""
+    """Mean seconds per round of each phase; the remaining wall time is `other`."""
     rows = [row.get("seconds", {}) for row in record.network if row["round"] > 0]
     found = in_order([*PHASES, *(phase for row in rows for phase in row)])
     count = max(len(rows), 1)
@@ -243,7 +243,7 @@ def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _turned(titles: list[str], texts: list[list[str]], per_table: int) -> list[Table]:
+def _transposed(titles: list[str], texts: list[list[str]], per_table: int) -> list[Table]:
     tables = []
     for start in range(0, len(texts), per_table):
         lines = list(zip(titles, *texts[start : start + per_table], strict=True))
@@ -253,7 +253,7 @@ def _turned(titles: list[str], texts: list[list[str]], per_table: int) -> list[T
 
 def _distinct(records: Sequence[RunRecord]) -> list[str]:
     tables = [settings(record) for record in records]
-    # The engine changes how fast a run is, never what it computes: a poor name.
+    # The engine does not change the result, so it does not name a run.
     keys = [key for key in differing(tables) if not key.startswith("engine.")]
     names = [", ".join(f"{_short(key)}={table.get(key, '-')}" for key in keys) for table in tables]
     if len(set(names)) < len(names) or max(map(len, names)) > 30:

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees: a chart of finished rounds, and how far a run has come."""
+"""Terminal output: a chart of accuracies, and the progress of runs."""
 
 import math
 import time
@@ -21,15 +21,15 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 COLOURS = ("blue", "red", "green", "magenta", "yellow", "cyan", "bright_black")
 MARKERS = "●▲■◆▼★✚○△□◇▽"
 PLAIN_MARKERS = "ox+*#@%&abcd"
-# The bit of each of the 2 x 4 dots of a braille character, [row from the top][column].
+# Bits of the 2 x 4 dots of a braille character, [row from the top][column].
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-LOG_INTERVAL = 30.0  # seconds between the lines that a log file gets about one run of many
+LOG_INTERVAL = 30.0  # seconds between log lines about one run of a study
 STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart that takes the width of whatever console prints it."""
+    """A chart that adapts to the width of the console."""
 
     curves: Curves
     height: int = 16
@@ -40,7 +40,7 @@ class Chart:
 
 
 def chart(curves: Curves, width: int = 80, height: int = 16, *, plain: bool = False) -> Text:
-    """Accuracy (fractions) over rounds; every curve has its own marker, so colour is not needed.
+    """A chart of accuracy (fractions) over rounds; every curve has its own marker and colour.
 
     The legend is sorted by the last value. `plain` restricts the drawing to ASCII.
     """
@@ -74,7 +74,7 @@ def chart(curves: Curves, width: int = 80, height: int = 16, *, plain: bool = Fa
 
 @dataclass
 class Canvas:
-    """Character cells; lines are made of 2 x 4 braille dots per cell, markers take a whole cell."""
+    """Character cells; lines use 2 x 4 braille dots per cell, markers a whole cell."""
 
     width: int
     height: int
@@ -83,10 +83,10 @@ class Canvas:
     plain: bool
     dots: dict[tuple[int, int], int] = field(default_factory=dict)  # (row, column) -> braille bits
     marks: dict[tuple[int, int], str] = field(default_factory=dict)
-    owner: dict[tuple[int, int], int] = field(default_factory=dict)  # the curve that colours a cell
+    owner: dict[tuple[int, int], int] = field(default_factory=dict)  # curve that colours a cell
 
     def draw(self, curve: Sequence[tuple[float, float]], number: int) -> None:
-        """A polyline with a marker at its end."""
+        """Draw a polyline with a marker at its end."""
         fine = [self._dot(x, y) for x, y in curve]
         for (x0, y0), (x1, y1) in pairwise(fine):
             length = max(abs(x1 - x0), abs(y1 - y0), 1)
@@ -99,7 +99,7 @@ class Canvas:
             self._mark((fine[-1][1] // 4, fine[-1][0] // 2), number)
 
     def mark(self, curve: Sequence[tuple[float, float]], number: int, count: int) -> None:
-        """Markers along the way, at points of the curve; the curves take turns."""
+        """Draw markers at points of the curve, shifted for each of `count` curves."""
         gap = 8  # columns between the markers of one curve
         free = gap * number // count
         for x, y in (self._dot(x, y) for x, y in curve):
@@ -132,15 +132,15 @@ class Canvas:
 
 
 class StatusColumn(ProgressColumn):
-    """The text of a task, made anew at every refresh: the clock also runs within a round."""
+    """The text of a task, updated at every refresh, so that the clock runs within a round."""
 
     def render(self, task: Task) -> Text:
         text: Callable[[], str] = task.fields["text"]
         return Text(text(), no_wrap=True)
 
 
-class Headed(Progress):
-    """Bars below a line of text, which is made anew at every refresh."""
+class HeadedProgress(Progress):
+    """Bars below a line of text, which is updated at every refresh."""
 
     head: Callable[[], str] | None = None
 
@@ -151,7 +151,7 @@ class Headed(Progress):
 
 
 class ProgressDisplay:
-    """Bars on standard error while a `with` lasts; in a log file plain lines instead."""
+    """Context manager for progress bars on standard error, or plain lines in a log file."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class ProgressDisplay:
     ) -> None:
         self.console = console or Console(stderr=True)
         self.clock = clock
-        # Standard output is left alone: its last line may be the JSON that another program reads.
-        self.bars = Headed(
+        # Not on standard output, whose last line may be JSON for another program.
+        self.bars = HeadedProgress(
             TextColumn("{task.description:<12}", style="bold", markup=False),
             BarColumn(bar_width=min(max(self.console.width - 70, 6), 24)),
             StatusColumn(),
@@ -187,12 +187,12 @@ class ProgressDisplay:
             self.bars.stop()
 
     def print_line(self, line: str) -> None:
-        """A line that stays: above the bars, or in the log."""
+        """Print a permanent line, above the bars or in the log."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class RunProgress(ProgressDisplay):
-    """One bar per run; in a log file one plain line about every tenth of it."""
+    """One bar per run; in a log file, a line for every tenth of it."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -205,7 +205,7 @@ class RunProgress(ProgressDisplay):
         self.recent: deque[tuple[int, float]] = deque(maxlen=11)
 
     def start(self, label: str, rounds: int, done: int = 0) -> None:
-        """Begin a run of so many rounds, some of which an earlier process may have done."""
+        """Begin a run of `rounds` rounds, of which an earlier process did `done`."""
         self.label, self.rounds, self.round, self.accuracy = label, rounds, done, None
         self.began = self.clock()
         self.recent.clear()
@@ -215,7 +215,7 @@ class RunProgress(ProgressDisplay):
             self.task = self.bars.add_task(label, total=rounds, completed=done, text=self._text)
 
     def advance(self, round: int, accuracy: float | None = None) -> None:
-        """Tell that a round is finished, and its mean accuracy if it was evaluated."""
+        """Report a finished round, with its mean accuracy if it was evaluated."""
         before, self.round = self.round, round
         self.accuracy = self.accuracy if accuracy is None else accuracy
         self.recent.append((round, self.clock()))
@@ -225,7 +225,7 @@ class RunProgress(ProgressDisplay):
             self.print_line(f"{self.label}: {self._text()}")
 
     def finish(self) -> None:
-        """Stop the clock of this run, whether or not it did all of its rounds."""
+        """Stop the clock of this run, whether or not all rounds were run."""
         if self.task is not None:
             ending = self._text(left=False)
             self.bars.update(self.task, text=lambda: ending)
@@ -235,7 +235,7 @@ class RunProgress(ProgressDisplay):
         self.task = None
 
     def seconds_left(self) -> float | None:
-        """The rounds to go at the pace of the last ten rounds, less the time since the last."""
+        """Estimate from the pace of the last ten rounds, minus the time since the last."""
         (first, then), (last, recently) = self.recent[0], self.recent[-1]
         if last == first:
             return None
@@ -243,7 +243,7 @@ class RunProgress(ProgressDisplay):
         return max(left - (self.clock() - recently), 0.0)
 
     def _text(self, *, left: bool = True) -> str:
-        """The state in one line; next to a bar without words, as 80 columns are soon full."""
+        """The state in one line; shorter next to a bar, to fit 80 columns."""
         accuracy, elapsed = ("", "") if self.console.is_terminal else ("accuracy ", " elapsed")
         parts = [f"round {self.round}/{self.rounds}"]
         if self.accuracy is not None:
@@ -256,10 +256,10 @@ class RunProgress(ProgressDisplay):
 
 
 class StudyProgress(ProgressDisplay):
-    """One bar for a set of runs; in a log file a line per start and end, and now and then between.
+    """One bar for several runs; in a log file, lines at start and end and every 30 s.
 
-    `costs` are what the runs are expected to take, in any unit. The time left follows from the
-    cost that this process did itself: runs of an earlier process took it no time.
+    `costs` are the expected costs of the runs, in any unit. The time left is estimated from the
+    cost that this process has done, without the runs of an earlier process.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class StudyProgress(ProgressDisplay):
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # Without a thread: the next run forks its workers while the bar is there.
+        # No refresh thread: the next run forks its workers while the bar is shown.
         super().__init__(console, clock, ticking=False)
         self.costs = list(costs)
         self.bars.head = self._now
@@ -279,7 +279,7 @@ class StudyProgress(ProgressDisplay):
         self.began = self.run_began = self.changed = self.said = self.clock()
 
     def start(self, label: str, number: int, count: int, cost: float, *, done: float = 0.0) -> None:
-        """Begin run `number` of `count`, of which an earlier process may have done a share."""
+        """Begin run `number` of `count`, of which an earlier process did the share `done`."""
         self.title, self.detail = f"run {number} of {count}: {label}", ""
         self.number, self.share, self.costs[number - 1] = number, done, cost
         self.run_began = self.changed = self.clock()
@@ -291,7 +291,7 @@ class StudyProgress(ProgressDisplay):
             self._note(self._now())
 
     def advance(self, share: float, detail: str) -> None:
-        """Tell how much of the run is done, and how it stands in a few words."""
+        """Report the share of the run that is done, and its state in a few words."""
         self.worked += (share - self.share) * self.costs[self.number - 1]
         self.share, self.detail = share, detail
         self.changed = self.clock()
@@ -301,7 +301,7 @@ class StudyProgress(ProgressDisplay):
             self._note(f"{self._now()}; {self._state()}")
 
     def finish(self) -> None:
-        """The run has come to its end, which may be earlier than expected."""
+        """Report the end of the run, which may be earlier than expected."""
         self.share = 1.0
         ending = f"{self._now()}, ended after {_clock_text(self.clock() - self.run_began)}"
         if self.task is None:
@@ -315,7 +315,7 @@ class StudyProgress(ProgressDisplay):
         return 1 - self._cost_left() / total if total > 0 else 0.0
 
     def seconds_left(self) -> float | None:
-        """The cost to go at the pace of this process, less the time since it was last told of."""
+        """Estimate from the pace of this process, minus the time since the last report."""
         if self.worked <= 0 or self.changed <= self.began:
             return None
         left = self._cost_left() * (self.changed - self.began) / self.worked
@@ -350,7 +350,7 @@ def _finite(rounds: Sequence[float], values: Sequence[float]) -> list[tuple[floa
 
 
 def _place(value: float, bounds: tuple[float, float], count: int) -> int:
-    """The one of `count` places in which a value lies; the two bounds are the outermost places."""
+    """The index of a value among `count` cells between the two bounds."""
     low, high = bounds
     share = (value - low) / (high - low) if high > low else 0.0
     return min(max(round(share * (count - 1)), 0), count - 1)
@@ -361,7 +361,7 @@ def _row(value: float, low: float, high: float, height: int) -> int:
 
 
 def _range(values: Sequence[float], height: int) -> tuple[float, float, float]:
-    """Round bounds of the accuracy axis and the step of its ticks, two or more rows apart."""
+    """Rounded bounds of the accuracy axis, and the step of its ticks, at least two rows apart."""
     narrow = 0.5 * max(values) <= min(values) < max(values)
     bottom = min(values) if narrow else 0.0
     span = max(max(values) - bottom, 0.01)
@@ -398,7 +398,7 @@ def _round_axis(first: float, last: float, width: int, margin: int, *, plain: bo
 def _legend(
     points: Mapping[str, Sequence[tuple[float, float]]], width: int, *, plain: bool
 ) -> Text:
-    """Marker, label and last value of each curve, best first, as many on a line as fit."""
+    """Marker, label and last value of each curve, the best first, wrapped to `width`."""
     entries = []
     for number, (label, curve) in enumerate(points.items()):
         ending = percent(curve[-1][1]) if curve else "not evaluated"

@@ -260,8 +260,8 @@ def test_reports_show_what_went_over_the_wire(network):
         "12 missing, 1 late",
     ]
     sent = "3 real peers sent 93.6 kB of payload, 93.7 kB on the wire"
-    assert traffic([record]) == {"DecHW": f"{sent}; troubles: 12 missing, 1 late."}
-    assert f"DecHW: {sent}; troubles: 12 missing, 1 late." in notes([record])
+    assert traffic([record]) == {"DecHW": f"{sent}; errors: 12 missing, 1 late."}
+    assert f"DecHW: {sent}; errors: 12 missing, 1 late." in notes([record])
     titles, [texts] = cells(compare([record]))
     assert texts[titles.index("sent in total")] == "93.6 kB (93.7 kB on the wire)"
     text = page([record])
@@ -270,7 +270,7 @@ def test_reports_show_what_went_over_the_wire(network):
     assert f"peerage up {network.home / 'experiment.toml'}" in text
     done = peerage("report", network.home)
     assert done.code == 0
-    assert f"{sent}; troubles: 12 missing, 1 late." in " ".join(done.out.split())
+    assert f"{sent}; errors: 12 missing, 1 late." in " ".join(done.out.split())
     assert re.search(r"node-1 +│ finished +│ +3 │ +2 │ +0 B │ +28 B │ 12 missing", done.out)
 
 

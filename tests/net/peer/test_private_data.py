@@ -199,10 +199,13 @@ def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
 
 def test_a_peer_is_told_when_the_network_s_classes_are_a_guess():
     experiment = pg.Experiment(nodes=3, model="logistic")
-    message = "mine: no example is of class 1, but 3 classes are counted; say with --classes which"
+    message = (
+        "mine: no example has class 1, but the highest label implies 3 classes; "
+        "set --classes to those of the network"
+    )
     with pytest.warns(PeerageWarning, match=message):
         prepare_own(experiment, 1, data([0, 2, 2]))
-    with pytest.raises(InputError, match=r"all examples are of class '0', .* say with --classes"):
+    with pytest.raises(InputError, match=r"all examples have class '0', .* set --classes"):
         prepare_own(experiment, 1, data([0, 0]))
 
 
