@@ -20,11 +20,12 @@ from peerage.engine.prepare import prepare
 from peerage.papers import runner
 from peerage.papers.calibrate import Speeds
 from peerage.papers.charts import Bars, HeatMap, heat_maps, plots
+from peerage.papers.datasets import IMAGES
 from peerage.papers.p2 import clients, output, printed, studies
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import SIZES, Setting, scalars_up
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable
-from peerage.papers.study import IMAGES, Calculation, Plan, Results, Training
+from peerage.papers.study import Calculation, Plan, Results, Training
 from peerage.records.rows import read_metrics
 from peerage.report.statistics import anova, deviation, mean, significant
 from peerage.work.training import LocalSGD, Train

@@ -22,10 +22,11 @@ from peerage.experiment.toml import merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
 from peerage.papers import calibrate, runner
 from peerage.papers.calibrate import Speeds, examples, parameters
+from peerage.papers.datasets import IMAGES
 from peerage.papers.listing import entries, hours
 from peerage.papers.p0 import output, printed, settings
 from peerage.papers.p0.settings import Setting
-from peerage.papers.study import IMAGES, Plan, Results, Training
+from peerage.papers.study import Plan, Results, Training
 from peerage.records.rows import RunRecord
 from peerage.runs.run import locked
 

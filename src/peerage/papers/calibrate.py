@@ -76,7 +76,7 @@ class Speeds:
             return None
         known = info_of(experiment)
         rate = self.rate(dataset, model, experiment.work.batch_size, known)
-        nodes = 1 if experiment.pooled else experiment.nodes
+        nodes = training_nodes(experiment)
         cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
         rounds, held = experiment.rounds, examples(experiment)
         seen = share_of_clients(experiment) * held  # by the clients of a round
@@ -145,12 +145,15 @@ def info_of(experiment: Experiment) -> DatasetInfo:
     return known
 
 
+def training_nodes(experiment: Experiment) -> int:
+    return 1 if experiment.pooled else experiment.nodes
+
+
 def examples_per_round(experiment: Experiment) -> float:
     """Examples that all nodes train on in a round, counting repetitions."""
     work = experiment.work
     if work.steps is not None:
-        nodes = 1 if experiment.pooled else experiment.nodes
-        return float(nodes * work.steps * work.batch_size)
+        return float(training_nodes(experiment) * work.steps * work.batch_size)
     return share_of_clients(experiment) * (work.epochs or 1) * examples(experiment)
 
 

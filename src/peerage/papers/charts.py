@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from peerage.papers.papertable import PaperTable
+from peerage.papers.study import count_text
 from peerage.records.metrics import BY_KEY, METRICS
 from peerage.records.rows import RunRecord
 from peerage.report.figures import (
@@ -481,9 +482,8 @@ def _stroke(style: CurveStyle, *, dashed: bool = False) -> dict[str, Any]:
 def _label_style(label: str, number: int) -> CurveStyle:
     """The style of an algorithm if the label is its name or that of a variant, `HWA (examples)`."""
     name, _, _ = label.partition(" (")
-    if name.lower() in CURVE_STYLES:
-        return CurveStyle(*curve_style(name), "-")
-    return CurveStyle(COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], "-")
+    known = name.lower() in CURVE_STYLES
+    return CurveStyle(*(curve_style(name) if known else _colour_and_marker(number)), "-")
 
 
 def _names(panels: Sequence[Plot], styles: Mapping[str, CurveStyle]) -> list[Artist]:
@@ -548,10 +548,9 @@ def _entries(methods: dict[str, CurveStyle], panels: Sequence[Panel]) -> list[Ar
     entries: list[Artist] = [
         Line2D([], [], label=literal(label), **style.line) for label, style in methods.items()
     ]
-    seeds = sorted({s.seeds for panel in panels for s in panel.series if s.seeds > 1})
+    seeds = {s.seeds for panel in panels for s in panel.series if s.seeds > 1}
     if seeds:
-        count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-        entries.append(_band_entry(f"± std of {count} seeds"))
+        entries.append(_band_entry(f"± std of {count_text('seed', seeds)}"))
     if any(panel.targets for panel in panels):
         entries.append(Line2D([], [], label="target", **TARGET))
     return entries
@@ -607,12 +606,13 @@ def _draw_column(
             axes.errorbar(cell.ours, y, xerr=spread, **style, elinewidth=2.2, alpha=0.9, zorder=4)
 
 
+def _colour_and_marker(number: int) -> tuple[str, str]:
+    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+
+
 def _column(number: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": "none",
-    }
+    colour, marker = _colour_and_marker(number)
+    return {"color": colour, "marker": marker, "linestyle": "none"}
 
 
 def _column_entry(table: PaperTable, place: int, number: int) -> Line2D:

@@ -22,7 +22,7 @@ from peerage.errors import (
 )
 from peerage.files import disk_errors
 from peerage.papers.calculate import calculate, recorded
-from peerage.papers.calibrate import Speeds, mean_cost, parameters
+from peerage.papers.calibrate import Speeds, mean_cost, parameters, training_nodes
 from peerage.papers.p0.studies import STUDIES as P0
 from peerage.papers.p2.studies import STUDIES as P2
 from peerage.papers.p4.studies import STUDIES as P4
@@ -273,8 +273,8 @@ def checkpoint_interval(job: Training, seconds: float | None) -> int | None:
     cost = None if seconds is None else mean_cost(job.experiment)
     if seconds is None or cost is None:
         return None
-    nodes = 1 if job.experiment.pooled else job.experiment.nodes
-    size = 4 * nodes * parameters(job.experiment) * (1 + cost.state)  # bytes
+    models = training_nodes(job.experiment)
+    size = 4 * models * parameters(job.experiment) * (1 + cost.state)  # bytes
     return 1 if size / DISK_RATE <= MAX_SAVING * seconds / job.experiment.rounds else None
 
 

@@ -18,15 +18,11 @@ from peerage.errors import InputError
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.experiment.identity import run_key
 from peerage.experiment.toml import merged
-from peerage.papers.papertable import Cell, PaperTable, Row
+from peerage.papers.papertable import Cell, PaperTable, Row, Unit
 from peerage.report.series import Estimate, Series
 
 Scale = Literal["smoke", "small", "paper"]  # seconds, minutes, the published setting
 Fidelity = Literal["paper", "code"]  # as the paper says, or as its authors' scripts do
-
-MNIST, FASHION, CIFAR = IMAGES = ("mnist", "fashion-mnist", "cifar10")
-FEMNIST = "femnist"
-TITLES = {MNIST: "MNIST", FASHION: "Fashion-MNIST", CIFAR: "CIFAR-10", FEMNIST: "FEMNIST"}
 
 # At scale smoke, no data has to be downloaded, and all tables share their runs.
 DIGITS, SMALL_MODEL, SMOKE_RATE = "digits", "digits-mlp", 0.05
@@ -237,6 +233,20 @@ class Results:
         """One table row per method."""
         return tuple(((method,), tuple(cells(method))) for method in self.values("method"))
 
+    def method_table(
+        self,
+        title: str,
+        columns: Iterable[tuple[str, ...]],
+        cells: Callable[[str], Iterable[Cell]],
+        unit: Unit,
+        *,
+        row_title: str = "method",
+        **options: Any,
+    ) -> PaperTable:
+        """A table with one row per method."""
+        rows = self.by_method(cells)
+        return PaperTable(title, (row_title,), tuple(columns), rows, unit, **options)
+
     def notes(
         self, smaller: Sequence[str], *always: str, seeds: str = "", code: str = ""
     ) -> tuple[str, ...]:
@@ -258,14 +268,14 @@ class Results:
             if job.place in self.series:
                 word = "seed" if isinstance(job, Training) else "realisation"
                 words[word].add(self.series[job.place].seeds)
-        texts = [_count_text(word, counts) for word, counts in words.items() if counts]
+        texts = [count_text(word, counts) for word, counts in words.items() if counts]
         return (f"{' and '.join(texts)}.",) if texts else ()
 
 
-def _count_text(word: str, counts: set[int]) -> str:
+def count_text(word: str, counts: set[int]) -> str:
     """The smallest and the largest count.
 
-    >>> _count_text("seed", {1}), _count_text("seed", {3, 2})
+    >>> count_text("seed", {1}), count_text("seed", {3, 2})
     ('1 seed', '2 to 3 seeds')
     """
     ends = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))

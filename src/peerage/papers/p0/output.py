@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from peerage.papers import charts
+from peerage.papers.datasets import CIFAR, MNIST, TITLES
 from peerage.papers.p0 import printed
 from peerage.papers.p0.settings import SIZES, Setting
 from peerage.papers.papertable import Cell, PaperTable
-from peerage.papers.study import CIFAR, MNIST, TITLES, Results, StudyOutput
+from peerage.papers.study import Results, StudyOutput
 from peerage.report.series import Estimate, Series
 
 Columns = dict[tuple[str, ...], tuple[str, float]]  # titles -> data set, alpha
@@ -46,15 +47,8 @@ def _accuracy_table(
         for place in (Setting(*column, method) for column in columns.values()):
             yield results.cell(place, value, *paper.get(place, (None, None)))
 
-    return PaperTable(
-        title=title,
-        row_titles=("method",),
-        columns=tuple(columns),
-        rows=results.by_method(cells),
-        unit="percent",
-        best="max",
-        notes=_notes(results),
-    )
+    notes = _notes(results)
+    return results.method_table(title, columns, cells, "percent", best="max", notes=notes)
 
 
 # The four accuracies to reach, of a data set, alpha and method.
@@ -116,37 +110,27 @@ def half_table(results: Results) -> PaperTable:
         place = Setting(MNIST, 0.2, name)
         yield _rounds(results.series.get(place), target, paper[place][0])
 
-    return PaperTable(
-        title="Rounds to half of the best accuracy, MNIST, Dir 0.2",
-        row_titles=("method",),
-        columns=((f"to {100 * target:g} %",),),
-        rows=results.by_method(cells),
-        unit="rounds",
-        best="min",
-        notes=_notes(results),
-    )
+    title, notes = "Rounds to half of the best accuracy, MNIST, Dir 0.2", _notes(results)
+    columns = [(f"to {100 * target:g} %",)]
+    return results.method_table(title, columns, cells, "rounds", best="min", notes=notes)
 
 
 def scalars_table(results: Results) -> PaperTable:
     """Numbers that a node sends over one link: T m, 2 T m and T m + theta m in the paper."""
     theta, alpha = SIZES[results.plan.scale].theta, results.values("alpha")[-1]
     datasets = results.values("dataset")
-    return PaperTable(
-        title="Numbers that a node sends to one neighbour in the whole run",
-        row_titles=("method",),
-        columns=tuple((TITLES[dataset],) for dataset in datasets),
-        rows=results.by_method(
-            lambda m: [
-                _scalars(results.series.get(Setting(d, alpha, m)), m, theta) for d in datasets
-            ]
-        ),
-        unit="count",
-        best=None,
-        notes=(
-            f"The paper's column is its formula for our rounds and model: T m, 2 T m, and "
-            f"T m + {theta} m for DecHW*.",
-        ),
+
+    def cells(name: str) -> Iterable[Cell]:
+        for dataset in datasets:
+            yield _scalars(results.series.get(Setting(dataset, alpha, name)), name, theta)
+
+    note = (
+        f"The paper's column is its formula for our rounds and model: T m, 2 T m, and "
+        f"T m + {theta} m for DecHW*."
     )
+    title = "Numbers that a node sends to one neighbour in the whole run"
+    columns = [(TITLES[dataset],) for dataset in datasets]
+    return results.method_table(title, columns, cells, "count", notes=(note,))
 
 
 def seconds_table(results: Results) -> PaperTable:
@@ -156,15 +140,9 @@ def seconds_table(results: Results) -> PaperTable:
         place = Setting(MNIST, 0.2, name)
         yield results.cell(place, lambda series: series.seconds_per_round().times(1000))
 
-    return PaperTable(
-        title="Milliseconds per round",
-        row_titles=("method",),
-        columns=(("wall time",),),
-        rows=results.by_method(cells),
-        unit="count",
-        best="min",
-        notes=("Measured by the runs themselves, on a machine that may have had other work.",),
-    )
+    title, columns = "Milliseconds per round", [("wall time",)]
+    note = "Measured by the runs themselves, on a machine that may have had other work."
+    return results.method_table(title, columns, cells, "count", best="min", notes=(note,))
 
 
 def _rounds(series: Series | None, target: float | None, paper: int | None) -> Cell:

@@ -6,7 +6,7 @@ that a method did not reach in 1000 rounds.
 
 from collections.abc import Iterator
 
-from peerage.papers.study import CIFAR, FASHION, IMAGES, MNIST
+from peerage.papers.datasets import CIFAR, FASHION, IMAGES, MNIST
 
 # Table I: accuracy over the last 10 rounds. A line is alpha, method, and one cell per data set.
 FINAL = """

@@ -6,18 +6,8 @@ from typing import Any, NamedTuple
 
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import merged
-from peerage.papers.study import (
-    CIFAR,
-    FASHION,
-    MNIST,
-    SMOKE_RATE,
-    Job,
-    Plan,
-    Scale,
-    Training,
-    built,
-    with_options,
-)
+from peerage.papers.datasets import CIFAR, FASHION, MNIST
+from peerage.papers.study import SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
 FIVE = ("DecHetero", "CFA", "DecDiff", "DecDiff(VT)", "DecHW")
 DECHW_VARIANTS = {

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from peerage.papers.calibrate import parameters
+from peerage.papers.datasets import CIFAR, FASHION, IMAGES, MNIST, TITLES
 from peerage.papers.p0 import output, printed
 from peerage.papers.p0.settings import (
     DECHW_VARIANTS,
@@ -14,20 +15,7 @@ from peerage.papers.p0.settings import (
     grid,
     method,
 )
-from peerage.papers.study import (
-    CIFAR,
-    FASHION,
-    IMAGES,
-    MNIST,
-    TITLES,
-    Job,
-    Plan,
-    Results,
-    Study,
-    StudyOutput,
-    Training,
-    with_options,
-)
+from peerage.papers.study import Job, Plan, Results, Study, StudyOutput, Training, with_options
 
 
 def trace_jobs(plan: Plan) -> list[Job]:
@@ -72,14 +60,14 @@ def _study(
     alphas: Sequence[float] | None = None,
 ) -> Study:
     jobs = partial(grid, methods=methods, datasets=datasets, alphas=alphas)
-    return Study(f"p0-{id}", title, claim, jobs, show)
+    return Study(id, title, claim, jobs, show)
 
 
 def _curves(number: int, dataset: str) -> Study:
     """Fig. 3, 8 and 9."""
     title = f"Fig. {number}: accuracy and loss, {TITLES[dataset]}"
     claim = "DecHW is on top from the start"
-    return _study(f"fig{number}", title, claim, output.curves, datasets=(dataset,))
+    return _study(f"p0-fig{number}", title, claim, output.curves, datasets=(dataset,))
 
 
 def _rounds(
@@ -88,12 +76,12 @@ def _rounds(
     """Tables II, V and VI; `table` is the title of the table if it differs."""
     show = partial(output.rounds_table, table or title, numbers, targets)
     claim = "DecHW is first nearly everywhere"
-    return _study(f"tab{number}", title, claim, partial(output.tabulated, show))
+    return _study(f"p0-tab{number}", title, claim, partial(output.tabulated, show))
 
 
 STUDIES = [
     _study(
-        "fig1",
+        "p0-fig1",
         "Fig. 1: shared and independent starts, CIFAR-10",
         "a shared start converges well, independent ones need many more rounds",
         output.curves,
@@ -101,7 +89,7 @@ STUDIES = [
         (CIFAR,),
     ),
     _study(
-        "fig2",
+        "p0-fig2",
         "Fig. 2: norm of the curvature of some nodes, MNIST",
         "it falls towards zero within tens of rounds",
         output.show_norms,
@@ -134,7 +122,7 @@ STUDIES = [
     _curves(8, MNIST),
     _curves(9, FASHION),
     _study(
-        "tab1",
+        "p0-tab1",
         "Table I: final accuracy",
         "DecHW is best everywhere",
         partial(output.tabulated, partial(output.final_accuracy, title="Table I: final accuracy")),
@@ -147,7 +135,7 @@ STUDIES = [
         "Table II: rounds to shares of the best accuracy of any method",
     ),
     _study(
-        "tab3",
+        "p0-tab3",
         "Table III: DESA on a fixed graph, CIFAR-10",
         "DESA stays far behind plain averaging",
         partial(output.tabulated, output.last_accuracy),
@@ -163,7 +151,7 @@ STUDIES = [
         "Table VI: rounds to shares of the method's own best accuracy",
     ),
     _study(
-        "cost",
+        "p0-cost",
         "Section V-B2: numbers sent",
         "T m for averaging, 2 T m for DecHW, T m + theta m for DecHW*",
         partial(output.tabulated, output.scalars_table),
@@ -179,7 +167,7 @@ STUDIES = [
         output.show_half,
     ),
     _study(
-        "curvature",
+        "p0-curvature",
         "Not in the paper: which curvature, MNIST",
         "batch gradients, single examples, the full gradient, or gathered while training",
         output.show_curvature,

@@ -6,19 +6,11 @@ from typing import Any, NamedTuple
 
 from peerage.papers import charts
 from peerage.papers.charts import LABELS, Bars, HeatMap, Line, Plot, heat_maps
+from peerage.papers.datasets import CIFAR, FEMNIST, MNIST, TITLES
 from peerage.papers.p2 import printed
 from peerage.papers.p2.settings import BYTES, ONE_STEP, SIZES, Setting, scalars_up
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable, Row
-from peerage.papers.study import (
-    CIFAR,
-    FEMNIST,
-    MNIST,
-    SMOKE_NOTE,
-    TITLES,
-    Results,
-    StudyOutput,
-    Training,
-)
+from peerage.papers.study import SMOKE_NOTE, Results, StudyOutput, Training
 from peerage.report.series import Key, Series
 from peerage.report.statistics import anova, deviation, mean
 
@@ -76,17 +68,14 @@ def accuracy_table(results: Results, title: str, columns: Sequence[Column]) -> P
     A group has a row of p-values if ours or the paper's are known. Only significant bests are
     marked.
     """
-    paper, methods = printed.accuracies(), results.values("method")
+    paper = printed.accuracies()
     rows: list[Row] = []
     tested = False
     for epochs in results.values("epochs"):
-        found = {
-            place: ends(results.series.get(place))
-            for _, dataset, setting in columns
-            for place in (Setting(dataset, setting, epochs, method) for method in methods)
-        }
-        for method in methods:
+        found: dict[Setting, list[float]] = {}
+        for method in results.values("method"):
             places = [Setting(dataset, setting, epochs, method) for _, dataset, setting in columns]
+            found |= {place: ends(results.series.get(place)) for place in places}
             cells = tuple(cell_of(found[place], paper.get(place, NOTHING)) for place in places)
             rows.append(((epochs, method), cells))
         test = tuple(
@@ -195,16 +184,9 @@ def show_devices(results: Results) -> StudyOutput:
             yield cell_of(series.at(ours) if series else [], (paper[method, mark], None))
 
     same = all(mark == ours for mark, ours in marks.items())
-    table = PaperTable(
-        title="Table 4: accuracy on FEMNIST after so many rounds",
-        row_titles=("method",),
-        columns=tuple(
-            (f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()
-        ),
-        rows=results.by_method(cells),
-        unit="percent",
-        notes=notes_of(results),
-    )
+    columns = [(f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()]
+    title = "Table 4: accuracy on FEMNIST after so many rounds"
+    table = results.method_table(title, columns, cells, "percent", notes=notes_of(results))
     panels = [plot_of(results, TITLES[FEMNIST], key) for key in ALL_KEYS]
     return StudyOutput((table,), charts.plots(panels), curves=ALL_KEYS)
 
@@ -267,12 +249,12 @@ def show_scopes(results: Results) -> StudyOutput:
         sent.append(((method,), (scalars, Cell(up, paper=BYTES * expected[method]))))
         heights.append((up or 0.0) / MEGA)
     tables = (
-        PaperTable(
-            title="Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
-            row_titles=("layers with curvature",),
-            columns=(("HWA",),),
-            rows=results.by_method(lambda method: [cell_of(ends(only_of(results, method)))]),
-            unit="percent",
+        results.method_table(
+            "Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
+            [("HWA",)],
+            lambda method: [cell_of(ends(only_of(results, method)))],
+            "percent",
+            row_title="layers with curvature",
             notes=notes_of(results),
         ),
         PaperTable(

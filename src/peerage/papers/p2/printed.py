@@ -4,7 +4,7 @@ Accuracies and their deviations over ten trials are in percent. The figures prin
 claims of their studies quote the text.
 """
 
-from peerage.papers.study import CIFAR, FASHION, MNIST
+from peerage.papers.datasets import CIFAR, FASHION, MNIST
 
 IID, TYPE_I, TYPE_II = SPLITS = ("IID", "non-IID (I)", "non-IID (II)")  # the order of the columns
 FOUR = ("FedAvg", "FedProx", "FedCurv", "HWA")

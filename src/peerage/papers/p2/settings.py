@@ -7,22 +7,10 @@ from typing import Any, NamedTuple
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import merged
 from peerage.papers.calibrate import mean_cost, parameters
+from peerage.papers.datasets import CIFAR, FASHION, FEMNIST, MNIST
 from peerage.papers.p2 import printed
 from peerage.papers.p2.printed import IID, TYPE_I, TYPE_II
-from peerage.papers.study import (
-    CIFAR,
-    DIGITS,
-    FASHION,
-    FEMNIST,
-    MNIST,
-    SMOKE_RATE,
-    Job,
-    Plan,
-    Scale,
-    Training,
-    built,
-    with_options,
-)
+from peerage.papers.study import DIGITS, SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
 GREY = "cifar10:grey=true,side=28"  # the shape of the other two, for logistic regression
 MODELS = {MNIST: "hwa-mlp", FASHION: "hwa-mlp", CIFAR: "cifar-cnn"}

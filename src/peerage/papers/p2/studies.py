@@ -3,19 +3,14 @@
 from functools import partial
 from typing import Any
 
+from peerage.papers.datasets import CIFAR, FASHION, FEMNIST, IMAGES, MNIST, TITLES
 from peerage.papers.p2 import output, settings
 from peerage.papers.p2.clients import Client, LastLayer, LayerCurvature
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import FIVE, METHODS, PARTITIONS, SIZES, TEN, Setting, grid, runs
 from peerage.papers.study import (
-    CIFAR,
     DIGITS,
-    FASHION,
-    FEMNIST,
-    IMAGES,
-    MNIST,
     SMALL_MODEL,
-    TITLES,
     Calculation,
     Job,
     Plan,

@@ -4,6 +4,7 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
+from peerage.papers.datasets import MNIST
 from peerage.papers.p0 import settings as p0
 from peerage.papers.p4 import numeric, output
 from peerage.papers.p4.settings import (
@@ -17,7 +18,7 @@ from peerage.papers.p4.settings import (
     Setting,
     runs,
 )
-from peerage.papers.study import MNIST, Calculation, Job, Plan, Study, Training
+from peerage.papers.study import Calculation, Job, Plan, Study, Training
 
 ONE_EPOCH = {"steps": None, "epochs": 1}
 
