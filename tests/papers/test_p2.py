@@ -20,6 +20,7 @@ from peerage.engine.prepare import prepare
 from peerage.papers import runner
 from peerage.papers.calibrate import Speeds
 from peerage.papers.charts import Bars, HeatMap, heat_maps, plots
+from peerage.papers.datasets import IMAGES
 from peerage.papers.p2 import clients, output, printed, studies
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import SIZES, Setting, scalars_up
@@ -77,7 +78,7 @@ def test_data_that_is_missing_is_named(tmp_path, monkeypatch):
     for id, name in (("p2-tab4", "femnist"), ("p2-fig1", "mnist"), ("p2-fig2", "mnist")):
         outcome = peerage(f"reproduce {id} --scale small --out", tmp_path / "out")
         assert outcome.code == 2
-        assert f"runs on {name} were left out, as the data is not here" in outcome.err
+        assert f"runs on {name} were skipped because the data is missing" in outcome.err
 
 
 # Parts of a table
@@ -128,7 +129,7 @@ def test_a_part_is_shown_in_the_whole_table(tmp_path):
 
 def test_paper_scale_is_the_published_setting():
     models = {"mnist": "hwa-mlp", "fashion-mnist": "hwa-mlp", "cifar10": "cifar-cnn"}
-    for number, dataset in enumerate(printed.DATASETS, start=1):
+    for number, dataset in enumerate(IMAGES, start=1):
         jobs = jobs_of(f"p2-tab{number}")
         assert len(jobs) == 2 * 3 * 4 * (1 if dataset == "cifar10" else 3)
         assert len({job.folder for job in jobs}) == len(jobs)

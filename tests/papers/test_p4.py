@@ -77,7 +77,7 @@ def test_without_the_satellite_images_their_figure_is_left_out(tmp_path, monkeyp
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "nothing"))
     outcome = peerage("reproduce p4-fig3c --scale small --out", tmp_path / "out")
     assert outcome.code == 2
-    assert "runs on so2sat were left out, as the data is not here" in outcome.err
+    assert "runs on so2sat were skipped because the data is missing" in outcome.err
 
 
 def test_the_list_needs_no_data_for_numerical_studies(tmp_path):
@@ -378,7 +378,7 @@ def two_cores(monkeypatch) -> None:
 @pytest.mark.usefixtures("two_cores")
 def test_an_interrupted_calculation_leaves_no_process_and_begins_again(tmp_path):
     job = batch(MODEL)
-    again = "in run 1 of 1, 60 nodes, Erdos-Renyi, realisations 0 to 3; give the same command"
+    again = "in run 1 of 1, 60 nodes, Erdos-Renyi, realisations 0 to 3; run the same command"
     with pytest.raises(Interrupted, match=again):
         run_jobs(tmp_path, [job], Silent(stop_at="realisation 2/4"))
     assert workers() == []

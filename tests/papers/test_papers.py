@@ -22,6 +22,7 @@ from peerage.experiment.toml import merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
 from peerage.papers import calibrate, runner
 from peerage.papers.calibrate import Speeds, examples, parameters
+from peerage.papers.datasets import IMAGES
 from peerage.papers.listing import entries, hours
 from peerage.papers.p0 import output, printed, settings
 from peerage.papers.p0.settings import Setting
@@ -88,7 +89,7 @@ def test_finished_runs_are_not_repeated_and_are_shared_between_studies(tmp_path)
 
 def test_an_interrupted_study_goes_on_and_loses_one_round_at_most(tmp_path):
     jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
-    again = "in run 1 of 3, DecHetero, cifar10, Dir 0.2, seed 0; give the same command again"
+    again = "in run 1 of 3, DecHetero, cifar10, Dir 0.2, seed 0; run the same command again"
     with pytest.raises(Interrupted, match=again):
         run_jobs(tmp_path / "broken", jobs, Silent(stop_at="round 3/4"))
     watcher = Silent()
@@ -143,8 +144,8 @@ def test_missing_data_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
     assert outcome.code == 2
     assert "p0-cost: 3 of 4 runs finished" in outcome.out.replace("\n", " ")
     assert outcome.err.splitlines()[-1] == (
-        "error: runs on mnist were left out, as the data is not here; "
-        "get it with `peerage data get mnist`, then give this command again"
+        "error: runs on mnist were skipped because the data is missing; "
+        "download it with `peerage data get mnist`, then run this command again"
     )
 
 
@@ -356,7 +357,7 @@ def test_what_came_later_is_said_only_where_it_is_used():
 
 
 @pytest.mark.parametrize("fidelity", ["paper", "code"])
-@pytest.mark.parametrize("dataset", printed.DATASETS)
+@pytest.mark.parametrize("dataset", IMAGES)
 def test_recipes_and_studies_agree(dataset, fidelity):
     short = {"fashion-mnist": "fashion", "cifar10": "cifar"}.get(dataset, dataset)
     recipe = recipes()[f"p0-{short}" + ("-code" if fidelity == "code" else "")]
@@ -372,8 +373,8 @@ def test_recipes_and_studies_agree(dataset, fidelity):
 
 
 def test_printed_numbers_are_the_papers():
-    final = printed.accuracies(printed.FINAL, printed.DATASETS)
-    assert len(final) == 45
+    final = printed.accuracies()
+    assert len(final) == 45 + 3
     assert final["mnist", 0.2, "DecHW"] == (0.9389, 0.009)
     assert final["cifar10", 0.5, "DecDiff(VT)"] == (0.5354, 0.025)
     best = printed.rounds(printed.OF_BEST)
@@ -386,8 +387,7 @@ def test_printed_numbers_are_the_papers():
     assert all(own[k] == v for k, v in best.items() if k[2] == "DecHW")
     absolute = printed.rounds(printed.TO_ABSOLUTE)
     assert absolute["mnist", 1.0, "DecHW"] == (11, 34, 120, 327)
-    desa = printed.accuracies(printed.WITH_DESA, ("cifar10",))
-    assert [desa["cifar10", a, "DESA"][0] for a in (1.0, 0.5, 0.2)] == [0.3518, 0.301, 0.2346]
+    assert [final["cifar10", a, "DESA"][0] for a in (1.0, 0.5, 0.2)] == [0.3518, 0.301, 0.2346]
 
 
 def written(folder: Path, algorithm: str, seed: int, accuracies: list[float]) -> RunRecord:
@@ -531,7 +531,7 @@ def test_an_algorithm_that_does_not_state_its_cost_has_no_estimate(tmp_path, mon
     monkeypatch.setattr(DecHW, "cost", Algorithm.cost)
     monkeypatch.setattr(calibrate, "_mean_cost", calibrate._mean_cost.__wrapped__)
     assert Speeds().seconds(job) is None
-    assert runner.saved_every(job, 1.0) is None
+    assert runner.checkpoint_interval(job, 1.0) is None
     rows = entries([study], runner.Store(tmp_path), SMOKE, Speeds())
     assert rows[0]["hours"] is rows[0]["hours_left"] is None
     assert hours(None) == "unknown"
@@ -543,11 +543,11 @@ def test_large_models_and_short_rounds_are_saved_less_often():
     table = tomllib.loads(SHORT.to_toml())
     large = Experiment(**merged(table, {"dataset": "cifar10", "model": "vgg16"}))
     # 4 models of 33 638 218 numbers take 2.7 s to write, so a round must take 27 s.
-    assert runner.saved_every(Training(place, large), 100 * 26.0) is None
-    assert runner.saved_every(Training(place, large), 100 * 28.0) == 1
-    assert runner.saved_every(Training(place, SHORT), 1.0) == 1
+    assert runner.checkpoint_interval(Training(place, large), 100 * 26.0) is None
+    assert runner.checkpoint_interval(Training(place, large), 100 * 28.0) == 1
+    assert runner.checkpoint_interval(Training(place, SHORT), 1.0) == 1
     alone = large.model_copy(update={"pooled": True})
-    assert runner.saved_every(Training(place, alone), 100 * 7.0) == 1
+    assert runner.checkpoint_interval(Training(place, alone), 100 * 7.0) == 1
 
 
 def test_options_that_change_the_images_change_the_estimate():
@@ -572,7 +572,7 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     fresh = Speeds(tmp_path / "speeds.json")
     rate = fresh.rate("digits", "digits-mlp", 16)
     assert rate.trained > 0
-    assert rate.judged > rate.trained
+    assert rate.evaluated > rate.trained
     assert Speeds(tmp_path / "speeds.json").rates == {"digits digits-mlp 16": rate}
     grey = dataset_info(Cifar10(grey=True, side=9))
     assert fresh.rate("cifar10", "logistic", 16, grey) == fresh.rates["cifar10 1x9x9 logistic 16"]
@@ -621,7 +621,7 @@ def test_a_study_can_be_registered_from_python(outside):
     runner.register(study)
     runner.register(study)
     assert runner.find("ours") is study
-    with pytest.raises(InputError, match="already a study 'ours'; give yours another id"):
+    with pytest.raises(InputError, match="already a study 'ours'; choose another id"):
         runner.register(replace(study, title="another"))
 
 

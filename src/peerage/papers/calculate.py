@@ -1,4 +1,4 @@
-"""Numerical models on all cores: forked processes that each take their share of realisations."""
+"""Numerical models on all cores: each process calculates a share of the realisations."""
 
 import json
 from collections.abc import Callable, Generator, Sequence
@@ -13,31 +13,31 @@ from peerage.papers.study import Calculation, NumericalModel, beyond_defaults
 from peerage.records.rows import Row, RunRecord
 from peerage.workers import ENDED, Workers, cores
 
-RESULT = "summary.json"  # as a run has one, which tells how it stands
+RESULT = "summary.json"  # the same name as in a run folder, for `read_status`
 
 
 def calculate(folder: Path, job: Calculation, advance: Callable[[float, str], None]) -> None:
-    """Calculate all realisations of a job, and write them down at once when the last is there."""
+    """Calculate all realisations of a job, then write them into one file."""
     start = perf_counter()
     found: dict[int, dict[str, Any]] = {}
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with closing(realised(job.model, job.seeds, cores())) as answers:
-        for seed, answer in answers:
-            found[seed] = answer
+    with closing(realised(job.model, job.seeds, cores())) as results:
+        for seed, result in results:
+            found[seed] = result
             advance(len(found) / len(job.seeds), f"realisation {len(found)}/{len(job.seeds)}")
-    result = {
+    content = {
         "status": "finished",
         "model": job.model.name,
         "settings": beyond_defaults(job.model),
         "seconds": perf_counter() - start,
         "realisations": [{"seed": seed, **found[seed]} for seed in job.seeds],
     }
-    write_json(folder / RESULT, result)
+    write_json(folder / RESULT, content)
 
 
 def recorded(folder: Path) -> tuple[RunRecord, ...]:
-    """Every realisation as a record, so that it is shown like a run."""
+    """Every realisation as a record, which tables and figures treat like a run."""
     saved = json.loads((folder / RESULT).read_text())
     summary = {"status": "finished", "algorithm": saved["model"], "seconds": saved["seconds"]}
     return tuple(
@@ -66,21 +66,20 @@ def rows(curves: dict[str, list[float]]) -> tuple[Row, ...]:
 def realised(
     model: NumericalModel, seeds: Sequence[int], workers: int
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
-    """Seeds and what came out for them, in the order of coming; closing it ends all processes."""
+    """Seeds and their results, in order of arrival; closing it ends all processes."""
     workers = min(workers, len(seeds))
     if workers == 1:
         yield from ((seed, model.realise(seed)) for seed in seeds)
         return
     team = Workers(_work, [(model, seeds[number::workers]) for number in range(workers)])
     try:
-        for _, answer in team.receive(range(workers)):
-            if answer is not ENDED:
-                yield answer
+        for _, message in team.receive(range(workers)):
+            if message is not ENDED:
+                yield message
     finally:
         team.close()
 
 
 def _work(pipe: Connection, model: NumericalModel, seeds: Sequence[int]) -> None:
-    """One realisation after the other."""
     for seed in seeds:
         pipe.send((True, (seed, model.realise(seed))))

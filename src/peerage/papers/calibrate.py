@@ -1,4 +1,4 @@
-"""How fast this machine trains, judges, averages and calculates, and what a job will take."""
+"""Measures how fast this machine trains, evaluates and averages; estimates the time of jobs."""
 
 import json
 from collections.abc import Callable
@@ -31,22 +31,22 @@ from peerage.work.context import Examples
 from peerage.work.evaluation import score
 from peerage.work.training import LocalSGD, train
 
-SECONDS = 0.3  # of every measurement
-START = 0.5  # seconds until the workers of a run are at work
-TRIAL = 500  # examples of a trial; large models get fewer, or it would take a minute
-LARGE = 2_000_000  # parameters
-AVERAGED = (8, 1 << 20)  # models, numbers in each: together more than any cache holds
+SECONDS = 0.3  # per measurement
+START_SECONDS = 0.5  # until the workers of a run have started
+TRIAL_EXAMPLES = 500  # fewer for large models, which would take a minute
+LARGE_MODEL = 2_000_000  # parameters
+AVERAGED_SHAPE = (8, 1 << 20)  # models, parameters: too large for any cache
 
 
 class Rate(NamedTuple):
     """Examples per second on one core."""
 
     trained: float
-    judged: float
+    evaluated: float
 
 
 class Speeds:
-    """Measured once on a machine and kept in the cache folder."""
+    """Speeds of this machine, measured once and stored in the cache folder."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "speeds.json"
@@ -59,7 +59,7 @@ class Speeds:
         return int(self.machine["cores"])
 
     def seconds(self, job: Job) -> float | None:
-        """What the whole job takes, if it goes through all of its rounds; None if unknown."""
+        """Time of the whole job if it runs all of its rounds; None if unknown."""
         if isinstance(job, Calculation):
             cores = min(self.cores, len(job.seeds))
             return len(job.seeds) * job.model.products / self.products() / cores
@@ -74,39 +74,40 @@ class Speeds:
         cost = mean_cost(experiment)
         if cost is None:
             return None
-        known = known_facts(experiment)
+        known = info_of(experiment)
         rate = self.rate(dataset, model, experiment.work.batch_size, known)
-        nodes = 1 if experiment.pooled else experiment.nodes
+        nodes = training_nodes(experiment)
         cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
         rounds, held = experiment.rounds, examples(experiment)
-        seen = share_of_clients(experiment) * held  # by the nodes that take part in a round
+        seen = share_of_clients(experiment) * held  # by the clients of a round
         trained = examples_per_round(experiment) + cost.passes * seen
         tested = experiment.evaluation.samples or known.test
         models = 1 if experiment.algorithm.with_hub else nodes
-        judged = tested * models * len(experiment.evaluation.evaluated_rounds(rounds))
-        forward = judged + rounds * cost.forward * seen
+        evaluated = tested * models * len(experiment.evaluation.evaluated_rounds(rounds))
+        forward = evaluated + rounds * cost.forward * seen
         averaged = rounds * numbers_averaged(experiment, cost) / self.averaged()
-        busy = rounds * trained / rate.trained + forward / rate.judged + averaged
-        return START + busy / cores
+        busy = rounds * trained / rate.trained + forward / rate.evaluated + averaged
+        return START_SECONDS + busy / cores
 
     def rate(self, dataset: str, model: str, batch: int, known: DatasetInfo | None = None) -> Rate:
-        """The rate with the images of a data set, whose options may have changed their shape."""
+        """The rate on images of a data set; its options may change their shape."""
         known = known or DATASET_INFO[dataset]
         if known.shape != DATASET_INFO[dataset].shape:
             dataset += " " + "x".join(map(str, known.shape))
         return Rate(*self._once(f"{dataset} {model} {batch}", lambda: measure(known, model, batch)))
 
     def averaged(self) -> float:
-        """Numbers per second that one core adds up when it averages models."""
+        """Numbers per second that one core averages."""
         return self._once("averaging", measure_averaging)[0]
 
     def products(self) -> float:
-        """Multiplications per second of one core in the diffusion model."""
+        """Multiplications per second of the diffusion model on one core."""
         return self._once("products", measure_products)[0]
 
     def _once(self, key: str, trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         if key not in self.rates:
-            self.rates[key] = alone(trial)
+            with exclusive_torch():  # one thread, as in a worker
+                self.rates[key] = trial()
             self._write()
         return self.rates[key]
 
@@ -124,64 +125,67 @@ class Speeds:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, {"machine": self.machine, "rates": self.rates})
         except (OSError, DiskError):
-            return  # then it is measured again next time
+            return  # it will be measured again next time
 
 
 def examples(experiment: Experiment) -> int:
-    """Training examples of all nodes together."""
+    """Number of training examples of all nodes."""
     partition = experiment.partition
     if isinstance(partition, BalancedIid) and partition.items is not None:
         return experiment.nodes * partition.items
-    known = known_facts(experiment)
+    known = info_of(experiment)
     if isinstance(partition, ByGroup) and known.groups is not None:
-        return known.train * experiment.nodes // known.groups  # about, as groups differ in size
+        return known.train * experiment.nodes // known.groups  # groups differ in size
     return int(getattr(experiment.dataset, "train", None) or known.train)
 
 
-def known_facts(experiment: Experiment) -> DatasetInfo:
+def info_of(experiment: Experiment) -> DatasetInfo:
     known = dataset_info(experiment.dataset)
-    assert known is not None  # `seconds` has asked
+    assert known is not None  # `_training` has checked
     return known
 
 
+def training_nodes(experiment: Experiment) -> int:
+    return 1 if experiment.pooled else experiment.nodes
+
+
 def examples_per_round(experiment: Experiment) -> float:
-    """Examples that all nodes together train on in a round, counting repetitions."""
+    """Examples that all nodes train on in a round, counting repetitions."""
     work = experiment.work
     if work.steps is not None:
-        nodes = 1 if experiment.pooled else experiment.nodes
-        return float(nodes * work.steps * work.batch_size)
+        return float(training_nodes(experiment) * work.steps * work.batch_size)
     return share_of_clients(experiment) * (work.epochs or 1) * examples(experiment)
 
 
 def share_of_clients(experiment: Experiment) -> float:
-    """How many of the nodes take part in a round: all of them, unless a hub chooses some."""
-    chosen = getattr(experiment.algorithm, "clients", None) or experiment.nodes
-    return float(chosen / experiment.nodes)
+    """The share of the nodes that take part in a round: 1 unless a hub selects clients."""
+    clients = getattr(experiment.algorithm, "clients", None) or experiment.nodes
+    return float(clients / experiment.nodes)
 
 
 def parameters(experiment: Experiment) -> int:
-    """How many parameters the experiment's model has, known without loading its data."""
+    """Number of parameters of the model, without loading its data."""
     return dimensions(experiment).layout.size
 
 
 def dimensions(experiment: Experiment) -> Dimensions:
     nodes = experiment.nodes + experiment.algorithm.with_hub
-    model: Any = experiment.model[0]  # of a study, so it is one of the package
-    return _dimensions(model, known_facts(experiment), nodes)
+    model: Any = experiment.model[0]  # studies use models of the package
+    return _dimensions(model, info_of(experiment), nodes)
 
 
 @cache
 def _dimensions(model: Any, known: DatasetInfo, nodes: int) -> Dimensions:
-    with torch.device("meta"):  # shapes without values: a large model takes no time
+    with torch.device("meta"):  # shapes without values, so a large model costs nothing
         module = model.build(known.shape, known.classes)
     return Dimensions.of(module, nodes, known.classes, known.shape)
 
 
 def numbers_averaged(experiment: Experiment, cost: Cost) -> float:
-    """Numbers that the averages of one round are made of."""
+    """Numbers that all nodes average in a round."""
     if experiment.pooled:
         return 0.0
-    topology: Any = experiment.topology  # of a study, so it is one of the package
+    topology: Any = experiment.topology  # studies use topologies of the package
     links = _links(topology, experiment.nodes)
     models = share_of_clients(experiment) * (experiment.nodes + links)
     whole = isinstance(experiment.topology, Complete) and experiment.faults == Faults()
@@ -192,12 +196,12 @@ def numbers_averaged(experiment: Experiment, cost: Cost) -> float:
 
 @cache
 def _links(topology: Any, nodes: int) -> int:
-    """Directed links of a graph of this kind; those of other seeds have about as many."""
+    """Directed links of a graph with seed 0; other seeds give about as many."""
     return int(degrees(topology.build(nodes, 0)).sum())
 
 
 def mean_cost(experiment: Experiment) -> Cost | None:
-    """What a mean round costs a mean node; None if the algorithm does not state its cost."""
+    """Mean cost of a round for a node; None if the algorithm does not state its cost."""
     examples_per_node = examples(experiment) / experiment.nodes
     return _mean_cost(
         experiment.algorithm, experiment.rounds, dimensions(experiment), examples_per_node
@@ -219,42 +223,35 @@ def _mean_cost(
     return Cost(**means, shared_mean=all(cost.shared_mean for cost in stated))
 
 
-def measure(known: DatasetInfo, model: str, batch: int) -> Rate:
-    """Train and judge random images for a moment."""
+def measure(known: DatasetInfo, name: str, batch: int) -> Rate:
+    """Train and evaluate a model on random images for a moment."""
     shape, classes = known.shape, known.classes
-    architecture = Architecture(model, partial(MODELS[model]().build, shape, classes), "torch")
-    bench = architecture.build_flat()
-    bench.load(*architecture.initial(0, 0, gain=1.0))
-    count = TRIAL if bench.params.numel() < LARGE else 2 * batch
+    architecture = Architecture(name, partial(MODELS[name]().build, shape, classes), "torch")
+    model = architecture.build_flat()
+    model.load(*architecture.initial(0, 0, gain=1.0))
+    count = TRIAL_EXAMPLES if model.params.numel() < LARGE_MODEL else 2 * batch
     images = Examples(torch.randn(count, *shape), torch.arange(count) % classes)
     work = LocalSGD(epochs=1, batch_size=batch, lr=0.001, momentum=0.9)
-    everything = torch.arange(count)
-    trained = _per_second(lambda: train(bench, work, images.chunks(everything, batch)))
-    judged = _per_second(lambda: score(bench, images))
-    return Rate(count * trained, count * judged)
+    trained = _per_second(lambda: train(model, work, images.chunks(torch.arange(count), batch)))
+    evaluated = _per_second(lambda: score(model, images))
+    return Rate(count * trained, count * evaluated)
 
 
 def measure_averaging() -> tuple[float]:
-    models = torch.zeros(AVERAGED)
+    models = torch.zeros(AVERAGED_SHAPE)
     weights = [1 / len(models)] * len(models)
     return (models.numel() * _per_second(lambda: weighted_mean(models, weights)),)
 
 
 def measure_products() -> tuple[float]:
-    """The diffusion model on a graph as those of P4's Fig. 8."""
+    """The diffusion model on a graph like those of P4's Fig. 8."""
     graph = ErdosRenyi(degree=64).build(1024, 0)
     products = int(degrees(graph).sum() + graph.nodes) * 200
     return (products * _per_second(lambda: diffuse(graph, parameters=200, rounds=1)),)
 
 
-def alone(trial: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-    """A trial with one thread, as the workers have."""
-    with exclusive_torch():
-        return trial()
-
-
 def _per_second(work: Callable[[], object]) -> float:
-    """How often something can be done in a second."""
+    """How often a function can be called in a second."""
     work()
     start, times = perf_counter(), 0
     while (spent := perf_counter() - start) < SECONDS:

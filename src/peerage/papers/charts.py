@@ -1,8 +1,8 @@
-"""Figures of a study, methods over seeds: curves, single nodes, phases, and ours beside a paper."""
+"""Figures of studies: curves over seeds, single nodes, phases, and our numbers beside a paper's."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import matplotlib
@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from peerage.papers.papertable import PaperTable
+from peerage.papers.study import count_text
 from peerage.records.metrics import BY_KEY, METRICS
 from peerage.records.rows import RunRecord
 from peerage.report.figures import (
@@ -40,9 +41,9 @@ from peerage.report.series import Key, Series
 
 LABELS = {metric.key: metric.label for metric in METRICS}
 ROUND = "round"
-NODES = 10  # lines of single nodes in a panel at most; more cannot be followed
-MARKS = 7  # markers on a curve
-LONG = 200  # points; the noise of a longer curve would make a thick line thicker
+MAX_NODES = 10  # lines of single nodes per panel
+MARKS = 7  # markers per curve
+LONG = 200  # points; longer curves are noisy and get a thinner line
 BAND = 0.18  # opacity
 TARGET: Any = {"color": "#999999", "linewidth": 1.0, "linestyle": (0, (4, 3))}
 LEVEL: Any = {"color": "#444444", "linewidth": 1.1, "linestyle": (0, (1, 1.5))}
@@ -52,13 +53,13 @@ BELOW: Any = {
     "handletextpad": 0.1,
 }  # fmt: skip
 STRIPE = "#F5F5F5"
-# Ticks of a logarithmic axis in every decade, by how much the values span at most.
+# Ticks of a logarithmic axis in every decade, by the largest ratio of the values.
 TICKS = {8: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), 100: (1.0, 2.0, 5.0), math.inf: (1.0,)}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One setting: all methods in it, and accuracies that are marked by a line across."""
+    """One setting with all its methods; `targets` are accuracies marked by horizontal lines."""
 
     title: str
     series: tuple[Series, ...]
@@ -67,7 +68,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class NodePanel:
-    """What an algorithm noted under one name; without `log`, the values choose the scale."""
+    """The notes of an algorithm under one name; if `log` is None, the values set the scale."""
 
     title: str
     record: RunRecord
@@ -78,12 +79,12 @@ class NodePanel:
 
 @dataclass(frozen=True)
 class Line:
-    """Points with their deviations; equal labels have one colour, and dashes tell two kinds."""
+    """Points with deviations; equal labels have the same colour, dashes mark a second kind."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    spread: Sequence[float] = ()  # none: no band
+    spread: Sequence[float] = ()  # empty: no band
     dashed: bool = False
 
 
@@ -99,7 +100,7 @@ def line_of(
 ) -> Line:
     """A series from round `first` on, with a band if there are several seeds.
 
-    `stretch` is the length of a round on the horizontal axis, and values are divided by `unit`.
+    `stretch` is the length of a round on the horizontal axis; values are divided by `unit`.
     """
     points = [point for point in zip(*series.curve(key), strict=True) if point[0] >= first]
     return Line(
@@ -113,7 +114,7 @@ def line_of(
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines on their axes, and levels across: the label of a line, if any, and a value."""
+    """Lines on their axes; `levels` are horizontal: the label of a line or "", and a value."""
 
     title: str
     lines: tuple[Line, ...]
@@ -121,10 +122,10 @@ class Plot:
     ylabel: str = "test loss"
     log: str = ""  # x, y or xy: the axes that are logarithmic
     levels: tuple[tuple[str, float], ...] = ()
-    floor: float | None = None  # where the vertical axis begins; below all by default
+    floor: float | None = None  # start of the vertical axis; None: set by the values
 
     def points(self, line: Line) -> tuple[list[float], list[float], list[float]]:
-        """x, y and deviations of what can be drawn: on a logarithmic axis there is no round 0."""
+        """x, y and deviations without round 0 if the horizontal axis is logarithmic."""
         kept = [k for k, x in enumerate(line.x) if x > 0 or "x" not in self.log]
         x, y = ([values[k] for k in kept] for values in (line.x, line.y))
         return x, y, [line.spread[k] for k in kept] if line.spread else []
@@ -132,30 +133,30 @@ class Plot:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for every name, of one piece or of stacked parts that are named below the figure."""
+    """One bar per name, of one part or of stacked parts that a legend names."""
 
     title: str
     names: tuple[str, ...]
-    parts: Mapping[str, Sequence[float]]  # a height in every bar
+    parts: Mapping[str, Sequence[float]]  # heights, one per bar
     xlabel: str = ""
     ylabel: str = ""
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A picture of a matrix, perhaps a smaller one; the axes count rows and columns of the real."""
+    """A matrix, or a smaller picture of it; the axes count rows and columns of the matrix."""
 
     title: str
     values: Sequence[Sequence[float]]
     xlabel: str
     ylabel: str
-    shape: tuple[int, ...] | None = None  # of the real one: (rows, columns)
+    shape: tuple[int, ...] | None = None  # (rows, columns) of the matrix
 
 
 def curves(panels: Sequence[Panel], keys: Sequence[str] = ("accuracy", "loss")) -> Figure:
-    """Means over seeds in bands of one standard deviation: a column per panel, a row per key.
+    """Means over seeds in bands of one standard deviation: one column per panel, one row per key.
 
-    More than four panels stand in lines of three, as papers print them.
+    More than four panels are split into lines of three.
     """
     methods = _methods(panels)
     columns = len(panels) if len(panels) <= 4 else 3
@@ -170,30 +171,29 @@ def curves(panels: Sequence[Panel], keys: Sequence[str] = ("accuracy", "loss")) 
 
 
 def node_lines(panels: Sequence[NodePanel]) -> Figure:
-    """One line per node and panel; of many nodes, ten that are spread evenly over their numbers."""
-    noted = [panel.record.notes(panel.note) for panel in panels]
-    chosen = _spread_out(sorted({node for notes in noted for node in notes}), NODES)
+    """One line per node and panel; of many nodes, ten that are evenly spaced."""
+    all_notes = [panel.record.notes(panel.note) for panel in panels]
+    nodes = _evenly_spaced(sorted({node for notes in all_notes for node in notes}), MAX_NODES)
     figure, grid = _panel_grid(len(panels), len(panels) if len(panels) < 4 else 2)
     with matplotlib.rc_context(STYLE):
-        for axes, panel, notes in zip(grid, panels, noted, strict=True):
-            shown = {node: notes[node] for node in chosen if node in notes}
-            for node, (rounds, values) in shown.items():
-                place = chosen.index(node)
-                markers = _turn(len(rounds), place, len(chosen))
-                axes.plot(rounds, values, markevery=markers, **_node_line(place))
-            known = [value for _, values in shown.values() for value in values]
+        for axes, panel, notes in zip(grid, panels, all_notes, strict=True):
+            curves = {node: notes[node] for node in nodes if node in notes}
+            for node, (rounds, values) in curves.items():
+                index = nodes.index(node)
+                markers = _markers(len(rounds), index, len(nodes))
+                axes.plot(rounds, values, markevery=markers, **_node_line(index))
+            known = [value for _, values in curves.values() for value in values]
             if needs_log_scale(known) if panel.log is None else panel.log:
                 axes.set_yscale("log")
-            axes.set_title(literal(panel.title))
-            axes.set_ylabel(literal(panel.ylabel))
-            _round_axis(axes, [rounds for rounds, _ in shown.values()])
-        names = [Line2D([], [], label=f"node {n}", **_node_line(k)) for k, n in enumerate(chosen)]
+            axes.set(title=literal(panel.title), ylabel=literal(panel.ylabel))
+            _round_axis(axes, [rounds for rounds, _ in curves.values()])
+        names = [Line2D([], [], label=f"node {n}", **_node_line(k)) for k, n in enumerate(nodes)]
         _legend_above(figure, names)
     return figure
 
 
 def against_paper(table: PaperTable) -> Figure:
-    """A picture of a table: ours filled, the paper's hollow, and a line between the two."""
+    """A table as a figure: our numbers filled, the paper's hollow, and a line between them."""
     heights, ticks = _table_rows(table)
     parts = table.parts()
     figure, grid = _grid(1, len(parts), sharey="row", height=1.5 + 0.34 * len(ticks))
@@ -225,30 +225,30 @@ def plots(
     kinds: Mapping[str, bool] | None = None,
     across: str = "",
 ) -> Figure:
-    """Panels in lines of so many columns.
+    """Panels in lines of `columns`.
 
-    `kinds` are words for solid lines, and where they are true for dashed ones; `across` is one for
-    levels.
+    The legend names solid lines by the keys of `kinds` that are false, dashed ones by those that
+    are true, and levels by `across`.
     """
-    lined = [panel for panel in panels if isinstance(panel, Plot)]
-    labels = list(dict.fromkeys(line.label for panel in lined for line in panel.lines))
-    curve_styles = {label: _label_look(label, number) for number, label in enumerate(labels)}
-    alike = len({(panel.ylabel, "y" in panel.log) for panel in lined}) == 1
-    alike = alike and len(lined) == len(panels)
+    line_panels = [panel for panel in panels if isinstance(panel, Plot)]
+    labels = list(dict.fromkeys(line.label for panel in line_panels for line in panel.lines))
+    styles = {label: _label_style(label, number) for number, label in enumerate(labels)}
+    alike = len({(panel.ylabel, "y" in panel.log) for panel in line_panels}) == 1
+    alike = alike and len(line_panels) == len(panels)
     figure, grid = _panel_grid(len(panels), columns, sharey=alike)
     with matplotlib.rc_context(STYLE):
         for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
             if isinstance(panel, Bars):
-                _draw_bars(axes, panel, curve_styles)
+                _draw_bars(axes, panel, styles)
             else:
-                _draw_plot(axes, panel, curve_styles)
+                _draw_plot(axes, panel, styles)
             if not alike or number % min(columns, len(panels)) == 0:
                 axes.set_ylabel(literal(panel.ylabel))
         for axes, panel in zip(grid, panels, strict=True):
             if isinstance(panel, Plot):
-                _plot_axes(axes, panel, lined if alike else [panel])
-        names = _names(lined, curve_styles)
-        _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(lined, across)])
+                _plot_axes(axes, panel, line_panels if alike else [panel])
+        names = _names(line_panels, styles)
+        _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(line_panels, across)])
         _legend_of_parts(figure, [panel for panel in panels if isinstance(panel, Bars)])
     return figure
 
@@ -261,7 +261,7 @@ def heat_maps(
     height: float = 2.2,
     scale: Literal["around zero", "from zero"] = "from zero",
 ) -> Figure:
-    """Panels in lines of so many columns, each `height` inches high; one colour bar for all."""
+    """Panels in lines of `columns`, each `height` inches high, with one colour bar for all."""
     with matplotlib.rc_context(STYLE):
         columns = min(columns, len(panels))
         tall = 0.4 + height * -(-len(panels) // columns)
@@ -281,8 +281,7 @@ def heat_maps(
                 interpolation="nearest",
                 extent=(-0.5, width - 0.5, rows - 0.5, -0.5),
             )
-            axes.set_title(literal(panel.title))
-            axes.set_xlabel(literal(panel.xlabel))
+            _title_axes(axes, panel)
             axes.set_ylabel(literal(panel.ylabel))
         bar = figure.colorbar(picture, ax=figure.axes, shrink=0.9, pad=0.02)
         bar.outline.set_visible(False)
@@ -290,18 +289,8 @@ def heat_maps(
     return figure
 
 
-def phases(series: Sequence[Series]) -> Figure:
-    """Where the time of a mean round goes, method by method."""
-    figure, grid = _grid(1, 1, height=1.7 + max(0.42 * len(series), 0.9))
-    with matplotlib.rc_context(STYLE):
-        figure.legend(
-            handles=_bars(grid[0][0], series), loc="outside upper left", ncols=4, fontsize=9
-        )
-    return figure
-
-
-def curves_and_phases(panel: Panel, series: Sequence[Series]) -> Figure:
-    """What is reached after how many rounds, and beside it what a round costs."""
+def curves_and_phases(panel: Panel) -> Figure:
+    """The accuracy over the rounds, and beside it the seconds of each phase of a round."""
     methods = _methods([panel])
     figure, grid = _grid(1, 2, height=SIZE[1] + 0.3)
     left, right = grid[0]
@@ -311,7 +300,8 @@ def curves_and_phases(panel: Panel, series: Sequence[Series]) -> Figure:
         _round_axis(left, [s.rounds() for s in panel.series])
         left.set_title(literal(panel.title))
         _legend_above(figure, _entries(methods, [panel]))
-        right.legend(handles=_bars(right, series), loc="lower left", **ABOVE)
+        bars = [(literal(s.label), visible(s.phases())) for s in panel.series]
+        right.legend(handles=phase_bars(right, bars), loc="lower left", **ABOVE)
     return figure
 
 
@@ -323,7 +313,7 @@ def _grid(
     height: float | None = None,
     **options: Any,
 ) -> tuple[Figure, Any]:
-    """A figure with axes [rows, columns]; without any, one that says that it is empty."""
+    """A figure with axes [rows, columns]; without axes, a text says that it is empty."""
     if width is None:
         width = SIZE[0] if columns <= 1 else 0.9 + 3.5 * columns
     tall = max(0.8 + 2.75 * rows, 2.0) if height is None else height
@@ -336,7 +326,7 @@ def _grid(
 
 
 def _panel_grid(count: int, columns: int, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with axes for so many panels, in lines of at most so many columns."""
+    """A figure with axes for `count` panels, in lines of at most `columns`."""
     columns = min(columns, count)
     figure, grid = _grid(-(-count // max(columns, 1)), columns, **options)
     for spare in grid.flat[count:]:
@@ -345,7 +335,7 @@ def _panel_grid(count: int, columns: int, **options: Any) -> tuple[Figure, list[
 
 
 def _methods(panels: Sequence[Panel]) -> dict[str, CurveStyle]:
-    """The look of every label, the same in all panels, also where another method is missing."""
+    """The style of each label, the same in all panels."""
     algorithms = {s.label: s.algorithm for panel in panels for s in panel.series}
     return dict(zip(algorithms, curve_styles(list(algorithms.values())), strict=True))
 
@@ -353,7 +343,7 @@ def _methods(panels: Sequence[Panel]) -> dict[str, CurveStyle]:
 def _draw_line(
     rows: Any, panels: Sequence[Panel], keys: Sequence[str], methods: dict[str, CurveStyle]
 ) -> None:
-    """Panels side by side, all of whose keys stand above each other on the same rounds."""
+    """Panels side by side, with one row of axes per key."""
     for row, key in zip(rows, keys, strict=True):
         for axes, panel in zip(row, panels, strict=False):
             _draw_panel(axes, panel, key, methods)
@@ -374,29 +364,29 @@ def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, CurveStyl
     order = list(methods)
     for series in panel.series:
         rounds, means, stds = series.curve(key)
-        look = methods[series.label]
-        markers = _turn(len(rounds), order.index(series.label), len(order))
+        style = methods[series.label]
+        markers = _markers(len(rounds), order.index(series.label), len(order))
         width = 1.8 if len(rounds) <= LONG else 1.2
-        axes.plot(rounds, means, markevery=markers, linewidth=width, **look.line)
+        axes.plot(rounds, means, markevery=markers, linewidth=width, **style.line)
         if series.seeds > 1:
-            _draw_band(axes, rounds, means, stds, look.colour)
+            _draw_band(axes, rounds, means, stds, style.colour)
 
 
-def _draw_plot(axes: Axes, panel: Plot, curve_styles: Mapping[str, dict[str, Any]]) -> None:
+def _draw_plot(axes: Axes, panel: Plot, styles: Mapping[str, CurveStyle]) -> None:
     for label, value in panel.levels:
-        colour = {"color": curve_styles[label]["color"]} if label in curve_styles else {}
+        colour = {"color": styles[label].colour} if label in styles else {}
         axes.axhline(value, zorder=1, **{**LEVEL, **colour})
-    order = list(curve_styles)
+    order = list(styles)
     for line in panel.lines:
         x, y, deviation = panel.points(line)
-        stroke = _stroke(curve_styles[line.label], dashed=line.dashed)
-        markers = _turn(len(x), order.index(line.label), len(order))
-        axes.plot(x, y, markevery=markers, zorder=2.5 if line.dashed else 2, **stroke)
+        style = styles[line.label]
+        markers = _markers(len(x), order.index(line.label), len(order))
+        zorder = 2.5 if line.dashed else 2
+        axes.plot(x, y, markevery=markers, zorder=zorder, **_stroke(style, dashed=line.dashed))
         if deviation:
-            least = 0.2 if "y" in panel.log else None  # a logarithm has no zero to reach
-            _draw_band(axes, x, y, deviation, stroke["color"], least)
-    axes.set_title(literal(panel.title))
-    axes.set_xlabel(literal(panel.xlabel))
+            least = 0.2 if "y" in panel.log else None  # a logarithmic axis has no zero
+            _draw_band(axes, x, y, deviation, style.colour, least)
+    _title_axes(axes, panel)
 
 
 def _draw_band(
@@ -418,14 +408,12 @@ def _band_entry(label: str) -> Patch:
     return Patch(color="#888888", alpha=2 * BAND, label=label)
 
 
-def _draw_bars(axes: Axes, panel: Bars, curve_styles: Mapping[str, dict[str, Any]]) -> None:
-    """A bar of one piece has its height above it, and the colour of a line with its name."""
+def _draw_bars(axes: Axes, panel: Bars, styles: Mapping[str, CurveStyle]) -> None:
+    """A bar of one part has its height above it, and the colour of the line with its name."""
     places = range(len(panel.names))
     bottom = np.zeros(len(panel.names))
     for number, heights in enumerate(panel.parts.values()):
-        single = [
-            curve_styles[name]["color"] if name in curve_styles else GREY for name in panel.names
-        ]
+        single = [styles[name].colour if name in styles else GREY for name in panel.names]
         colour: Any = single if len(panel.parts) == 1 else _part_colour(number)
         bars = axes.bar(places, heights, 0.7, bottom, color=colour)
         if len(panel.parts) == 1:
@@ -434,8 +422,11 @@ def _draw_bars(axes: Axes, panel: Bars, curve_styles: Mapping[str, dict[str, Any
         bottom += np.asarray(heights)
     axes.set_xticks(places, [literal(name) for name in panel.names])
     axes.grid(visible=False, axis="x")
-    axes.set_title(literal(panel.title))
-    axes.set_xlabel(literal(panel.xlabel))
+    _title_axes(axes, panel)
+
+
+def _title_axes(axes: Axes, panel: Plot | Bars | HeatMap) -> None:
+    axes.set(title=literal(panel.title), xlabel=literal(panel.xlabel))
 
 
 def _part_colour(number: int) -> Any:
@@ -446,10 +437,9 @@ def _legend_of_parts(figure: Figure, panels: Sequence[Bars]) -> None:
     names = list(dict.fromkeys(n for p in panels if len(p.parts) > 1 for n in p.parts))
     if names:
         entries = [Patch(color=_part_colour(k), label=literal(n)) for k, n in enumerate(names)]
-        look: Any = {"fontsize": 9, "handlelength": 1.0, "columnspacing": 1.2}
-        figure.legend(
-            handles=entries, loc="outside lower center", ncols=min(len(names), 10), **look
-        )
+        style: Any = {"fontsize": 9, "handlelength": 1.0, "columnspacing": 1.2}
+        columns = min(len(names), 10)
+        figure.legend(handles=entries, loc="outside lower center", ncols=columns, **style)
 
 
 def _plot_axes(axes: Axes, panel: Plot, sharing: Sequence[Plot]) -> None:
@@ -473,7 +463,7 @@ def _round_ticks() -> MaxNLocator:
 
 
 def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
-    """Plain numbers as ticks, unless they are very small or span very much."""
+    """Plain numbers as ticks, unless they are very small or differ very much."""
     positive = [value for value in values if value > 0]
     if not positive or min(positive) < 1e-3 or max(positive) > 1e5 * min(positive):
         return
@@ -484,48 +474,37 @@ def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _stroke(look: Mapping[str, Any], *, dashed: bool = False) -> dict[str, Any]:
-    return {
-        "color": look["color"],
-        "marker": look["marker"],
-        "linestyle": "--" if dashed else "-",
-        "markerfacecolor": "white" if dashed else look["color"],
-        "markersize": 4.5,
-        "linewidth": 1.5,
-    }
+def _stroke(style: CurveStyle, *, dashed: bool = False) -> dict[str, Any]:
+    line = replace(style, dash="--" if dashed else "-").line
+    return {**line, "markersize": 4.5, "linewidth": 1.5}
 
 
-def _label_look(label: str, number: int) -> dict[str, Any]:
-    """That of an algorithm if the label is one's name, which then looks as it does everywhere.
-
-    A variant of it, such as `HWA (examples)`, has its look too: draw the line dashed.
-    """
+def _label_style(label: str, number: int) -> CurveStyle:
+    """The style of an algorithm if the label is its name or that of a variant, `HWA (examples)`."""
     name, _, _ = label.partition(" (")
-    if name.lower() not in CURVE_STYLES:
-        return _column(number)
-    colour, marker = curve_style(name)
-    return {"color": colour, "marker": marker}
+    known = name.lower() in CURVE_STYLES
+    return CurveStyle(*(curve_style(name) if known else _colour_and_marker(number)), "-")
 
 
-def _names(panels: Sequence[Plot], curve_styles: Mapping[str, dict[str, Any]]) -> list[Artist]:
-    """The labels; one that stands for dashed lines only is dashed."""
+def _names(panels: Sequence[Plot], styles: Mapping[str, CurveStyle]) -> list[Artist]:
+    """Legend entries of the labels; a label of dashed lines only is dashed."""
     solid = {line.label for panel in panels for line in panel.lines if not line.dashed}
     return [
-        Line2D([], [], label=literal(label), **_stroke(look, dashed=label not in solid))
-        for label, look in curve_styles.items()
+        Line2D([], [], label=literal(label), **_stroke(style, dashed=label not in solid))
+        for label, style in styles.items()
     ]
 
 
 def _kinds(kinds: Mapping[str, bool]) -> list[Artist]:
-    look = {"color": "#444444", "marker": ""}
+    style = CurveStyle("#444444", "", "-")
     return [
-        Line2D([], [], label=literal(word), **_stroke(look, dashed=dashed))
+        Line2D([], [], label=literal(word), **_stroke(style, dashed=dashed))
         for word, dashed in kinds.items()
     ]
 
 
 def _marks(panels: Sequence[Plot], across: str) -> list[Artist]:
-    """What a band and a line across are."""
+    """Legend entries of bands and horizontal lines."""
     marks: list[Artist] = []
     if any(line.spread for panel in panels for line in panel.lines):
         marks.append(_band_entry("± std"))
@@ -534,17 +513,17 @@ def _marks(panels: Sequence[Plot], across: str) -> list[Artist]:
     return marks
 
 
-def _turn(points: int, place: int, count: int) -> tuple[int, int]:
-    """First and distance of the markers: those of `count` curves take turns along the rounds.
+def _markers(points: int, index: int, count: int) -> tuple[int, int]:
+    """First marker and distance of curve `index`: `count` curves alternate along the rounds.
 
     Equal curves then do not hide each other completely.
     """
     every = max(points // MARKS, 1)
-    return min(every * place // count, max(points - 1, 0)), every
+    return min(every * index // count, max(points - 1, 0)), every
 
 
 def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None:
-    """The axis of a key, which all panels of a line share."""
+    """The vertical axis of a key, which all panels of a line share."""
     line[0].set_ylabel(LABELS.get(key, key.replace("_", " ")))
     values = [value for p in panels for s in p.series for value in s.curve(key).means]
     scale = BY_KEY[key].scale if key in BY_KEY else "number"
@@ -553,7 +532,7 @@ def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None
     elif scale == "log" or needs_log_scale(values):
         line[0].set_yscale("log")
         positive = [value for value in values if value > 0]
-        # A band may reach down to zero or below, where a logarithm has no end.
+        # A band may reach zero, which a logarithmic axis cannot show.
         line[0].set_ylim(bottom=0.7 * min(positive, default=1.0))
 
 
@@ -565,21 +544,20 @@ def _round_axis(axes: Axes, rounds: Sequence[Sequence[int]]) -> None:
 
 
 def _entries(methods: dict[str, CurveStyle], panels: Sequence[Panel]) -> list[Artist]:
-    """The legend of curves: the methods, what a band is, what a line across is."""
+    """Legend entries of the methods, of bands and of targets."""
     entries: list[Artist] = [
-        Line2D([], [], label=literal(label), **look.line) for label, look in methods.items()
+        Line2D([], [], label=literal(label), **style.line) for label, style in methods.items()
     ]
-    seeds = sorted({s.seeds for panel in panels for s in panel.series if s.seeds > 1})
+    seeds = {s.seeds for panel in panels for s in panel.series if s.seeds > 1}
     if seeds:
-        count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-        entries.append(_band_entry(f"± std of {count} seeds"))
+        entries.append(_band_entry(f"± std of {count_text('seed', seeds)}"))
     if any(panel.targets for panel in panels):
         entries.append(Line2D([], [], label="target", **TARGET))
     return entries
 
 
 def _legend_above(figure: Figure, entries: Sequence[Artist]) -> None:
-    """As few lines as the width of the figure allows, and all of about the same length."""
+    """A legend with as few lines as fit the width, all about equally long."""
     longest = max((len(str(entry.get_label())) for entry in entries), default=0)
     per_line = max(int(figure.get_figwidth() / (0.5 + 0.075 * longest)), 2)  # inches
     lines = max(math.ceil(len(entries) / per_line), 1)
@@ -587,23 +565,19 @@ def _legend_above(figure: Figure, entries: Sequence[Artist]) -> None:
     figure.legend(handles=list(entries), loc="outside upper center", ncols=columns)
 
 
-def _bars(axes: Axes, series: Sequence[Series]) -> list[Patch]:
-    return phase_bars(axes, [(literal(s.label), visible(s.phases())) for s in series])
-
-
-def _spread_out(items: list[int], count: int) -> list[int]:
+def _evenly_spaced(items: list[int], count: int) -> list[int]:
     if len(items) <= count:
         return items
     return [items[round(k * (len(items) - 1) / (count - 1))] for k in range(count)]
 
 
-def _node_line(place: int) -> dict[str, Any]:
-    dash = DASHES[place // len(COLOURS)]
-    return {**_column(place), "linestyle": dash, "linewidth": 1.2, "markersize": 4.5}
+def _node_line(index: int) -> dict[str, Any]:
+    dash = DASHES[index // len(COLOURS)]
+    return {**_column(index), "linestyle": dash, "linewidth": 1.2, "markersize": 4.5}
 
 
 def _table_rows(table: PaperTable) -> tuple[list[float], list[tuple[float, str, bool]]]:
-    """The height of every row, and all names beside the axis with whether each names a group."""
+    """The height of each row, and the names beside the axis; True marks the name of a group."""
     heights: list[float] = []
     ticks: list[tuple[float, str, bool]] = []
     for name, numbers in table.groups():
@@ -624,7 +598,7 @@ def _draw_column(
         if cell.ours is not None and cell.paper is not None:
             axes.plot([cell.ours, cell.paper], [y, y], color=colour, linewidth=0.9, alpha=0.7)
         if cell.paper is not None:
-            # Larger, so that it is also seen around an equal number of ours.
+            # Larger, so that it stays visible around an equal number of ours.
             hollow = {**style, "markerfacecolor": "white", "markersize": 7.5}
             axes.plot(cell.paper, y, zorder=3, **hollow)
         if cell.ours is not None:
@@ -632,12 +606,13 @@ def _draw_column(
             axes.errorbar(cell.ours, y, xerr=spread, **style, elinewidth=2.2, alpha=0.9, zorder=4)
 
 
+def _colour_and_marker(number: int) -> tuple[str, str]:
+    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+
+
 def _column(number: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": "none",
-    }
+    colour, marker = _colour_and_marker(number)
+    return {"color": colour, "marker": marker, "linestyle": "none"}
 
 
 def _column_entry(table: PaperTable, place: int, number: int) -> Line2D:

@@ -1,4 +1,4 @@
-"""What can be reproduced, what it needs, what it takes, and what is already there."""
+"""The list of all studies: data, runs, time and what is already done."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from peerage.papers.study import Job, Plan, Study
 def entries(
     studies: Sequence[Study], store: Store, plan: Plan, speeds: Speeds
 ) -> list[dict[str, Any]]:
-    """One row per study; `hours_left` counts only the runs that are not there.
+    """One row per study; `hours_left` counts only unfinished runs.
 
-    Both hours are None if it is unknown what a run takes.
+    Both hours are None if the duration of a run is unknown.
     """
     rows = []
     wanted = {study.id: list({j.folder: j for j in study.jobs(plan)}.values()) for study in studies}
-    # Once for all: whether a data set is here takes a look at every byte of it.
-    away = missing_datasets(job for jobs in wanted.values() for job in jobs)
+    # One call for all studies: checking a data set reads every byte of it.
+    missing = missing_datasets(job for jobs in wanted.values() for job in jobs)
     for study in studies:
         jobs = wanted[study.id]
         left = [job for job in jobs if not store.ended(job)]
@@ -31,7 +31,7 @@ def entries(
                 "id": study.id,
                 "title": study.title,
                 "data": data,
-                "lacking": [name for name in data if name in away],
+                "lacking": [name for name in data if name in missing],
                 "runs": len(jobs),
                 "done": len(jobs) - len(left),
                 "hours": total_hours(speeds, jobs),
@@ -50,8 +50,8 @@ def total_hours(speeds: Speeds, jobs: Sequence[Job]) -> float | None:
 def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
     table = Table(
         title=f"Tables and figures at scale {scale}",
-        caption="Times are estimates for this machine. Studies share runs: one makes another "
-        "shorter. Data that is not here: `peerage data get NAME`.",
+        caption="Times are estimates for this machine. Studies share runs, so one shortens "
+        "another. Download missing data with `peerage data get NAME`.",
         header_style="bold",
     )
     table.add_column("id", no_wrap=True)
@@ -60,7 +60,7 @@ def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
     table.add_column("runs done", justify="right")
     table.add_column("time left", justify="right", no_wrap=True)
     for row in rows:
-        data = [f"{name} (not here)" if name in row["lacking"] else name for name in row["data"]]
+        data = [f"{name} (missing)" if name in row["lacking"] else name for name in row["data"]]
         done = f"{row['done']} of {row['runs']}"
         left = hours(row["hours_left"]) if row["done"] < row["runs"] else "done"
         table.add_row(row["id"], Text(row["title"]), ", ".join(data) or "none", done, left)
@@ -68,7 +68,7 @@ def rich_list(rows: Sequence[dict[str, Any]], scale: str) -> Table:
 
 
 def hours(value: float | None) -> str:
-    """Two digits in the unit that people would use.
+    """About two digits in seconds, minutes, hours or days.
 
     >>> hours(0.001), hours(0.25), hours(12.3), hours(100), hours(8200)
     ('4 s', '15 min', '12 h', '4.2 days', '342 days')

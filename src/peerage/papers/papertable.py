@@ -1,4 +1,4 @@
-"""A table of a paper beside our numbers: Markdown, CSV, JSON and the terminal, in its layout."""
+"""A table of a paper with our numbers beside it, as Markdown, CSV, JSON and terminal text."""
 
 import csv
 import io
@@ -32,14 +32,14 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Our mean and its deviation over seeds, and what the paper says; None is no value."""
+    """Our mean and deviation over seeds, and those of the paper; None means no value."""
 
     ours: float | None
     spread: float | None = None
     paper: float | None = None
     paper_spread: float | None = None
     note: str = ""
-    unit: Unit | None = None  # where it is not that of the table
+    unit: Unit | None = None  # if not that of the table
 
     @property
     def difference(self) -> float | None:
@@ -48,26 +48,26 @@ class Cell:
         return self.ours - self.paper
 
 
-Row = tuple[tuple[str, ...], tuple[Cell, ...]]  # its titles, and a cell for every column
+Row = tuple[tuple[str, ...], tuple[Cell, ...]]  # titles, and one cell per column
 
 
 @dataclass(frozen=True)
 class PaperTable:
     """Rows of titles and cells below columns of one or two header levels, outermost first.
 
-    Accuracies (unit `percent`) are fractions here and percent wherever people read them. In a
-    group with a row of p-values, the best is marked where its column's p is significant.
+    Accuracies (unit `percent`) are stored as fractions and shown in percent. In a group with a
+    row of p-values, the best value is marked only if the p of its column is significant.
     """
 
     title: str
-    row_titles: tuple[str, ...]  # such as ("Dir", "Method"); the first of several makes groups
-    columns: tuple[tuple[str, ...], ...]  # one entry per column, such as ("MNIST", "50 %")
+    row_titles: tuple[str, ...]  # e.g. ("Dir", "Method"); the first of two makes groups
+    columns: tuple[tuple[str, ...], ...]  # one entry per column, e.g. ("MNIST", "50 %")
     rows: tuple[Row, ...]
     unit: Unit
     best: Literal["max", "min"] | None = None
     notes: tuple[str, ...] = ()
-    spread: str = "standard deviation over seeds"  # what stands behind a plus-minus
-    digits: int | None = None  # behind the point; those of the unit by default
+    spread: str = "standard deviation over seeds"  # the meaning of a plus-minus
+    digits: int | None = None  # decimal places; None: those of the unit
 
     def __post_init__(self) -> None:
         levels = {len(column) for column in self.columns}
@@ -84,7 +84,7 @@ class PaperTable:
                 )
 
     def markdown(self, level: int = 2) -> str:
-        """A heading, how to read a cell, and one table per outer column; `level` of the heading."""
+        """A heading of this level, a legend, and one table per outer column."""
         parts = [f"{'#' * level} {self.title}\n", f"{self.legend('**Bold**')}\n"]
         for name, places in self.parts():
             lines = [[*self.row_titles, *(self.columns[p][-1] for p in places)]]
@@ -92,14 +92,14 @@ class PaperTable:
                 marked = [f"**{text}**" if bold else text for text, bold in self._ours(number)]
                 beside = self._beside(number)
                 texts = [_joined(marked[p], beside[p]) for p in places]
-                lines.append([*map(_starred, self._shown(number, titles)), *texts])
+                lines.append([*map(_escaped, self._shown(number, titles)), *texts])
             heading = f"{'#' * (level + 1)} {name}\n\n" if name else ""
             parts.append(heading + pipe_table(lines, left=len(self.row_titles)))
         remarks = "".join(f"- {text}\n" for text in self.remarks())
         return "\n".join([*parts, remarks] if remarks else parts)
 
     def csv(self) -> str:
-        """One line per cell, for other programs; no value is an empty field."""
+        """One line per cell; a missing value is an empty field."""
         heads = HEADINGS[len(self.columns[0])]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -110,7 +110,7 @@ class PaperTable:
         return text.getvalue()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the table as a list of cells that each know their row and column."""
+        """For JSON: a list of cells, each with its row and column."""
         cells = [
             {"row": dict(zip(self.row_titles, titles, strict=True)), "column": list(column)}
             | {key: getattr(cell, key) for key in NUMBERS}
@@ -121,7 +121,7 @@ class PaperTable:
         return {**head, "notes": list(self.notes), "cells": cells}
 
     def rich(self, width: int = 80) -> Group:
-        """For a terminal: the first of several layouts, from wide to narrow, that fits."""
+        """For a terminal: the widest layout that fits."""
         for tables in self._layouts():
             if max(map(table_width, tables)) <= width:
                 break
@@ -130,21 +130,21 @@ class PaperTable:
         return Group(*head, *tables, *remarks)
 
     def parts(self) -> list[tuple[str, list[int]]]:
-        """Neighbouring columns with the same outer header: its name and their numbers."""
+        """Adjacent columns with the same outer header: its name and their numbers."""
         if len(self.columns[0]) == 1:
             return [("", list(range(len(self.columns))))]
         by_name = groupby(range(len(self.columns)), key=lambda place: self.columns[place][0])
         return [(name, list(places)) for name, places in by_name]
 
     def groups(self) -> list[tuple[str, list[int]]]:
-        """Neighbouring rows with the same first of several titles: its name and their numbers."""
+        """Adjacent rows with the same first of two titles: its name and their numbers."""
         if len(self.row_titles) == 1:
             return [("", list(range(len(self.rows))))]
         by_name = groupby(range(len(self.rows)), key=lambda number: self.rows[number][0][0])
         return [(name, list(numbers)) for name, numbers in by_name]
 
     def legend(self, bold: str = "Bold") -> str:
-        """One line that says how to read a cell of this table."""
+        """One line that explains the cells."""
         cells = [cell for _, _, cell in self._cells()]
         ours = "ours"
         if any(cell.spread is not None for cell in cells):
@@ -161,31 +161,31 @@ class PaperTable:
         return text
 
     def remarks(self) -> list[str]:
-        """The notes of the cells under their numbers, then those of the table."""
+        """Numbered notes of the cells, then the notes of the table."""
         return [*(f"[{n}] {text}" for text, n in self._footnotes().items()), *self.notes]
 
     def number(self, value: float | None, *, sign: bool = False, unit: Unit | None = None) -> str:
-        """A value as people read it; a difference has a sign, and nothing is a dash."""
+        """A value as text; a missing one is a dash."""
         if value is None:
             return "-"
         if (unit or self.unit) == P_VALUE:
-            return f"{value:.3g}"  # the first digits count, however small it is
+            return f"{value:.3g}"  # its order of magnitude matters
         shown = self._rounded(value)
         return f"{shown:{'+' if sign else ''},.{self._digits}f}".replace(",", " ")
 
     def is_best(self, row: int, place: int) -> bool:
-        """Whether our number is the best of its column and group, as far as digits are shown."""
+        """Whether our number, as rounded for display, is the best of its column and group."""
         members = next(numbers for _, numbers in self.groups() if row in numbers)
         cells = [self.rows[number][1][place] for number in members]
-        tested = [cell for cell in cells if cell.unit == P_VALUE]
+        tests = [cell for cell in cells if cell.unit == P_VALUE]
         values = [cell.ours for cell in cells if cell.unit != P_VALUE]
         known = [self._rounded(value) for value in values if value is not None]
-        own = self.rows[row][1][place]
-        if self.best is None or own.ours is None or own.unit == P_VALUE or len(values) < 2:
+        cell = self.rows[row][1][place]
+        if self.best is None or cell.ours is None or cell.unit == P_VALUE or len(values) < 2:
             return False
-        if not all(significant(cell.ours) for cell in tested):
+        if not all(significant(test.ours) for test in tests):
             return False
-        return self._rounded(own.ours) == (max(known) if self.best == "max" else min(known))
+        return self._rounded(cell.ours) == (max(known) if self.best == "max" else min(known))
 
     @property
     def _digits(self) -> int:
@@ -205,7 +205,7 @@ class PaperTable:
         return {text: number for number, text in enumerate(texts, start=1)}
 
     def _ours(self, row: int) -> list[tuple[str, bool]]:
-        """Our number in every cell of a row, and whether it is the best."""
+        """Our number in each cell of a row, and whether it is the best."""
         texts = []
         for place, cell in enumerate(self.rows[row][1]):
             text = self.number(cell.ours, unit=cell.unit)
@@ -215,7 +215,7 @@ class PaperTable:
         return texts
 
     def _beside(self, row: int) -> list[str]:
-        """What stands beside our number: the paper's, the difference, the number of a note."""
+        """The text after our number in each cell: the paper's, the difference, a note's number."""
         notes, texts = self._footnotes(), []
         for place, cell in enumerate(self.rows[row][1]):
             compared = any(cells[place].paper is not None for _, cells in self.rows)
@@ -228,7 +228,7 @@ class PaperTable:
         return texts
 
     def _shown(self, number: int, titles: tuple[str, ...]) -> tuple[str, ...]:
-        """The name of a group stands in its first row alone."""
+        """The row titles; only the first row of a group shows its name."""
         first = any(numbers[0] == number for _, numbers in self.groups())
         return titles if first or len(titles) == 1 else ("", *titles[1:])
 
@@ -246,7 +246,7 @@ class PaperTable:
             ]
 
     def _table(self, name: str, places: Sequence[int], *, folded: bool) -> Table:
-        """Folded cells hold our number above the paper's, which is half as wide."""
+        """A terminal table; folded cells have our number above the paper's, at half the width."""
         table = Table(title=name or None, title_justify="left", title_style="bold")
         for title in self.row_titles:
             table.add_column(Text(title), no_wrap=True)
@@ -266,8 +266,8 @@ def _joined(*texts: str) -> str:
     return " ".join(text for text in texts if text)
 
 
-def _starred(text: str) -> str:
-    """A star in a name, as in DecHW*, is no emphasis."""
+def _escaped(text: str) -> str:
+    """Escape the star of a name such as DecHW*, which is no emphasis."""
     return text.replace("*", "\\*")
 
 

@@ -1,4 +1,4 @@
-"""Does the jobs of studies: skips what is finished, continues what was interrupted, shows all."""
+"""Runs the jobs of studies: skips finished ones and continues interrupted ones."""
 
 import runpy
 import shutil
@@ -22,7 +22,7 @@ from peerage.errors import (
 )
 from peerage.files import disk_errors
 from peerage.papers.calculate import calculate, recorded
-from peerage.papers.calibrate import Speeds, mean_cost, parameters
+from peerage.papers.calibrate import Speeds, mean_cost, parameters, training_nodes
 from peerage.papers.p0.studies import STUDIES as P0
 from peerage.papers.p2.studies import STUDIES as P2
 from peerage.papers.p4.studies import STUDIES as P4
@@ -34,12 +34,12 @@ from peerage.report.tables import percent
 from peerage.runs.run import locked, resume, run
 
 STUDIES: dict[str, Study] = {study.id: study for study in (*P0, *P2, *P4)}
-DISK = 2e8  # bytes per second that are safely on the disk
-SAVING = 0.1  # of a round at most, or checkpoints are written less often than in every round
+DISK_RATE = 2e8  # bytes per second, a cautious estimate
+MAX_SAVING = 0.1  # share of a round; above it, not every round writes a checkpoint
 
 
 class Progress(Protocol):
-    """Whoever wants to know how far the work has come."""
+    """Shows how far the jobs are."""
 
     def start(self, label: str, number: int, count: int, cost: float, *, done: float) -> None: ...
     def advance(self, share: float, detail: str) -> None: ...
@@ -48,22 +48,22 @@ class Progress(Protocol):
 
 @dataclass
 class Outcome:
-    """What became of the jobs."""
+    """How the jobs ended; `peerage reproduce --json` prints these fields."""
 
     done: int = 0
-    skipped: int = 0  # were finished already
+    skipped: int = 0  # finished earlier
     diverged: list[str] = field(default_factory=list)
-    lacking: list[str] = field(default_factory=list)  # data sets that are missing
+    lacking: list[str] = field(default_factory=list)  # missing data sets
 
 
 def register(study: Study) -> None:
-    """Add a study from outside the package to those that `find` and the list know."""
+    """Add a study from outside the package; `find` and --list then know it."""
     if STUDIES.setdefault(study.id, study) is not study:
-        raise InputError(f"there is already a study {study.id!r}; give yours another id")
+        raise InputError(f"there is already a study {study.id!r}; choose another id")
 
 
 def find(id: str) -> Study:
-    """The study with this id, or `file.py:NAME` for one that a Python file defines."""
+    """The study with this id, or the study NAME of a Python file for `file.py:NAME`."""
     file, _, name = id.rpartition(":")
     if file.endswith(".py"):
         return load_study(Path(file).absolute(), name)
@@ -74,9 +74,9 @@ def find(id: str) -> Study:
 
 @cache
 def load_study(path: Path, name: str) -> Study:
-    """Register the study of this name from a Python file, which is run once."""
+    """Register the study of this name from a Python file, which is executed once."""
     if not path.is_file():
-        raise InputError(f"study file {str(path)!r} does not exist; give the path of a file")
+        raise InputError(f"study file {str(path)!r} does not exist; check the path")
     try:
         defined = runpy.run_path(str(path))
     except Exception as error:
@@ -92,29 +92,29 @@ def load_study(path: Path, name: str) -> Study:
 
 
 def jobs_of(study: Study, plan: Plan, only: Sequence[str] = ()) -> list[Job]:
-    """The jobs of a study, or those of some methods, data sets, splits... if these are named.
+    """The jobs of a study; `only` selects by method, data set, split or another coordinate.
 
-    Names of one kind are alternatives, and those of several kinds must all fit.
+    Names of one coordinate are alternatives; a job must match every coordinate that is named.
     """
     jobs = study.jobs(plan)
-    chosen: dict[str, set[Any]] = {}
+    wanted: dict[str, set[Any]] = {}
     for name in only:
-        coordinate, values = named(name, study, jobs)
-        chosen.setdefault(coordinate, set()).update(values)
+        coordinate, values = find_coordinate(name, study, jobs)
+        wanted.setdefault(coordinate, set()).update(values)
     return [
         job
         for job in jobs
-        if all(getattr(job.place, coordinate) in chosen[coordinate] for coordinate in chosen)
+        if all(getattr(job.place, coordinate) in wanted[coordinate] for coordinate in wanted)
     ]
 
 
-def named(name: str, study: Study, jobs: Sequence[Job]) -> tuple[str, set[Any]]:
-    """The coordinate of places that a user means, and which of its values.
+def find_coordinate(name: str, study: Study, jobs: Sequence[Job]) -> tuple[str, set[Any]]:
+    """The coordinate that a user means, and which of its values.
 
-    A method goes by the paper's name, or all that run this algorithm; the rest by its value.
+    A method is found by the paper's name or by its algorithm, other coordinates by their value.
     """
     methods = {job.place.method: job.algorithm for job in jobs}
-    values: dict[str, set[Any]] = {"method": set()}  # these first
+    values: dict[str, set[Any]] = {"method": set()}  # searched first
     for job in jobs:
         for coordinate, value in job.place._asdict().items():
             values.setdefault(coordinate, set()).add(value)
@@ -131,12 +131,12 @@ def named(name: str, study: Study, jobs: Sequence[Job]) -> tuple[str, set[Any]]:
 
 
 def simplified(method: str) -> str:
-    """Names as people type them: `decdiff-vt` for DecDiff(VT), `dechw*` for DecHW*."""
+    """Letters, digits and stars in lower case, so that `decdiff-vt` finds DecDiff(VT)."""
     return "".join(letter for letter in method.lower() if letter.isalnum() or letter == "*")
 
 
 class Store:
-    """A folder with one folder per job, which all studies share."""
+    """A folder with one folder per job, shared by all studies."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -145,11 +145,11 @@ class Store:
         return self.home / "runs" / job.folder
 
     def ended(self, job: Job) -> bool:
-        """Whether the job has come to an end, also to a bad one."""
+        """Whether the job has finished or diverged."""
         return read_status(self.folder(job)) in ("finished", "diverged")
 
     def share_done(self, job: Job) -> float:
-        """How much of an unfinished job an earlier process has left behind."""
+        """The share of an unfinished job that an earlier process completed."""
         if not isinstance(job, Training):
             return 0.0
         return (checkpoint.latest_round(self.folder(job)) or 0) / job.experiment.rounds
@@ -171,10 +171,10 @@ class Store:
 
 
 def missing_datasets(jobs: Iterable[Job]) -> list[str]:
-    """Data sets of the jobs that have to be fetched first."""
+    """Data sets of the jobs that must be downloaded first."""
     names = dict.fromkeys(job.dataset for job in jobs if job.dataset is not None)
-    fetched = [name for name in names if name in PUBLISHED and PUBLISHED[name].files]
-    return [name for name in fetched if status(name) != "ready"]
+    downloads = [name for name in names if name in PUBLISHED and PUBLISHED[name].files]
+    return [name for name in downloads if status(name) != "ready"]
 
 
 def run_jobs(
@@ -183,7 +183,7 @@ def run_jobs(
     progress: Callable[[list[float]], Progress],
     speeds: Speeds,
 ) -> Outcome:
-    """Do what is left of the jobs; those whose data is missing are left out."""
+    """Run the unfinished jobs; those whose data is missing are skipped."""
     with disk_errors(store.home):
         (store.home / "runs").mkdir(parents=True, exist_ok=True)
     with locked(store.home):
@@ -194,94 +194,95 @@ def run_jobs(
         left.sort(key=dataset_key)
         costs = [speeds.seconds(job) for job in left]
         known = [cost for cost in costs if cost is not None]
-        usual = fmean(known) if known else 1.0  # for the bar, what is unknown is as long as others
-        weights = [usual if cost is None else cost for cost in costs]
-        shown = progress(weights)
-        library = DatasetCache()
+        mean = fmean(known) if known else 1.0  # the progress bar needs a weight for every job
+        weights = [mean if cost is None else cost for cost in costs]
+        display = progress(weights)
+        datasets = DatasetCache()
         for number, (job, cost) in enumerate(zip(left, costs, strict=True), start=1):
             done = store.share_done(job)
-            shown.start(job.title, number, len(left), weights[number - 1], done=done)
+            display.start(job.title, number, len(left), weights[number - 1], done=done)
             try:
-                _run_job(store.folder(job), job, library, shown, cost)
+                _run_job(store.folder(job), job, datasets, display, cost)
                 outcome.done += 1
             except Diverged:
                 outcome.diverged.append(job.title)
             except (KeyboardInterrupt, Interrupted):
-                kept = "its last round" if isinstance(job, Training) else "its beginning"
+                restart = "its last round" if isinstance(job, Training) else "its beginning"
                 raise Interrupted(
-                    f"interrupted in run {number} of {len(left)}, {job.title}; give the same "
-                    f"command again to go on from {kept}"
+                    f"interrupted in run {number} of {len(left)}, {job.title}; run the same "
+                    f"command again to continue from {restart}"
                 ) from None
-            shown.finish()
+            display.finish()
     return outcome
 
 
 def dataset_key(job: Job) -> str:
-    """Jobs on one data set are done together: it is loaded once."""
+    """Sort key: jobs with the same data set follow each other, so that it is loaded once."""
     return str(job.experiment.dataset) if isinstance(job, Training) else ""
 
 
 @dataclass
 class DatasetCache:
-    """The data set of the last job, which the next one usually shares."""
+    """Keeps the data set of the last job, because the next job usually needs it too."""
 
     spec: object = None
     loaded: Dataset | None = None
 
     def get(self, job: Training) -> Dataset:
         if self.loaded is None or self.spec != job.experiment.dataset:
-            self.loaded = None  # before the next one needs the memory
+            self.loaded = None  # frees its memory before the next one is loaded
             self.loaded = load_dataset(job.experiment)
             self.spec = job.experiment.dataset
         return self.loaded
 
 
 def _run_job(
-    folder: Path, job: Job, library: DatasetCache, shown: Progress, cost: float | None
+    folder: Path, job: Job, datasets: DatasetCache, display: Progress, cost: float | None
 ) -> None:
     if isinstance(job, Calculation):
-        calculate(folder, job, shown.advance)
+        calculate(folder, job, display.advance)
     elif isinstance(job, Training):
-        _run(folder, job, library.get(job), shown, saved_every(job, cost))
+        _run(folder, job, datasets.get(job), display, checkpoint_interval(job, cost))
 
 
-def _run(folder: Path, job: Training, dataset: Dataset, shown: Progress, every: int | None) -> None:
+def _run(
+    folder: Path, job: Training, dataset: Dataset, display: Progress, every: int | None
+) -> None:
     def watch(row: Row) -> None:
-        judged = row.get("accuracy")
-        accuracy = "" if judged is None else f", accuracy {percent(judged)}"
+        value = row.get("accuracy")
+        accuracy = "" if value is None else f", accuracy {percent(value)}"
         rounds = job.experiment.rounds
-        shown.advance(row["round"] / rounds, f"round {row['round']}/{rounds}{accuracy}")
+        display.advance(row["round"] / rounds, f"round {row['round']}/{rounds}{accuracy}")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PeerageWarning)  # what a study asks for, it asks on purpose
+        warnings.simplefilter("ignore", PeerageWarning)  # a study chooses its settings on purpose
         if (folder / "experiment.toml").exists():
             resume(folder, dataset=dataset, checkpoint_every=every, watch=watch)
         else:
             run(job.experiment, folder, dataset=dataset, checkpoint_every=every, watch=watch)
-    # The records are what tables are made of; a finished run's checkpoints only fill the disk.
+    # Tables need only the records; checkpoints of a finished run would fill the disk.
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
 
 
-def saved_every(job: Training, seconds: float | None) -> int | None:
-    """Rounds between checkpoints: 1, so that an interruption costs one round at most.
+def checkpoint_interval(job: Training, seconds: float | None) -> int | None:
+    """Rounds between checkpoints: 1, so that an interruption loses at most one round.
 
-    If the models are so large and the rounds so short that saving would take much of the time,
-    None: the run itself then finds out how often it can afford it. So it does if the time or the
-    size is unknown.
+    None, which leaves the interval to the run, if saving would take too much of a round, or if
+    the time or the size is unknown.
     """
     cost = None if seconds is None else mean_cost(job.experiment)
     if seconds is None or cost is None:
         return None
-    nodes = 1 if job.experiment.pooled else job.experiment.nodes
-    size = 4 * nodes * parameters(job.experiment) * (1 + cost.state)  # bytes
-    return 1 if size / DISK <= SAVING * seconds / job.experiment.rounds else None
+    models = training_nodes(job.experiment)
+    size = 4 * models * parameters(job.experiment) * (1 + cost.state)  # bytes
+    return 1 if size / DISK_RATE <= MAX_SAVING * seconds / job.experiment.rounds else None
 
 
 def check_data(outcome: Outcome) -> None:
-    """Say in the end what could not be run, and how it can."""
+    """Raise an error that names the missing data sets, if there are any."""
     if outcome.lacking:
         names = " ".join(outcome.lacking)
         raise DataError(
-            f"runs on {names} were left out, as the data is not here; "
-            f"get it with `peerage data get {names}`, then give this command again"
+            f"runs on {names} were skipped because the data is missing; "
+            f"download it with `peerage data get {names}`, then run this command again"
         )

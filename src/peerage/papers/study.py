@@ -1,4 +1,4 @@
-"""What a table or a figure of a paper is to us: the jobs behind it, and how to show them."""
+"""Studies: tables and figures of the papers, the jobs behind them and how they are shown."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,17 +18,13 @@ from peerage.errors import InputError
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.experiment.identity import run_key
 from peerage.experiment.toml import merged
-from peerage.papers.papertable import Cell, PaperTable, Row
-from peerage.report.series import Series
+from peerage.papers.papertable import Cell, PaperTable, Row, Unit
+from peerage.report.series import Estimate, Series
 
 Scale = Literal["smoke", "small", "paper"]  # seconds, minutes, the published setting
-Fidelity = Literal["paper", "code"]  # as the paper is written, or as its authors' scripts run
+Fidelity = Literal["paper", "code"]  # as the paper says, or as its authors' scripts do
 
-TITLES = {
-    "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "femnist": "FEMNIST",
-}  # fmt: skip
-
-# At scale smoke: nothing to fetch, and runs that tables share.
+# At scale smoke, no data has to be downloaded, and all tables share their runs.
 DIGITS, SMALL_MODEL, SMOKE_RATE = "digits", "digits-mlp", 0.05
 SMOKE_NOTE = (
     "A trial of the machinery: tiny networks; where there is training, scikit-learn's digits and a "
@@ -41,7 +37,7 @@ class Plan:
     """How much of a study to run."""
 
     scale: Scale = "small"
-    seeds: int | None = None  # as many as the scale has by default
+    seeds: int | None = None  # None: as many as the scale has by default
     fidelity: Fidelity = "paper"
 
     def __post_init__(self) -> None:
@@ -50,17 +46,17 @@ class Plan:
             raise InputError(f"seeds must be at least 1, got {self.seeds}")
 
     def seed_range(self, default: int) -> range:
-        """The seeds that were asked for, or as many as the scale has by default."""
+        """The requested seeds, or `default` many."""
         return range(self.seeds or default)
 
 
 def plan_of(scale: str, seeds: int | None, fidelity: str) -> Plan:
-    """A plan from text that may be misspelt."""
+    """A plan from words on the command line, which it checks."""
     return Plan(cast(Scale, scale), seeds, cast(Fidelity, fidelity))
 
 
 def built(plan: Plan, settings: Mapping[str, Any], stand_in: str = SMALL_MODEL) -> Experiment:
-    """The experiment of these settings; at scale smoke with other data, and `stand_in` as model."""
+    """The experiment with these settings; at scale smoke on digits with the model `stand_in`."""
     if plan.scale == "smoke":
         smoke = {"dataset": DIGITS, "model": stand_in, "engine": {"name": "serial"}}
         settings = merged(settings, smoke)
@@ -68,20 +64,20 @@ def built(plan: Plan, settings: Mapping[str, Any], stand_in: str = SMALL_MODEL) 
 
 
 def with_options(name: str, **options: Any) -> str:
-    """A name with more options, without those that are None.
+    """A name with more options; those that are None are left out.
 
     >>> with_options("mnist", train=2000), with_options("hwa:scope=all", clients=10)
     ('mnist:train=2000', 'hwa:scope=all,clients=10')
     """
-    added = ",".join(f"{key}={value}" for key, value in options.items() if value is not None)
-    return name + ("," if ":" in name else ":") + added if added else name
+    text = ",".join(f"{key}={value}" for key, value in options.items() if value is not None)
+    return name + ("," if ":" in name else ":") + text if text else name
 
 
 class Coordinates(Hashable, Protocol):
-    """Where a job belongs in tables and figures: a named tuple of the paper's own coordinates."""
+    """Where a job belongs in tables and figures: a named tuple, different for each paper."""
 
     @property
-    def method(self) -> str: ...  # what `--only` chooses
+    def method(self) -> str: ...  # `--only` selects by it
     @property
     def title(self) -> str: ...  # all coordinates in a few words
     def _asdict(self) -> dict[str, Any]: ...
@@ -89,7 +85,7 @@ class Coordinates(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """A piece of work that is done once, kept in a folder of its own and shared by all studies."""
+    """Work that runs once, has its own folder and is shared by all studies that need it."""
 
     place: Coordinates
 
@@ -100,7 +96,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def folder(self) -> str:
-        """Equal work has an equal folder, whichever tables it belongs to."""
+        """The same for equal work, whichever tables it belongs to."""
 
     @property
     @abstractmethod
@@ -109,7 +105,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def dataset(self) -> str | None:
-        """The data set that has to be there first, if any."""
+        """The data set that it needs, if any."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class Training(Job):
 
     @cached_property
     def folder(self) -> str:
-        # At smoke scale one data set stands in for all: the name must not tell them apart.
+        # At scale smoke one data set replaces all others, so the name is that of the experiment.
         words = [self.dataset, split_name(self.experiment.partition), self.algorithm]
         return "-".join(
             [*words, f"seed{self.experiment.seed}", short_hash(run_key(self.experiment))]
@@ -140,9 +136,9 @@ class Training(Job):
 
 
 class NumericalModel(Protocol):
-    """What is calculated instead of trained: a frozen dataclass of its settings.
+    """A calculation without training: a frozen dataclass of its settings.
 
-    One that needs data tells the name of the data set as `dataset`.
+    If it needs data, its attribute `dataset` is the name of the data set.
     """
 
     @property
@@ -150,15 +146,15 @@ class NumericalModel(Protocol):
 
     @property
     def products(self) -> float:
-        """About how many multiplications one realisation takes."""
+        """Approximate number of multiplications of one realisation."""
 
     def realise(self, seed: int) -> dict[str, Any]:
-        """Plain values: `setup` once, and every entry of `curves` round by round."""
+        """JSON values: `setup`, and `curves` with one list over the rounds per name."""
 
 
 @dataclass(frozen=True)
 class Calculation(Job):
-    """Some realisations of a numerical model: few, as an interruption loses those begun."""
+    """A few realisations of a numerical model; an interruption loses all of them."""
 
     model: NumericalModel
     seeds: range
@@ -202,23 +198,23 @@ def beyond_defaults(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """The finished jobs of a study, seeds or realisations of one place together."""
+    """The finished jobs of a study, grouped by coordinates over seeds or realisations."""
 
     plan: Plan
     jobs: Sequence[Job]
     series: Mapping[Coordinates, Series]
-    done: int  # jobs that have ended
+    done: int  # jobs that finished or diverged
 
     def values(self, coordinate: str) -> list[Any]:
-        """All values of one coordinate of the places, in the order of the jobs."""
+        """All values of one coordinate, in the order of the jobs."""
         return list(dict.fromkeys(getattr(job.place, coordinate) for job in self.jobs))
 
     def of(self, **wanted: Any) -> list[Series]:
-        """What there is to show for the places with these coordinates, in the order of the jobs."""
+        """All series with these coordinates, in the order of the jobs."""
         return list(self.places(**wanted).values())
 
     def places(self, **wanted: Any) -> dict[Any, Series]:
-        """As `of`, by place."""
+        """As `of`, by coordinates."""
         return {
             job.place: self.series[job.place]
             for job in self.jobs
@@ -226,39 +222,60 @@ class Results:
             and all(getattr(job.place, name) == value for name, value in wanted.items())
         }
 
+    def cell(
+        self, place: Coordinates, value: Callable[[Series], Estimate], *paper: float | None
+    ) -> Cell:
+        """Our estimate beside the paper's mean and deviation; ours is empty without runs."""
+        ours = value(self.series[place]) if place in self.series else (None, None)
+        return Cell(*ours, *paper)
+
     def by_method(self, cells: Callable[[str], Iterable[Cell]]) -> tuple[Row, ...]:
-        """A row of a table for every method."""
+        """One table row per method."""
         return tuple(((method,), tuple(cells(method))) for method in self.values("method"))
 
-    def notes(
-        self, smaller: Sequence[str], *own: str, seeds: str = "", code: str = ""
-    ) -> tuple[str, ...]:
-        """The notes below a table: what the scale has changed, and how many seeds there are.
+    def method_table(
+        self,
+        title: str,
+        columns: Iterable[tuple[str, ...]],
+        cells: Callable[[str], Iterable[Cell]],
+        unit: Unit,
+        *,
+        row_title: str = "method",
+        **options: Any,
+    ) -> PaperTable:
+        """A table with one row per method."""
+        rows = self.by_method(cells)
+        return PaperTable(title, (row_title,), tuple(columns), rows, unit, **options)
 
-        `smaller` is said at scale small, `own` always, `seeds` behind their number, and `code` if
-        the study follows the authors' code.
+    def notes(
+        self, smaller: Sequence[str], *always: str, seeds: str = "", code: str = ""
+    ) -> tuple[str, ...]:
+        """The notes below a table: what the scale changes, and the number of seeds.
+
+        `smaller` is shown at scale small, `always` at every scale, `seeds` after their number, and
+        `code` if the study follows the authors' code.
         """
         scale = {"smoke": (SMOKE_NOTE,), "small": smaller, "paper": ()}[self.plan.scale]
-        counted = (f"{counts}{seeds}" for counts in self.repetitions)
-        followed = (code,) if code and self.plan.fidelity == "code" else ()
-        return (*scale, *own, *counted, *followed)
+        counts = (f"{count}{seeds}" for count in self.repetitions)
+        code_notes = (code,) if code and self.plan.fidelity == "code" else ()
+        return (*scale, *always, *counts, *code_notes)
 
     @property
     def repetitions(self) -> tuple[str, ...]:
-        """A note on how many runs or realisations are behind a number; none without results."""
+        """A note on the number of seeds or realisations; none without results."""
         words = {"seed": set[int](), "realisation": set[int]()}
         for job in self.jobs:
             if job.place in self.series:
                 word = "seed" if isinstance(job, Training) else "realisation"
                 words[word].add(self.series[job.place].seeds)
-        known = [_counted(word, counts) for word, counts in words.items() if counts]
-        return (f"{' and '.join(known)}.",) if known else ()
+        texts = [count_text(word, counts) for word, counts in words.items() if counts]
+        return (f"{' and '.join(texts)}.",) if texts else ()
 
 
-def _counted(word: str, counts: set[int]) -> str:
-    """How many, from the fewest to the most.
+def count_text(word: str, counts: set[int]) -> str:
+    """The smallest and the largest count.
 
-    >>> _counted("seed", {1}), _counted("seed", {3, 2})
+    >>> count_text("seed", {1}), count_text("seed", {3, 2})
     ('1 seed', '2 to 3 seeds')
     """
     ends = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
@@ -267,21 +284,21 @@ def _counted(word: str, counts: set[int]) -> str:
 
 @dataclass(frozen=True)
 class StudyOutput:
-    """A study as people see it."""
+    """The tables and the figure of a study."""
 
     tables: tuple[PaperTable, ...]
     figure: Figure
-    curves: tuple[str, ...] = ("accuracy", "loss")  # that are written down beside the tables
-    pictures: Mapping[str, Any] | None = None  # numbers behind what is neither
+    curves: tuple[str, ...] = ("accuracy", "loss")  # metrics in the JSON file
+    pictures: Mapping[str, Any] | None = None  # numbers behind heat maps
 
 
 @dataclass(frozen=True)
 class Study:
-    """One table or figure of a paper, or one of our own beside them."""
+    """One table or figure of a paper, or an additional one of this project."""
 
     id: str
     title: str
-    claim: str  # what the paper reports, or why we ask
+    claim: str  # what the paper reports, or the question of an additional study
     jobs: Callable[[Plan], list[Job]]
     show: Callable[[Results], StudyOutput]
-    command: str = ""  # what `peerage reproduce` calls it, if that is not the id
+    command: str = ""  # argument of `peerage reproduce`, if not the id

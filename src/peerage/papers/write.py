@@ -1,4 +1,4 @@
-"""A study as files: Markdown, CSV, JSON, PNG and SVG, beside each other."""
+"""Writes a study as Markdown, CSV, JSON, PNG and SVG files."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from peerage.papers.study import Calculation, Job, Plan, Results, Study, StudyOu
 from peerage.report import figures
 from peerage.report.series import Series
 
-REMEDY = "give the command again"
+REMEDY = "run the command again"
 OPEN = {"status": "open"}
 
 
@@ -18,7 +18,7 @@ def name_of(study: Study, plan: Plan) -> str:
 
 
 def write(study: Study, results: Results, shown: StudyOutput, folder: Path) -> list[Path]:
-    """Write every form of the study; the answer is what was written."""
+    """Write all files of the study and return their paths."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     base = folder / name_of(study, results.plan)
@@ -82,7 +82,7 @@ def as_dict(study: Study, results: Results, shown: StudyOutput) -> dict[str, Any
 
 
 def _curves(series: Series, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """Means and deviations over seeds, rounded: a picture needs no more digits."""
+    """Means and deviations over seeds, rounded to what a figure shows."""
     calculated = bool(series.rounds("sigma_ap"))
     keys = ("sigma_ap", "sigma_an") if calculated else wanted
     rounds = series.rounds(keys[0])
@@ -92,7 +92,7 @@ def _curves(series: Series, wanted: tuple[str, ...]) -> dict[str, Any]:
         for name, values in ((key, means), (f"{key}_std", stds)):
             short = [float(f"{v:.5g}") if calculated else round(v, 5) for v in values]
             by_round = dict(zip(known, short, strict=True))
-            found[name] = [by_round.get(r) for r in rounds]  # training has no loss in round 0
+            found[name] = [by_round.get(r) for r in rounds]  # there is no training loss in round 0
     return found
 
 

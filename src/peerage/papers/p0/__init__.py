@@ -1,1 +1,1 @@
-"""P0 (DecHW): every table and figure, and two of our own beside them."""
+"""P0 (DecHW): every table and figure, and two additional studies."""

@@ -1,71 +1,73 @@
-"""How the results of P0 are shown: its tables beside the printed numbers, and its figures."""
+"""Tables of P0 with the printed numbers beside ours, and its figures."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from peerage.papers import charts
+from peerage.papers.datasets import CIFAR, MNIST, TITLES
 from peerage.papers.p0 import printed
-from peerage.papers.p0.settings import CIFAR, MNIST, SIZES, Setting
+from peerage.papers.p0.settings import SIZES, Setting
 from peerage.papers.papertable import Cell, PaperTable
-from peerage.papers.study import TITLES, Results, StudyOutput
+from peerage.papers.study import Results, StudyOutput
 from peerage.report.series import Estimate, Series
 
+Columns = dict[tuple[str, ...], tuple[str, float]]  # titles -> data set, alpha
 NORM = "norm of the curvature"
-NOT_PRINTED = ""  # where the paper has no numbers
+NOT_PRINTED = ""  # the paper has no such table
 
 # Tables
 
 
 def final_accuracy(results: Results, title: str = "") -> PaperTable:
-    paper = printed.accuracies(printed.FINAL, printed.DATASETS)
-    columns = [(d, a) for d in results.values("dataset") for a in results.values("alpha")]
-    return PaperTable(
-        title=title or "Accuracy over the last 10 rounds, beside Table I",
-        row_titles=("method",),
-        columns=tuple((TITLES[d], f"Dir {a:g}") for d, a in columns),
-        rows=results.by_method(
-            lambda m: [
-                _accuracy(results, Setting(d, a, m), paper, Series.last_10) for d, a in columns
-            ]
-        ),
-        unit="percent",
-        best="max",
-        notes=_notes(results),
-    )
+    title = title or "Accuracy over the last 10 rounds, beside Table I"
+    columns: Columns = {
+        (TITLES[d], f"Dir {a:g}"): (d, a)
+        for d in results.values("dataset")
+        for a in results.values("alpha")
+    }
+    return _accuracy_table(results, title, columns, Series.last_10)
 
 
 def last_accuracy(results: Results) -> PaperTable:
     """Table III: DESA beside plain averaging and DecHW."""
-    paper, alphas = printed.accuracies(printed.WITH_DESA, (CIFAR,)), results.values("alpha")
-    return PaperTable(
-        title="Table III: accuracy in the last round, CIFAR-10",
-        row_titles=("method",),
-        columns=tuple((f"Dir {alpha:g}",) for alpha in alphas),
-        rows=results.by_method(
-            lambda m: [
-                _accuracy(results, Setting(CIFAR, a, m), paper, Series.final) for a in alphas
-            ]
-        ),
-        unit="percent",
-        best="max",
-        notes=_notes(results),
-    )
+    title = "Table III: accuracy in the last round, CIFAR-10"
+    columns: Columns = {(f"Dir {alpha:g}",): (CIFAR, alpha) for alpha in results.values("alpha")}
+    return _accuracy_table(results, title, columns, Series.final)
 
 
+def _accuracy_table(
+    results: Results,
+    title: str,
+    columns: Columns,
+    value: Callable[[Series], Estimate],
+) -> PaperTable:
+    paper = printed.accuracies()
+
+    def cells(method: str) -> Iterable[Cell]:
+        for place in (Setting(*column, method) for column in columns.values()):
+            yield results.cell(place, value, *paper.get(place, (None, None)))
+
+    notes = _notes(results)
+    return results.method_table(title, columns, cells, "percent", best="max", notes=notes)
+
+
+# The four accuracies to reach, of a data set, alpha and method.
 Targets = Callable[[Results, str, float, str], Sequence[float | None]]
 
 
 def of_best(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
     """Shares of the best final accuracy of any method."""
-    found = [series.last_10().mean for series in results.of(dataset=dataset, alpha=alpha)]
-    best = max((value for value in found if value is not None), default=None)
-    return [None if best is None else share * best for share in printed.SHARES]
+    return _shares(results.of(dataset=dataset, alpha=alpha))
 
 
 def of_own(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
     """Shares of the method's own final accuracy."""
-    series = results.series.get(Setting(dataset, alpha, name))
-    best = series.last_10().mean if series else None
+    return _shares(results.of(dataset=dataset, alpha=alpha, method=name))
+
+
+def _shares(series: Sequence[Series]) -> list[float | None]:
+    accuracies = [each.last_10().mean for each in series]
+    best = max((value for value in accuracies if value is not None), default=None)
     return [None if best is None else share * best for share in printed.SHARES]
 
 
@@ -80,14 +82,11 @@ def rounds_table(title: str, text: str, targets: Targets, results: Results) -> P
     def cells(alpha: float, name: str) -> Iterable[Cell]:
         for dataset in results.values("dataset"):
             place = Setting(dataset, alpha, name)
-            series = results.series.get(place)
-            theirs = paper.get(place, (None,) * 4)
             aims = targets(results, dataset, alpha, name)
-            yield from (
-                _rounds(series, aim, known) for aim, known in zip(aims, theirs, strict=True)
-            )
+            for aim, known in zip(aims, paper.get(place, (None,) * 4), strict=True):
+                yield _rounds(results.series.get(place), aim, known)
 
-    shown = [
+    columns = [
         (TITLES[d], f"{100 * share:g} %")
         for d in results.values("dataset")
         for share in (printed.ABSOLUTE[d] if targets is absolute else printed.SHARES)
@@ -98,12 +97,12 @@ def rounds_table(title: str, text: str, targets: Targets, results: Results) -> P
         for name in results.values("method")
     ]
     return PaperTable(
-        title, ("", "method"), tuple(shown), tuple(rows), "rounds", "min", _notes(results)
+        title, ("", "method"), tuple(columns), tuple(rows), "rounds", "min", _notes(results)
     )
 
 
 def half_table(results: Results) -> PaperTable:
-    """Rounds to half of the best accuracy on MNIST, at the paper's scale if that is asked for."""
+    """Rounds to half of the best accuracy on MNIST."""
     target = SIZES[results.plan.scale].half[1]
     paper = printed.rounds(printed.OF_BEST)
 
@@ -111,73 +110,47 @@ def half_table(results: Results) -> PaperTable:
         place = Setting(MNIST, 0.2, name)
         yield _rounds(results.series.get(place), target, paper[place][0])
 
-    return PaperTable(
-        title="Rounds to half of the best accuracy, MNIST, Dir 0.2",
-        row_titles=("method",),
-        columns=((f"to {100 * target:g} %",),),
-        rows=results.by_method(cells),
-        unit="rounds",
-        best="min",
-        notes=_notes(results),
-    )
+    title, notes = "Rounds to half of the best accuracy, MNIST, Dir 0.2", _notes(results)
+    columns = [(f"to {100 * target:g} %",)]
+    return results.method_table(title, columns, cells, "rounds", best="min", notes=notes)
 
 
 def scalars_table(results: Results) -> PaperTable:
-    """What a node sends over one link: T m, 2 T m and T m + theta m in the paper."""
+    """Numbers that a node sends over one link: T m, 2 T m and T m + theta m in the paper."""
     theta, alpha = SIZES[results.plan.scale].theta, results.values("alpha")[-1]
     datasets = results.values("dataset")
-    return PaperTable(
-        title="Numbers that a node sends to one neighbour in the whole run",
-        row_titles=("method",),
-        columns=tuple((TITLES[dataset],) for dataset in datasets),
-        rows=results.by_method(
-            lambda m: [
-                _scalars(results.series.get(Setting(d, alpha, m)), m, theta) for d in datasets
-            ]
-        ),
-        unit="count",
-        best=None,
-        notes=(
-            f"The paper's column is its formula for our rounds and model: T m, 2 T m, and "
-            f"T m + {theta} m for DecHW*.",
-        ),
+
+    def cells(name: str) -> Iterable[Cell]:
+        for dataset in datasets:
+            yield _scalars(results.series.get(Setting(dataset, alpha, name)), name, theta)
+
+    note = (
+        f"The paper's column is its formula for our rounds and model: T m, 2 T m, and "
+        f"T m + {theta} m for DecHW*."
     )
+    title = "Numbers that a node sends to one neighbour in the whole run"
+    columns = [(TITLES[dataset],) for dataset in datasets]
+    return results.method_table(title, columns, cells, "count", notes=(note,))
 
 
 def seconds_table(results: Results) -> PaperTable:
-    """Milliseconds of a round, which no paper reports."""
+    """Milliseconds per round, which the paper does not report."""
 
     def cells(name: str) -> Iterable[Cell]:
-        series = results.series.get(Setting(MNIST, 0.2, name))
-        yield Cell(*series.seconds_per_round().times(1000)) if series else Cell(None)
+        place = Setting(MNIST, 0.2, name)
+        yield results.cell(place, lambda series: series.seconds_per_round().times(1000))
 
-    return PaperTable(
-        title="Milliseconds per round",
-        row_titles=("method",),
-        columns=(("wall time",),),
-        rows=results.by_method(cells),
-        unit="count",
-        best="min",
-        notes=("Measured by the runs themselves, on a machine that may have had other work.",),
-    )
-
-
-def _accuracy(
-    results: Results,
-    place: Setting,
-    paper: Mapping[tuple[str, float, str], tuple[float, float]],
-    value: Callable[[Series], Estimate],
-) -> Cell:
-    ours = value(results.series[place]) if place in results.series else (None, None)
-    return Cell(*ours, *paper.get(place, (None, None)))
+    title, columns = "Milliseconds per round", [("wall time",)]
+    note = "Measured by the runs themselves, on a machine that may have had other work."
+    return results.method_table(title, columns, cells, "count", best="min", notes=(note,))
 
 
 def _rounds(series: Series | None, target: float | None, paper: int | None) -> Cell:
     if series is None or target is None:
         return Cell(None, paper=paper)
     found = series.rounds_to(target)
-    some = 0 < found.reached < found.seeds
-    note = f"{found.reached} of {found.seeds} seeds" if some else ""
+    partial = 0 < found.reached < found.seeds
+    note = f"{found.reached} of {found.seeds} seeds" if partial else ""
     return Cell(found.mean, found.std, paper, note=note)
 
 
@@ -225,25 +198,25 @@ def panels(results: Results) -> list[charts.Panel]:
 
 
 def curves(results: Results) -> StudyOutput:
-    """Learning curves, with the final accuracies as their table."""
+    """Learning curves, and a table of final accuracies."""
     return StudyOutput((final_accuracy(results),), charts.curves(panels(results)))
 
 
 def tabulated(table: Callable[[Results], PaperTable], results: Results) -> StudyOutput:
-    """A table, with a picture of its numbers beside the paper's."""
-    made = table(results)
-    return StudyOutput((made,), charts.against_paper(made))
+    """A table, and a figure of its numbers beside the paper's."""
+    numbers = table(results)
+    return StudyOutput((numbers,), charts.against_paper(numbers))
 
 
 def show_half(results: Results) -> StudyOutput:
     target = SIZES[results.plan.scale].half[1]
-    marked = [replace(panel, targets=(target,)) for panel in panels(results)]
-    figure = charts.curves(marked, keys=("accuracy",))
+    with_target = [replace(panel, targets=(target,)) for panel in panels(results)]
+    figure = charts.curves(with_target, keys=("accuracy",))
     return StudyOutput((half_table(results),), figure)
 
 
 def show_stopped(results: Results) -> StudyOutput:
-    """Fig. 4, with what DecHW* saves."""
+    """Fig. 4, and a table of the numbers that DecHW* saves."""
     tables = (final_accuracy(results), scalars_table(results))
     return StudyOutput(tables, charts.curves(panels(results)))
 
@@ -259,7 +232,7 @@ def show_norms(results: Results) -> StudyOutput:
 
 
 def show_trace(results: Results) -> StudyOutput:
-    """Fig. 7: one accumulated entry and its weight, with increments of unit norm and raw ones."""
+    """Fig. 7: one accumulated entry and its weight, with unit-norm and with raw increments."""
     dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
         charts.NodePanel(series.label, series.records[0], note, title, log)
@@ -279,5 +252,4 @@ def show_curvature(results: Results) -> StudyOutput:
         ),
         seconds_table(results),
     )
-    panel = panels(results)[0]
-    return StudyOutput(tables, charts.curves_and_phases(panel, panel.series))
+    return StudyOutput(tables, charts.curves_and_phases(panels(results)[0]))

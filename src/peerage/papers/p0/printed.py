@@ -1,14 +1,14 @@
-"""The numbers that P0 prints, as it prints them: our tables stand beside these.
+"""The numbers as printed in P0, which our tables show beside ours.
 
-Accuracies and their deviations are in percent and in fractions, as in the paper; a dash is a target
+As in the paper, accuracies are in percent and their deviations are fractions. A dash is a target
 that a method did not reach in 1000 rounds.
 """
 
 from collections.abc import Iterator
 
-DATASETS = ("mnist", "fashion-mnist", "cifar10")  # the order of the columns
+from peerage.papers.datasets import CIFAR, FASHION, IMAGES, MNIST
 
-# Table I: accuracy over the last 10 rounds; a line is alpha, method, and one cell per data set.
+# Table I: accuracy over the last 10 rounds. A line is alpha, method, and one cell per data set.
 FINAL = """
 1   DecHetero     90.93±0.005   81.47±0.007   52.81±0.008
 1   CFA           91.49±0.013   81.82±0.007   52.55±0.016
@@ -28,7 +28,7 @@ FINAL = """
 """
 
 # Tables II, VI and V: rounds to reach four targets on each data set.
-SHARES = (0.5, 0.75, 0.9, 0.95)  # of the best accuracy of any method, and of the own best
+SHARES = (0.5, 0.75, 0.9, 0.95)  # of the best accuracy of any method, or of the method itself
 OF_BEST = """
 1   DecHetero      321  405  517  749      6   14  138  377    101  319  667  945
 1   CFA            256  324  417  646      5   14  111  308     81  234  555  823
@@ -64,9 +64,9 @@ OF_OWN = """
 0.2 DecHW           14   46  148  291      9   19  127  343     59  150  303  517
 """
 ABSOLUTE = {
-    "mnist": (0.5, 0.75, 0.85, 0.9),
-    "fashion-mnist": (0.5, 0.7, 0.75, 0.8),
-    "cifar10": (0.25, 0.35, 0.45, 0.5),
+    MNIST: (0.5, 0.75, 0.85, 0.9),
+    FASHION: (0.5, 0.7, 0.75, 0.8),
+    CIFAR: (0.25, 0.35, 0.45, 0.5),
 }
 TO_ABSOLUTE = """
 1   DecHetero      349  412  548  841      8   57  138  448     68  177  400  667
@@ -86,29 +86,22 @@ TO_ABSOLUTE = """
 0.2 DecHW           17   87  291  673     12   60  286  488     56  108  263  447
 """
 
-# Table III: accuracy of the last round on CIFAR-10.
-WITH_DESA = """
+# Table III: accuracy on CIFAR-10. The other methods have the numbers of Table I.
+DESA = """
 1   DESA          35.18±0.008
-1   DecHetero     52.81±0.008
-1   DecHW         55.29±0.019
 0.5 DESA          30.10±0.010
-0.5 DecHetero     56.67±0.023
-0.5 DecHW         57.16±0.018
 0.2 DESA          23.46±0.002
-0.2 DecHetero     51.28±0.027
-0.2 DecHW         54.37±0.020
 """
 
 
-def accuracies(
-    text: str, datasets: tuple[str, ...]
-) -> dict[tuple[str, float, str], tuple[float, float]]:
+def accuracies() -> dict[tuple[str, float, str], tuple[float, float]]:
     """(data set, alpha, method) -> mean and deviation over seeds, both as fractions."""
     found = {}
-    for alpha, method, cells in _lines(text):
-        for dataset, cell in zip(datasets, cells, strict=True):
-            mean, deviation = cell.split("±")
-            found[dataset, alpha, method] = (float(mean) / 100, float(deviation))
+    for text, datasets in ((FINAL, IMAGES), (DESA, (CIFAR,))):
+        for alpha, method, cells in _lines(text):
+            for dataset, cell in zip(datasets, cells, strict=True):
+                mean, deviation = cell.split("±")
+                found[dataset, alpha, method] = (float(mean) / 100, float(deviation))
     return found
 
 
@@ -117,8 +110,8 @@ def rounds(text: str) -> dict[tuple[str, float, str], tuple[int | None, ...]]:
     found = {}
     for alpha, method, cells in _lines(text):
         numbers = [None if cell == "-" else int(cell) for cell in cells]
-        for place, dataset in enumerate(DATASETS):
-            found[dataset, alpha, method] = tuple(numbers[4 * place : 4 * place + 4])
+        for column, dataset in enumerate(IMAGES):
+            found[dataset, alpha, method] = tuple(numbers[4 * column : 4 * column + 4])
     return found
 
 

@@ -1,4 +1,4 @@
-"""The experiments of P0: what section V-A says, at three scales, and the methods by name."""
+"""The experiments of P0: section V-A at three scales, and the methods by name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import merged
-from peerage.papers.p0 import printed
+from peerage.papers.datasets import CIFAR, FASHION, MNIST
 from peerage.papers.study import SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
-MNIST, FASHION, CIFAR = printed.DATASETS
 FIVE = ("DecHetero", "CFA", "DecDiff", "DecDiff(VT)", "DecHW")
-KINDS = ("batch", "sample", "full", "online")  # of curvature
-HALF = 0.469  # half of DecHW's accuracy on MNIST with Dir 0.2, which the paper counts rounds to
+DECHW_VARIANTS = {
+    f"DecHW, {kind}": f"dechw:curvature={kind}" for kind in ("batch", "sample", "full", "online")
+}
+HALF = 0.469  # half of DecHW's accuracy on MNIST with Dir 0.2, a target of Table II
 
-# Rates and momenta of section V-A; DESA keeps those of its own paper.
+# Rates and momenta of section V-A; DESA has those of its own paper.
 RATES = {
     MNIST: {"lr": 0.001, "momentum": 0.5},
     FASHION: {"lr": 0.001, "momentum": 0.9},
@@ -24,7 +25,7 @@ DESA_RATES = {"lr": 0.01, "momentum": 0.0, "batch_size": 32}
 
 
 class Setting(NamedTuple):
-    """Where a run belongs in P0's tables."""
+    """The coordinates of a run in P0's tables."""
 
     dataset: str
     alpha: float
@@ -37,13 +38,13 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """What a scale makes of the experiments."""
+    """The settings that differ between scales."""
 
     seeds: int
     alphas: tuple[float, ...]
     nodes: int
     topology: str
-    hubs: str  # the graph of the authors' scripts
+    hubs: str  # topology of the authors' scripts
     rounds: Mapping[str, int]  # by data set
     train: Mapping[str, int | None]  # training examples; None for all
     epochs: Mapping[str, int]
@@ -52,13 +53,12 @@ class Size:
     samples: int | None  # test examples; None for all
     theta: int  # rounds with curvature in DecHW*
     half: tuple[int, float]  # rounds at most, accuracy to reach
-    anchors: str  # options of DESA
+    desa: str  # its options
 
 
 SIZES: dict[Scale, Size] = {
-    # Ten nodes that take as many steps in a round as in the paper, 50, on a fraction of its data.
-    # With 100 examples per node, nobody learns anything on CIFAR-10; so a node has 500 there and
-    # sees them once in a round.
+    # Ten nodes take 50 steps per round, as in the paper, on a fraction of its data. With 100
+    # examples a node learns nothing on CIFAR-10, so it has 500 there and one epoch per round.
     "small": Size(
         seeds=1,
         alphas=(0.2,),
@@ -73,7 +73,7 @@ SIZES: dict[Scale, Size] = {
         samples=1000,
         theta=30,
         half=(60, HALF),
-        anchors="ipc=10,iterations=50",
+        desa="ipc=10,iterations=50",
     ),
     "paper": Size(
         seeds=5,
@@ -89,7 +89,7 @@ SIZES: dict[Scale, Size] = {
         samples=None,
         theta=30,
         half=(250, HALF),
-        anchors="ipc=50,iterations=1000",
+        desa="ipc=50,iterations=1000",
     ),
     "smoke": Size(
         seeds=1,
@@ -105,7 +105,7 @@ SIZES: dict[Scale, Size] = {
         samples=None,
         theta=2,
         half=(4, 0.2),
-        anchors="ipc=2,iterations=2",
+        desa="ipc=2,iterations=2",
     ),
 }
 
@@ -113,7 +113,7 @@ SIZES: dict[Scale, Size] = {
 def experiment(
     plan: Plan, dataset: str, alpha: float, algorithm: str, seed: int, **changes: Any
 ) -> Experiment:
-    """The setting of section V-A at a scale; `changes` are laid over it."""
+    """The setting of section V-A at a scale, with `changes` merged into it."""
     size = SIZES[plan.scale]
     work = {"epochs": size.epochs[dataset], "batch_size": size.batch[dataset]}
     rates = {"lr": SMOKE_RATE} if plan.scale == "smoke" else RATES[dataset]
@@ -141,27 +141,24 @@ def experiment(
 
 def model_of(dataset: str, plan: Plan) -> str:
     name = {MNIST: "mnist-cnn", FASHION: "fashion-cnn", CIFAR: "cifar-cnn"}[dataset]
-    in_code = {MNIST: "dropout=true", FASHION: "relu=first"}
-    return f"{name}:{in_code[dataset]}" if plan.fidelity == "code" and dataset in in_code else name
+    in_code = {MNIST: "mnist-cnn:dropout=true", FASHION: "fashion-cnn:relu=first"}
+    return in_code.get(dataset, name) if plan.fidelity == "code" else name
 
 
 def as_in_code(algorithm: str) -> str:
-    """The options that the authors' scripts run with."""
-    extra = {
-        "decavg": "weights=uniform",
-        "decdiff": "weights=uniform",
-        "decdiff-vt": "weights=uniform",
-        "dechw": "weights=uniform,accumulate=ema,normalise=none,include_self=false",
-    }
-    name, _, options = algorithm.partition(":")
-    chosen = dict(item.split("=") for item in extra.get(name, "").split(",") if item)
-    chosen |= dict(item.split("=") for item in options.split(",") if item)
-    return f"{name}:{','.join(f'{k}={v}' for k, v in chosen.items())}" if chosen else name
+    """The algorithm with the options of the authors' scripts."""
+    name, _, text = algorithm.partition(":")
+    options = {"weights": "uniform"} if name in ("decavg", "decdiff", "decdiff-vt", "dechw") else {}
+    if name == "dechw":
+        options |= {"accumulate": "ema", "normalise": "none", "include_self": "false"}
+    options |= dict(item.split("=") for item in text.split(",") if item)
+    return with_options(name, **options)
 
 
 def method(name: str, size: Size) -> tuple[str, dict[str, Any]]:
-    """(algorithm, changes of the experiment) behind a name that the paper uses."""
-    plain = {
+    """The algorithm and the changed settings behind the paper's name of a method."""
+    algorithms = {
+        "DecHomo": "decavg",
         "DecHetero": "decavg",
         "CFA": "cfa",
         "DecDiff": "decdiff",
@@ -171,12 +168,10 @@ def method(name: str, size: Size) -> tuple[str, dict[str, Any]]:
         "DecHW* (frozen)": f"dechw:theta={size.theta},after_stop=frozen",
         "DecHW, no accumulation": "dechw:accumulate=none",
         "DecHW, raw accumulation": "dechw:normalise=none",
-        "DESA": f"desa:{size.anchors}",
-        **{f"DecHW, {kind}": f"dechw:curvature={kind}" for kind in KINDS},
+        "DESA": f"desa:{size.desa}",
+        **DECHW_VARIANTS,
     }
-    if name == "DecHomo":
-        return "decavg", {"init": {"start": "shared"}}
-    return plain[name], {}
+    return algorithms[name], {"init": {"start": "shared"}} if name == "DecHomo" else {}
 
 
 def grid(
@@ -187,14 +182,16 @@ def grid(
     seeds: int | None = None,
     **changes: Any,
 ) -> list[Job]:
-    """A job for every data set, alpha, method and seed."""
+    """One job per data set, alpha, method and seed."""
     size = SIZES[plan.scale]
-    jobs: list[Job] = []
-    for dataset in datasets:
-        for alpha in alphas or size.alphas:
-            for name in methods:
-                algorithm, own = method(name, size)
-                for seed in range(seeds) if seeds else plan.seed_range(size.seeds):
-                    made = experiment(plan, dataset, alpha, algorithm, seed, **own | changes)
-                    jobs.append(Training(Setting(dataset, alpha, name), made))
-    return jobs
+    return [
+        Training(
+            Setting(dataset, alpha, name),
+            experiment(plan, dataset, alpha, algorithm, seed, **defaults | changes),
+        )
+        for dataset in datasets
+        for alpha in alphas or size.alphas
+        for name in methods
+        for algorithm, defaults in [method(name, size)]
+        for seed in (range(seeds) if seeds else plan.seed_range(size.seeds))
+    ]

@@ -1,4 +1,4 @@
-"""Single clients that train before anything is merged (Fig. 1 and 2): calculations, not runs."""
+"""Single clients after local training without any aggregation (Fig. 1 and 2)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from peerage.engine.world import World
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.isolation import exclusive_torch
 from peerage.papers.calibrate import examples, parameters
+from peerage.papers.p2.settings import SGD
 from peerage.randomness import numpy_stream
 from peerage.vectors import Layout
 from peerage.work.context import LocalContext
@@ -22,16 +23,16 @@ from peerage.work.curvature import Curvature
 from peerage.work.evaluation import score
 from peerage.work.training import Train
 
-COLUMNS = 25  # of the last layer's weights that Fig. 1 shows
-PIXELS = 60  # of a picture at most, in either direction
-PASSES = 3  # over the weights for every example: forwards, and backwards in two ways
+COLUMNS = 25  # weights per output in Fig. 1
+PIXELS = 60  # largest width and height of a picture
+PASSES = 3  # multiplications per weight and example: one forward, two backward
 
 
 @dataclass(frozen=True)
 class Client:
-    """One client of a network after some epochs from the model that the hub sends first.
+    """One client of a network, trained for some epochs from the initial model of the hub.
 
-    What is kept of it is up to the figure; `curves` are those of its test accuracy and loss.
+    `curves` are its test accuracy and loss; `kept` selects what a figure needs besides.
     """
 
     data: str
@@ -40,21 +41,20 @@ class Client:
     nodes: int
     epochs: int
     lr: float
-    client: int | None = None  # its number; the one with most examples if it is left out
-    labels: str = ""  # instead of its share of the partition: a share of these classes alone
+    client: int | None = None  # its number; None: the client with most examples
+    labels: str = ""  # replaces its part of the partition by examples of these classes
 
     name: ClassVar[str] = "client"
 
     @property
     def experiment(self) -> Experiment:
-        work = {"batch_size": 32, "lr": self.lr, "momentum": 0.9, "weight_decay": 0.001}
         return Experiment(
             algorithm="fedavg",
             dataset=self.data,
             model=self.model,
             partition=self.partition,
             nodes=self.nodes,
-            local={"epochs": 1, "keep_optimizer": True, **work},
+            local={"epochs": 1, "keep_optimizer": True, **SGD, "lr": self.lr},
         )
 
     @property
@@ -75,12 +75,12 @@ class Client:
         curves: dict[str, list[float]] = {"accuracy": [], "loss": []}
         with exclusive_torch():
             for epoch in range(self.epochs + 1):
-                if epoch:  # one at a time, with one momentum: the same as all at once
+                if epoch:  # the optimiser keeps its state, so this equals one long training
                     trained = Train(experiment.work, params, buffers, {}).run(local)
                     params, buffers = trained.params, trained.buffers
-                judged = score(local.model(params, buffers), world.test)
-                curves["accuracy"].append(judged.accuracy)
-                curves["loss"].append(judged.loss)
+                result = score(local.model(params, buffers), world.test)
+                curves["accuracy"].append(result.accuracy)
+                curves["loss"].append(result.loss)
             kept = self.kept(local, params, buffers)
         counts = torch.bincount(world.train.y[local.indices], minlength=len(world.label_counts[0]))
         return {"setup": {"examples": counts.tolist(), **kept}, "curves": curves}
@@ -88,17 +88,15 @@ class Client:
     def local(self, world: World) -> LocalContext:
         sizes = [len(part) for part in world.parts]
         client = int(np.argmax(sizes)) if self.client is None else self.client
-        chosen = world.parts[client]
-        if self.labels:
-            chosen = self.share_of_labels(world)
+        indices = self.share_of_labels(world) if self.labels else world.parts[client]
         name = world.assignment[client]
         models = {name: world.architectures[name].build_flat()}
         return LocalContext(
-            client, 0, world.seed, world.train, chosen, name, models, persistent_tensors={}
+            client, 0, world.seed, world.train, indices, name, models, persistent_tensors={}
         )
 
     def share_of_labels(self, world: World) -> Tensor:
-        """As many examples as a client has on average, of these classes only."""
+        """The mean number of examples of a client, from these classes only."""
         labels = world.train.y.numpy()
         wanted = np.flatnonzero(np.isin(labels, [int(label) for label in self.labels.split("+")]))
         count = min(len(labels) // self.nodes, len(wanted))
@@ -111,7 +109,7 @@ class Client:
 
 @dataclass(frozen=True)
 class LastLayer(Client):
-    """Fig. 1: the first 25 weights of every output."""
+    """Fig. 1: the first 25 weights of each output."""
 
     name: ClassVar[str] = "last-layer"
 
@@ -123,7 +121,7 @@ class LastLayer(Client):
 
 @dataclass(frozen=True)
 class LayerCurvature(Client):
-    """Fig. 2: the curvature of all weights, in units of the largest, layer by layer."""
+    """Fig. 2: the curvature of all weights relative to the largest, layer by layer."""
 
     name: ClassVar[str] = "layer-curvature"
 
@@ -132,7 +130,7 @@ class LayerCurvature(Client):
         h = Curvature(params, buffers, "batch", self.experiment.work.batch_size).run(local)
         found = {}
         most = float(h.max()) or 1.0
-        for name in reversed(layout.layers):  # from the output inwards, as the figure has them
+        for name in reversed(layout.layers):  # from the output inwards, as in the figure
             values = layer(layout, h, name) / most
             found[name] = {
                 "shape": list(values.shape),
@@ -150,7 +148,7 @@ def layer(layout: Layout, vector: Tensor, name: str) -> NDArray[np.float32]:
 
 
 def largest_of_blocks(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A smaller picture in which nothing that stands out is lost.
+    """A smaller picture: the largest value of each block.
 
     >>> largest_of_blocks(np.eye(120, dtype=np.float32)).shape
     (60, 60)
@@ -163,5 +161,5 @@ def largest_of_blocks(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def rounded(values: NDArray[np.float32]) -> list[list[float]]:
-    """Four digits: more than a colour can tell."""
+    """Four digits, more than a colour can show."""
     return [[float(f"{value:.4g}") for value in row] for row in values]

@@ -1,4 +1,4 @@
-"""How the results of P2 are shown: accuracies with tests of significance, curves, heat maps."""
+"""Tables of P2 with tests of significance, its curves and heat maps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -6,19 +6,11 @@ from typing import Any, NamedTuple
 
 from peerage.papers import charts
 from peerage.papers.charts import LABELS, Bars, HeatMap, Line, Plot, heat_maps
+from peerage.papers.datasets import CIFAR, FEMNIST, MNIST, TITLES
 from peerage.papers.p2 import printed
-from peerage.papers.p2.settings import (
-    BYTES,
-    CIFAR,
-    FEMNIST,
-    MNIST,
-    ONE_STEP,
-    SIZES,
-    Setting,
-    scalars_up,
-)
+from peerage.papers.p2.settings import BYTES, ONE_STEP, SIZES, Setting, scalars_up
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable, Row
-from peerage.papers.study import SMOKE_NOTE, TITLES, Results, StudyOutput, Training
+from peerage.papers.study import SMOKE_NOTE, Results, StudyOutput, Training
 from peerage.report.series import Key, Series
 from peerage.report.statistics import anova, deviation, mean
 
@@ -38,13 +30,11 @@ NOISE_NOTE = (
     "clipping it protects nothing: this is about robustness, not about privacy."
 )
 LAYERS = {"head": "output layer"}  # the others are called hidden1, hidden2, ...
-
-
-NOTHING = (None, None)  # where the paper has no number
+NOTHING = (None, None)  # the paper has no number
 
 
 class Column(NamedTuple):
-    """A column of a table of accuracies: what it is called, and the places that it shows."""
+    """A column of a table of accuracies: its title and its coordinates."""
 
     title: str
     dataset: str
@@ -55,13 +45,13 @@ class Column(NamedTuple):
 
 
 def ends(series: Series | None, key: Key = "accuracy") -> list[float]:
-    """Each seed's value in the last round that all have."""
+    """Each seed's value in the last round that all seeds have."""
     rounds = series.rounds(key) if series else []
     return series.at(rounds[-1], key) if series and rounds else []
 
 
 def only_of(results: Results, method: str) -> Series | None:
-    """What there is of a method that stands in one place."""
+    """The series of a method that has only one."""
     return next(iter(results.of(method=method)), None)
 
 
@@ -73,22 +63,19 @@ def cell_of(values: Sequence[float], paper: tuple[float | None, float | None] = 
 
 
 def accuracy_table(results: Results, title: str, columns: Sequence[Column]) -> PaperTable:
-    """Accuracy of the hub's model in the last round; groups of rows are numbers of epochs.
+    """Accuracy of the hub's model in the last round, with one group of rows per number of epochs.
 
-    A group has a row of p-values where ours or the paper's are known, and the best of a column is
-    marked only where they allow it.
+    A group has a row of p-values if ours or the paper's are known. Only significant bests are
+    marked.
     """
-    paper, methods = printed.accuracies(), results.values("method")
+    paper = printed.accuracies()
     rows: list[Row] = []
     tested = False
     for epochs in results.values("epochs"):
-        found = {
-            place: ends(results.series.get(place))
-            for _, dataset, setting in columns
-            for place in (Setting(dataset, setting, epochs, method) for method in methods)
-        }
-        for method in methods:
+        found: dict[Setting, list[float]] = {}
+        for method in results.values("method"):
             places = [Setting(dataset, setting, epochs, method) for _, dataset, setting in columns]
+            found |= {place: ends(results.series.get(place)) for place in places}
             cells = tuple(cell_of(found[place], paper.get(place, NOTHING)) for place in places)
             rows.append(((epochs, method), cells))
         test = tuple(
@@ -110,25 +97,25 @@ def accuracy_table(results: Results, title: str, columns: Sequence[Column]) -> P
 
 
 def p_value(found: dict[Setting, list[float]], place: Setting) -> Cell:
-    """Ours over all methods of a column, unless one of them is missing."""
+    """The p-value over all methods of a column; ours is empty if a method is missing."""
     groups = [values for other, values in found.items() if other[:3] == place[:3]]
     return Cell(anova(groups), paper=printed.tests().get(place), unit=P_VALUE)
 
 
 def without_tests(table: PaperTable) -> PaperTable:
-    """For a picture: p-values have no place on an axis of accuracies."""
+    """The table for a figure, whose axis of accuracies cannot show p-values."""
     rows = tuple(row for row in table.rows if row[0][-1] != printed.TEST)
     return replace(table, rows=rows)
 
 
 def notes_of(results: Results) -> tuple[str, ...]:
-    """What the scale has made of the paper's setting, and how many seeds there are."""
-    own = (LINEAR_NOTE,) if ONE_STEP in results.values("epochs") else ()
-    return results.notes(smaller(results), *own, seeds=f" The paper has {printed.SEEDS}.")
+    """Notes on what the scale changes and on the number of seeds."""
+    linear = (LINEAR_NOTE,) if ONE_STEP in results.values("epochs") else ()
+    return results.notes(smaller(results), *linear, seeds=f" The paper has {printed.SEEDS}.")
 
 
 def smaller(results: Results) -> list[str]:
-    """What scale small has less of than the paper."""
+    """Notes on what is smaller at scale small than in the paper."""
     size, datasets = SIZES["small"], results.values("dataset")
     if datasets == [FEMNIST]:
         writers, rounds = size.devices.nodes, size.devices.rounds
@@ -168,8 +155,8 @@ def lines_of(results: Results, key: str, **wanted: Any) -> tuple[Line, ...]:
 
 
 def line_of(label: str, series: Series, key: str) -> Line:
-    """From round 1: the start is the same for all, and so low that the rest would look flat."""
-    variant = label.endswith(")")  # of a method that is there as well
+    """The curve from round 1; round 0 is equal for all and so low that the rest looks flat."""
+    variant = label.endswith(")")  # of another method in the figure
     return charts.line_of(label, series, key, first=1, dashed=variant)
 
 
@@ -178,7 +165,7 @@ def plot_of(results: Results, title: str, key: str, **wanted: Any) -> Plot:
 
 
 def show_curves(number: int, keys: tuple[str, ...], results: Results) -> StudyOutput:
-    """Fig. 3 to 7: a row for every data set, with its accuracy and its losses over the rounds."""
+    """Fig. 3 to 7: one row per data set, with accuracy and losses over the rounds."""
     present = [name for name in results.values("dataset") if results.of(dataset=name)]
     [setting] = results.values("setting")
     columns = [Column(TITLES[name], name, setting) for name in results.values("dataset")]
@@ -197,22 +184,15 @@ def show_devices(results: Results) -> StudyOutput:
             yield cell_of(series.at(ours) if series else [], (paper[method, mark], None))
 
     same = all(mark == ours for mark, ours in marks.items())
-    table = PaperTable(
-        title="Table 4: accuracy on FEMNIST after so many rounds",
-        row_titles=("method",),
-        columns=tuple(
-            (f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()
-        ),
-        rows=results.by_method(cells),
-        unit="percent",
-        notes=notes_of(results),
-    )
+    columns = [(f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()]
+    title = "Table 4: accuracy on FEMNIST after so many rounds"
+    table = results.method_table(title, columns, cells, "percent", notes=notes_of(results))
     panels = [plot_of(results, TITLES[FEMNIST], key) for key in ALL_KEYS]
     return StudyOutput((table,), charts.plots(panels), curves=ALL_KEYS)
 
 
 def show_alphas(results: Results) -> StudyOutput:
-    """Fig. 8: who has which labels, and beside it what the methods make of them."""
+    """Fig. 8: the labels of each client, and the accuracy of the methods."""
     [dataset] = results.values("dataset")
     columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
     table = accuracy_table(results, "Fig. 8: accuracy in the last round, MNIST", columns)
@@ -226,13 +206,13 @@ def show_alphas(results: Results) -> StudyOutput:
 
 
 def lead_table(results: Results) -> PaperTable:
-    """How far HWA is before the best of the others."""
+    """The lead of HWA over the best other method."""
     cells = []
     for setting in results.values("setting"):
         means = {p.method: mean(ends(s)) for p, s in results.places(setting=setting).items()}
-        own = means.pop("HWA", None)
+        hwa = means.pop("HWA", None)
         others = [value for value in means.values() if value is not None]
-        cells.append(Cell(None if own is None or not others else own - max(others)))
+        cells.append(Cell(None if hwa is None or not others else hwa - max(others)))
     return PaperTable(
         title="Fig. 8: lead of HWA over the best of the others, in points",
         row_titles=("",),
@@ -243,7 +223,7 @@ def lead_table(results: Results) -> PaperTable:
 
 
 def labels_of(title: str, series: Series) -> Bars:
-    """The classes of every client's examples, with the first seed."""
+    """The labels of each client's examples, for the first seed."""
     setup = series.records[0].setup
     clients = setup["allocation"]
     names = tuple(str(number) for number in range(len(clients)))
@@ -255,7 +235,7 @@ def labels_of(title: str, series: Series) -> Bars:
 
 
 def show_scopes(results: Results) -> StudyOutput:
-    """Fig. 10: which layers are weighted by curvature, and what that costs."""
+    """Fig. 10: accuracy and traffic by the layers that are weighted by curvature."""
     sent, heights = [], []
     expected = {
         job.place.method: scalars_up(job.experiment)
@@ -269,12 +249,12 @@ def show_scopes(results: Results) -> StudyOutput:
         sent.append(((method,), (scalars, Cell(up, paper=BYTES * expected[method]))))
         heights.append((up or 0.0) / MEGA)
     tables = (
-        PaperTable(
-            title="Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
-            row_titles=("layers with curvature",),
-            columns=(("HWA",),),
-            rows=results.by_method(lambda method: [cell_of(ends(only_of(results, method)))]),
-            unit="percent",
+        results.method_table(
+            "Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
+            [("HWA",)],
+            lambda method: [cell_of(ends(only_of(results, method)))],
+            "percent",
+            row_title="layers with curvature",
             notes=notes_of(results),
         ),
         PaperTable(
@@ -302,8 +282,8 @@ def show_scopes(results: Results) -> StudyOutput:
 
 
 def bytes_up(series: Series | None) -> float | None:
-    """Of a client and round: everything that was sent without the model that the hub sends."""
-    if series is None or not series.records[0].rounds:  # the run diverged at once
+    """Bytes that a client sends per round: all traffic without the models from the hub."""
+    if series is None or not series.records[0].rounds:  # diverged in the first round
         return None
     record = series.records[0]
     last = record.network[-1]
@@ -312,7 +292,7 @@ def bytes_up(series: Series | None) -> float | None:
 
 
 def show_noise(results: Results) -> StudyOutput:
-    """Fig. 11: accuracy over the noise on all that is sent."""
+    """Fig. 11: accuracy over the noise on all messages of clients."""
     [dataset] = results.values("dataset")
     columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
     table = accuracy_table(results, "Fig. 11: accuracy in the last round, CIFAR-10", columns)
@@ -341,7 +321,7 @@ def show_noise(results: Results) -> StudyOutput:
 
 
 def show_last_layers(results: Results) -> StudyOutput:
-    """Fig. 1: two clients with data of all kinds, and two with two labels each."""
+    """Fig. 1: two clients with all labels, and two clients with two labels each."""
     maps = {place: s.records[0].setup["weights"] for place, s in results.places().items()}
     panels = [
         HeatMap(f"{place.setting}: {place.method}", values, "hidden unit", "output")
@@ -353,7 +333,7 @@ def show_last_layers(results: Results) -> StudyOutput:
 
 
 def clients_table(results: Results) -> PaperTable:
-    """How such a client does on all classes, of which it may know two."""
+    """Accuracy of these clients on all classes."""
     rows = tuple(
         ((place.setting, place.method), (cell_of(ends(series)),))
         for place, series in results.places().items()
@@ -369,7 +349,7 @@ def clients_table(results: Results) -> PaperTable:
 
 
 def client_notes(results: Results) -> tuple[str, ...]:
-    """What these clients have trained on, and for how long."""
+    """Notes on the training data and epochs of these clients."""
     record = results.of()[0].records[0]
     epochs, lr = record.experiment["epochs"], record.experiment["lr"]
     seen = f"{epochs} epochs with a rate of {lr:g}."
@@ -381,7 +361,7 @@ def client_notes(results: Results) -> tuple[str, ...]:
 
 
 def show_layer_curvature(results: Results) -> StudyOutput:
-    """Fig. 2: where the curvature of a client is."""
+    """Fig. 2: the curvature of a client, by layer."""
     [series] = results.of()
     layers = series.records[0].setup["layers"]
     titles = {name: LAYERS.get(name, name.replace("hidden", "hidden layer ")) for name in layers}

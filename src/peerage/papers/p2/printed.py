@@ -1,10 +1,11 @@
-"""The numbers that P2 prints, as it prints them: our tables stand beside these.
+"""The numbers as printed in P2, which our tables show beside ours.
 
-Accuracies and their deviations over ten trials are in percent. Of the figures only the words are
-known, which are the claims of the studies.
+Accuracies and their deviations over ten trials are in percent. The figures print no numbers; the
+claims of their studies quote the text.
 """
 
-DATASETS = ("mnist", "fashion-mnist", "cifar10")  # Tables 1, 2 and 3
+from peerage.papers.datasets import CIFAR, FASHION, MNIST
+
 IID, TYPE_I, TYPE_II = SPLITS = ("IID", "non-IID (I)", "non-IID (II)")  # the order of the columns
 FOUR = ("FedAvg", "FedProx", "FedCurv", "HWA")
 TEST = "p-value"  # of a one-way analysis of variance over the four
@@ -12,7 +13,7 @@ SEEDS = 10
 
 # A line is epochs, method, and one cell per split.
 TABLES = {
-    "mnist": """
+    MNIST: """
 5  FedAvg   98.14±0.040  93.46±1.796  89.46±1.332
 5  FedProx  98.13±0.026  93.45±1.789  89.27±1.425
 5  FedCurv  98.10±0.025  93.43±1.770  89.44±1.421
@@ -24,7 +25,7 @@ TABLES = {
 10 HWA      98.06±0.020  93.36±0.747  92.18±0.449
 10 p-value  0.93         0.056        0.006e-5
 """,
-    "fashion-mnist": """
+    FASHION: """
 5  FedAvg   87.38±0.162  72.51±5.368  74.41±3.332
 5  FedProx  87.43±0.123  72.45±5.433  74.12±3.474
 5  FedCurv  87.39±0.175  72.69±5.115  72.55±4.881
@@ -36,7 +37,7 @@ TABLES = {
 10 HWA      88.79±0.261  77.45±3.561  76.88±1.410
 10 p-value  0.857        0.049        0.029
 """,
-    "cifar10": """
+    CIFAR: """
 5  FedAvg   77.56±0.416  64.86±1.885  60.86±1.190
 5  FedProx  77.61±0.461  64.53±2.136  59.20±1.055
 5  FedCurv  77.54±0.497  64.70±2.442  62.03±0.961
@@ -50,7 +51,7 @@ TABLES = {
 """,
 }
 
-# Table 4: accuracy on FEMNIST after so many rounds.
+# Table 4: accuracy on FEMNIST after these rounds.
 MARKS = (50, 250, 500, 750, 1000)
 FEMNIST = """
 FedAvg   29.41 72.10 74.54 74.77 74.87
@@ -59,7 +60,7 @@ FedCurv  29.54 72.48 74.82 75.00 75.08
 HWA      43.85 73.16 77.66 77.83 78.02
 """
 
-# Fig. 8, and Fig. 11, whose grid is not printed: a guess.
+# Fig. 8 and 11. The sigmas of Fig. 11 are not printed; these are a guess.
 ALPHAS = (10.0, 1.0, 0.2, 0.1, 0.05)
 SIGMAS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)
 
@@ -67,7 +68,7 @@ Coordinates = tuple[str, str, str, str]  # data set, split, epochs such as "E = 
 
 
 def accuracies() -> dict[Coordinates, tuple[float, float]]:
-    """Mean and deviation over seeds, both as fractions."""
+    """Means and deviations over seeds, both as fractions."""
     return {
         place: (numbers[0] / 100, numbers[1] / 100)
         for place, numbers in _numbers().items()
@@ -76,7 +77,7 @@ def accuracies() -> dict[Coordinates, tuple[float, float]]:
 
 
 def tests() -> dict[Coordinates, float]:
-    """The p-values of the four methods above them."""
+    """The p-values over the four methods."""
     return {place: numbers[0] for place, numbers in _numbers().items() if place[-1] == TEST}
 
 

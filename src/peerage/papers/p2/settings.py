@@ -1,4 +1,4 @@
-"""The experiments of P2: what section 5 says, at three scales, and the methods by name."""
+"""The experiments of P2: section 5 at three scales, and the methods by name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,22 +7,12 @@ from typing import Any, NamedTuple
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import merged
 from peerage.papers.calibrate import mean_cost, parameters
+from peerage.papers.datasets import CIFAR, FASHION, FEMNIST, MNIST
 from peerage.papers.p2 import printed
 from peerage.papers.p2.printed import IID, TYPE_I, TYPE_II
-from peerage.papers.study import (
-    DIGITS,
-    SMOKE_RATE,
-    Job,
-    Plan,
-    Scale,
-    Training,
-    built,
-    with_options,
-)
+from peerage.papers.study import DIGITS, SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
-MNIST, FASHION, CIFAR = printed.DATASETS
-FEMNIST = "femnist"
-GREY = "cifar10:grey=true,side=28"  # CIFAR-10 as the other two, for logistic regression
+GREY = "cifar10:grey=true,side=28"  # the shape of the other two, for logistic regression
 MODELS = {MNIST: "hwa-mlp", FASHION: "hwa-mlp", CIFAR: "cifar-cnn"}
 LINEAR = "logistic"  # of Fig. 7
 PARTITIONS = {IID: "iid", TYPE_I: "dirichlet:alpha=0.1", TYPE_II: "shards"}
@@ -34,28 +24,28 @@ METHODS = {
     "HWA (examples)": "hwa:curvature=sample",  # not in the paper: see LINEAR_METHODS
     "FedNL": "fednl:rank=2",
 }
-# Of Fig. 7. A batch is all data of a client there, so the curvature of batches is one squared
-# gradient; that of single examples stands beside it.
+# Of Fig. 7. There a batch is all data of a client, so the curvature over batches is one squared
+# gradient. The curvature over single examples is shown beside it.
 LINEAR_METHODS = (*printed.FOUR, "HWA (examples)", "FedNL")
 SCOPES = {"output": "output", "+ last hidden": "last-hidden", "all layers": "all"}  # Fig. 10
-FIVE, TEN = EPOCHS = (5, 10)  # of local training in a round, as the tables call them
-BYTES = 4  # of a number that is sent
+FIVE, TEN = EPOCHS = (5, 10)  # per round, as the tables name them
+BYTES = 4  # per number sent
 
 CLIENTS, ROUNDS = 10, 50
 SGD: dict[str, Any] = {"batch_size": 32, "lr": 0.001, "momentum": 0.9, "weight_decay": 0.001}
 PROXIMAL_RATE = 0.01
-# One step with all data of a client: Fig. 7 allows one local update. The rate is a guess.
+# Fig. 7 allows one local step with all data of a client. The rate is a guess.
 STEP: dict[str, Any] = {"epochs": 1, "batch_size": 60_000, "lr": 0.1, "weight_decay": 0.001}
-# "The same settings as used in LEAF", whose FedAvg has these.
+# The paper has "the same settings as used in LEAF"; these are the settings of its FedAvg.
 LEAF: dict[str, Any] = {"epochs": 5, "batch_size": 10, "lr": 0.004}
 ONE_STEP = "one step"
 
 
 class Setting(NamedTuple):
-    """Where a run belongs in P2's tables."""
+    """The coordinates of a run in P2's tables."""
 
     dataset: str
-    setting: str  # a split, or what a figure varies
+    setting: str  # a split, or the value that a figure varies
     epochs: str
     method: str
 
@@ -65,7 +55,7 @@ class Setting(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """Table 4: writers, how many of them take part in a round, and when they are judged."""
+    """Table 4: writers, those of them in a round, and the evaluated rounds."""
 
     dataset: str
     nodes: int
@@ -77,25 +67,25 @@ class Devices(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """What a scale makes of the experiments."""
+    """The settings that differ between scales."""
 
     seeds: Mapping[str, int]  # by data set
     train: Mapping[str, int | None]  # training examples; None for all
     rounds: Mapping[str, int]
-    epochs: Mapping[str, Mapping[int, int]]  # those of the tables -> ours
+    epochs: Mapping[str, Mapping[int, int]]  # epochs of the tables -> ours
     samples: Mapping[str, int | None]  # test examples; None for all
     linear: int  # rounds of logistic regression
     alphas: tuple[float, ...]
     sigmas: tuple[float, ...]
     devices: Devices
-    learning: Mapping[str, Any] = field(default_factory=dict)  # in place of the paper's rates
+    learning: Mapping[str, Any] = field(default_factory=dict)  # replaces the paper's rates
     nodes: int = CLIENTS
 
 
 AS_PRINTED, SHORT = {FIVE: 5, TEN: 10}, {FIVE: 1, TEN: 2}
 SIZES: dict[Scale, Size] = {
-    # The paper has ten seeds everywhere. Three take hours where it is an MLP that is trained, and
-    # one takes two days on CIFAR-10.
+    # The paper has ten seeds everywhere. With an MLP three seeds take hours; on CIFAR-10 one seed
+    # takes two days.
     "paper": Size(
         seeds={MNIST: 3, FASHION: 3, CIFAR: 1, FEMNIST: 1},
         train=dict.fromkeys(MODELS),
@@ -107,8 +97,7 @@ SIZES: dict[Scale, Size] = {
         sigmas=printed.SIGMAS,
         devices=Devices(FEMNIST, 3550, 10, 1000, 25, {mark: mark for mark in printed.MARKS}),
     ),
-    # A client takes a few hundred steps instead of 50 000, so the steps are larger: without it,
-    # nobody would learn anything.
+    # A client takes a few hundred steps instead of 50 000, so it needs a larger learning rate.
     "small": Size(
         seeds={MNIST: 3, FASHION: 3, CIFAR: 1, FEMNIST: 1},
         train={MNIST: 2000, FASHION: 2000, CIFAR: 2000},
@@ -147,7 +136,7 @@ SIZES: dict[Scale, Size] = {
 def experiment(
     plan: Plan, dataset: str, algorithm: str, *, seed: int, epochs: int = FIVE, **changes: Any
 ) -> Experiment:
-    """The setting of section 5 at a scale; `changes` are laid over it."""
+    """The setting of section 5 at a scale, with `changes` merged into it."""
     size = SIZES[plan.scale]
     local: dict[str, Any] = {"epochs": size.epochs[dataset][epochs], **SGD}
     if algorithm.startswith("fedprox"):
@@ -166,15 +155,16 @@ def experiment(
 
 
 def linear(plan: Plan, dataset: str, algorithm: str, *, seed: int) -> Experiment:
-    """Fig. 7: logistic regression with one step in a round, and FedNL, which takes no such steps.
+    """Fig. 7: logistic regression with one step per round, or FedNL.
 
-    Its penalty is what weight decay is to the others.
+    FedNL takes no such steps, and its penalty replaces weight decay.
     """
     size = SIZES[plan.scale]
-    flat = GREY if dataset == CIFAR else dataset
     settings: dict[str, Any] = {
         "algorithm": algorithm,
-        "dataset": with_options(flat, train=size.train.get(dataset)),
+        "dataset": with_options(
+            GREY if dataset == CIFAR else dataset, train=size.train.get(dataset)
+        ),
         "model": LINEAR,
         "nodes": size.nodes,
         "partition": PARTITIONS[TYPE_I],
@@ -187,7 +177,7 @@ def linear(plan: Plan, dataset: str, algorithm: str, *, seed: int) -> Experiment
 
 
 def devices(plan: Plan, algorithm: str, *, seed: int) -> Experiment:
-    """Table 4: a node is a writer, and a few of them are drawn for a round."""
+    """Table 4: a node is a writer, and a few of them are drawn in each round."""
     size = SIZES[plan.scale].devices
     settings: dict[str, Any] = {
         "algorithm": with_options(algorithm, clients=size.clients),
@@ -224,7 +214,7 @@ def runs(
     epochs: int = FIVE,
     **changes: Any,
 ) -> list[Job]:
-    """One job per seed of a method; its algorithm is that of METHODS by default."""
+    """One job per seed; the algorithm is that of METHODS by default."""
     place = Setting(dataset, setting, shown_epochs(epochs), name)
     algorithm = algorithm or METHODS[name]
     return [
@@ -240,10 +230,9 @@ def grid(
     epochs: Iterable[int],
     methods: Iterable[str] = printed.FOUR,
 ) -> list[Job]:
-    """A job for everything that a table compares.
+    """One job per data set, number of epochs, split, method and seed.
 
-    Fewer epochs and the splits that tell methods apart come first: they are what an interrupted
-    study has.
+    Fewer epochs and non-IID splits come first, so that an interrupted study has them.
     """
     return [
         job
@@ -257,7 +246,7 @@ def grid(
 
 
 def scalars_up(experiment: Experiment) -> int:
-    """Numbers that a client of HWA sends in a round: its model, and curvature of chosen layers."""
+    """Numbers that a client of HWA sends per round: its model and the curvature of some layers."""
     cost = mean_cost(experiment)
     assert cost is not None  # HWA states it
     return round(cost.vectors * parameters(experiment))

@@ -1,46 +1,13 @@
-"""The studies of P2: which runs and calculations each takes, and how they are shown."""
+"""The studies of P2: the runs and calculations of each, and how they are shown."""
 
 from functools import partial
 from typing import Any
 
-from peerage.papers.p2 import printed
+from peerage.papers.datasets import CIFAR, FASHION, FEMNIST, IMAGES, MNIST, TITLES
+from peerage.papers.p2 import output, settings
 from peerage.papers.p2.clients import Client, LastLayer, LayerCurvature
-from peerage.papers.p2.output import (
-    ALL_KEYS,
-    show_alphas,
-    show_curves,
-    show_devices,
-    show_last_layers,
-    show_layer_curvature,
-    show_noise,
-    show_scopes,
-    show_table,
-)
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
-from peerage.papers.p2.settings import (
-    CIFAR,
-    EPOCHS,
-    FASHION,
-    FEMNIST,
-    FIVE,
-    LINEAR_METHODS,
-    METHODS,
-    MNIST,
-    MODELS,
-    ONE_STEP,
-    PARTITIONS,
-    SCOPES,
-    SGD,
-    SIZES,
-    TEN,
-    Setting,
-    devices,
-    grid,
-    linear,
-    runs,
-    seeds,
-    shown_epochs,
-)
+from peerage.papers.p2.settings import FIVE, METHODS, PARTITIONS, SIZES, TEN, Setting, grid, runs
 from peerage.papers.study import (
     DIGITS,
     SMALL_MODEL,
@@ -57,58 +24,58 @@ TWO_LABELS = {"labels 0 and 1": "0+1", "labels 8 and 9": "8+9"}
 
 
 def client_jobs(plan: Plan) -> list[Job]:
-    """Fig. 1: the start of all is the same, so what differs is what the data has made of it."""
-    jobs: list[Job] = []
-    for number in (0, 1):
-        place = Setting(MNIST, IID, f"{OF_CLIENT} epochs", f"client {number}")
-        model = client(plan, LastLayer, PARTITIONS[IID], number)
-        jobs.append(Calculation(place, model, range(1)))
-    for name, labels in TWO_LABELS.items():
-        place = Setting(MNIST, "non-IID", f"{OF_CLIENT} epochs", name)
-        model = client(plan, LastLayer, PARTITIONS[IID], 0, labels)
-        jobs.append(Calculation(place, model, range(1)))
-    return jobs
+    """Fig. 1: clients with the same start; their weights differ only because of their data."""
+    iid = [(IID, f"client {number}", number, "") for number in (0, 1)]
+    non_iid = [("non-IID", name, 0, labels) for name, labels in TWO_LABELS.items()]
+    return [
+        calculation(plan, LastLayer, setting, name, IID, number, labels)
+        for setting, name, number, labels in (*iid, *non_iid)
+    ]
 
 
 def curvature_jobs(plan: Plan) -> list[Job]:
-    """Fig. 2: one client, and where its curvature is."""
-    place = Setting(MNIST, TYPE_I, f"{OF_CLIENT} epochs", "largest client")
-    model = client(plan, LayerCurvature, PARTITIONS[TYPE_I])
-    return [Calculation(place, model, range(1))]
+    """Fig. 2: the curvature of one client, by layer."""
+    return [calculation(plan, LayerCurvature, TYPE_I, "largest client", TYPE_I)]
 
 
-def client(
-    plan: Plan, kind: type[Client], partition: str, number: int | None = None, labels: str = ""
-) -> Client:
-    size = SIZES[plan.scale]
-    smoke = plan.scale == "smoke"
-    return kind(
+def calculation(
+    plan: Plan,
+    kind: type[Client],
+    setting: str,
+    name: str,
+    split: str,
+    number: int | None = None,
+    labels: str = "",
+) -> Job:
+    size, smoke = SIZES[plan.scale], plan.scale == "smoke"
+    client = kind(
         DIGITS if smoke else with_options(MNIST, train=size.train[MNIST]),
-        SMALL_MODEL if smoke else MODELS[MNIST],
-        partition,
+        SMALL_MODEL if smoke else settings.MODELS[MNIST],
+        PARTITIONS[split],
         nodes=size.nodes,
         epochs=2 if smoke else OF_CLIENT,
-        lr=size.learning.get("lr", SGD["lr"]),
+        lr=size.learning.get("lr", settings.SGD["lr"]),
         client=number,
         labels=labels,
     )
+    return Calculation(Setting(MNIST, setting, f"{OF_CLIENT} epochs", name), client, range(1))
 
 
 def linear_jobs(plan: Plan) -> list[Job]:
-    """Fig. 7: FedNL beside the others, which are allowed one step."""
+    """Fig. 7: FedNL, and the others with one step per round."""
     return [
         Training(
-            Setting(dataset, TYPE_I, ONE_STEP, name),
-            linear(plan, dataset, METHODS[name], seed=seed),
+            Setting(dataset, TYPE_I, settings.ONE_STEP, name),
+            settings.linear(plan, dataset, METHODS[name], seed=seed),
         )
-        for dataset in printed.DATASETS
-        for name in LINEAR_METHODS
-        for seed in seeds(plan, dataset)
+        for dataset in IMAGES
+        for name in settings.LINEAR_METHODS
+        for seed in settings.seeds(plan, dataset)
     ]
 
 
 def alpha_jobs(plan: Plan) -> list[Job]:
-    """Fig. 8: from nearly the same data everywhere to two or three classes on each client."""
+    """Fig. 8: clients with nearly equal data, down to two or three classes per client."""
     return [
         job
         for alpha in SIZES[plan.scale].alphas
@@ -118,10 +85,10 @@ def alpha_jobs(plan: Plan) -> list[Job]:
 
 
 def scope_jobs(plan: Plan) -> list[Job]:
-    """Fig. 10: curvature of the output layer, of two layers, of all."""
+    """Fig. 10: curvature of the output layer, of two layers or of all."""
     return [
         job
-        for name, scope in SCOPES.items()
+        for name, scope in settings.SCOPES.items()
         for job in runs(
             plan, MNIST, TYPE_I, name, f"hwa:scope={scope}", partition=PARTITIONS[TYPE_I]
         )
@@ -131,7 +98,7 @@ def scope_jobs(plan: Plan) -> list[Job]:
 def noise_jobs(plan: Plan) -> list[Job]:
     """Fig. 11: Gaussian noise on everything that a client sends.
 
-    With so small an alpha many draws leave a client without data; those are drawn again.
+    With so small an alpha, partitions that leave a client without data are drawn again.
     """
     jobs: list[Job] = []
     for sigma in SIZES[plan.scale].sigmas:
@@ -143,24 +110,24 @@ def noise_jobs(plan: Plan) -> list[Job]:
 
 
 def device_jobs(plan: Plan) -> list[Job]:
-    """Table 4 and Fig. 9: thousands of writers, of whom ten take part in a round."""
+    """Table 4 and Fig. 9: thousands of writers, ten of them in each round."""
     return [
         Training(
-            Setting(FEMNIST, "by writer", shown_epochs(FIVE), name),
-            devices(plan, METHODS[name], seed=seed),
+            Setting(FEMNIST, "by writer", settings.shown_epochs(FIVE), name),
+            settings.devices(plan, METHODS[name], seed=seed),
         )
         for name in FOUR
-        for seed in seeds(plan, FEMNIST)
+        for seed in settings.seeds(plan, FEMNIST)
     ]
 
 
-def _table(number: int, dataset: str, title: str, claim: str) -> Study:
+def _table(number: int, dataset: str, claim: str) -> Study:
     return Study(
         f"p2-tab{number}",
-        f"Table {number}: accuracy on {title}",
-        claim,
-        partial(grid, datasets=(dataset,), splits=SPLITS, epochs=EPOCHS),
-        partial(show_table, number),
+        f"Table {number}: accuracy on {TITLES[dataset]}",
+        f"equal on IID data; HWA is best on the others, significantly {claim}",
+        partial(grid, datasets=(dataset,), splits=SPLITS, epochs=settings.EPOCHS),
+        partial(output.show_table, number),
     )
 
 
@@ -170,50 +137,35 @@ def _curves(number: int, split: str, epochs: int) -> Study:
         f"Fig. {number}: accuracy and losses over the rounds, {split}, E = {epochs}",
         "HWA converges faster and to a better model"
         + ("; the others do worse than with 5 epochs" if epochs == TEN else ""),
-        partial(grid, datasets=printed.DATASETS, splits=(split,), epochs=(epochs,)),
-        partial(show_curves, number, ALL_KEYS),
+        partial(grid, datasets=IMAGES, splits=(split,), epochs=(epochs,)),
+        partial(output.show_curves, number, output.ALL_KEYS),
     )
 
 
 STUDIES = [
-    _table(
-        1,
-        MNIST,
-        "MNIST",
-        "equal on IID data; HWA is best on the others, significantly on non-IID (II)",
-    ),
-    _table(
-        2,
-        FASHION,
-        "Fashion-MNIST",
-        "equal on IID data; HWA is best on the others, significantly so",
-    ),
-    _table(
-        3,
-        CIFAR,
-        "CIFAR-10",
-        "equal on IID data; HWA is best on the others, significantly in three of four cases",
-    ),
+    _table(1, MNIST, "on non-IID (II)"),
+    _table(2, FASHION, "so"),
+    _table(3, CIFAR, "in three of four cases"),
     Study(
         "p2-tab4",
         "Table 4 and Fig. 9: accuracy on FEMNIST, 10 writers in a round",
         "HWA is best at all times, and far ahead in the beginning",
         device_jobs,
-        show_devices,
+        output.show_devices,
     ),
     Study(
         "p2-fig1",
         "Fig. 1: weights of the last layer of two clients, MNIST",
         "with other labels the weights become others, which a plain mean treats alike",
         client_jobs,
-        show_last_layers,
+        output.show_last_layers,
     ),
     Study(
         "p2-fig2",
         "Fig. 2: curvature of a client, layer by layer, MNIST",
         "in contrast with the output layer, the curvature of the hidden layers is nearly zero",
         curvature_jobs,
-        show_layer_curvature,
+        output.show_layer_curvature,
     ),
     _curves(3, TYPE_I, FIVE),
     _curves(4, TYPE_I, TEN),
@@ -224,27 +176,27 @@ STUDIES = [
         "Fig. 7: logistic regression with one local step, and FedNL",
         "HWA is best, FedNL second on MNIST; on harder data FedNL struggles to converge",
         linear_jobs,
-        partial(show_curves, 7, ("accuracy", "loss")),
+        partial(output.show_curves, 7, ("accuracy", "loss")),
     ),
     Study(
         "p2-fig8",
         "Fig. 8: from like to unlike clients, MNIST",
         "all are equal with Dir 10; the lead of HWA grows as alpha falls",
         alpha_jobs,
-        show_alphas,
+        output.show_alphas,
     ),
     Study(
         "p2-fig10",
         "Fig. 10: curvature of more layers, MNIST",
         "the last hidden layer adds little, all layers are worse, and both cost more",
         scope_jobs,
-        show_scopes,
+        output.show_scopes,
     ),
     Study(
         "p2-fig11",
         "Fig. 11: Gaussian noise on what clients send, CIFAR-10",
         "HWA is best at every level of noise; FedCurv breaks above 0.1",
         noise_jobs,
-        show_noise,
+        output.show_noise,
     ),
 ]

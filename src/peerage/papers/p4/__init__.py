@@ -1,1 +1,1 @@
-"""P4 (initialisation and network effects): its figures, and one study of our own beside them."""
+"""P4 (initialisation and network effects): its figures, and one additional study."""

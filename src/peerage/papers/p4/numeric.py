@@ -1,4 +1,4 @@
-"""The numerical model of P4's section 4.2 on random graphs (Fig. 5 and 8), and how it is shown."""
+"""The numerical model of P4's section 4.2 on random graphs: Fig. 5 and 8."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -23,9 +23,9 @@ from peerage.papers.study import Results, StudyOutput
 from peerage.randomness import stream_seed
 from peerage.report.series import Estimate, Key, Series, estimate
 
-FIVE = 5 / sqrt(3)  # the deviation of what is drawn evenly from -5 to 5, as the authors do
+FIVE = 5 / sqrt(3)  # standard deviation of the authors' start: uniform from -5 to 5
 TRAINED, CALCULATED = "training", "numerical model"
-REWIRING = 1e5  # multiplications that take about as long as rewiring an edge
+REWIRING_COST = 1e5  # multiplications in the time of rewiring an edge
 OVER_REALISATIONS = "standard deviation over realisations"
 HUBS = "heavy tail"
 KINDS = {CALCULATED: False, "||v|| of graphs": True}  # whether their lines are dashed
@@ -33,24 +33,24 @@ KINDS = {CALCULATED: False, "||v|| of graphs": True}  # whether their lines are 
 
 @dataclass(frozen=True)
 class Diffused:
-    """Every realisation has its own graph, start and noise; deviations are in units of `init`."""
+    """Each realisation has its own graph, start and noise; deviations are in units of `init`."""
 
     topology: str
     nodes: int
-    degree: float  # its mean, for the estimate of the time
+    degree: float  # mean degree, for the estimated time
     parameters: int
     rounds: int
     noise: float
     init: float = FIVE
     start: Literal["uniform", "normal"] = "uniform"
-    assortativity: float | None = None  # to which the graph is rewired
+    assortativity: float | None = None  # the graph is rewired to it
 
     name: ClassVar[str] = "diffusion"
 
     @property
     def products(self) -> float:
         averaging = self.rounds * self.nodes * (self.degree + 1) * self.parameters
-        rewiring = REWIRING * self.nodes * self.degree / 2
+        rewiring = REWIRING_COST * self.nodes * self.degree / 2
         return averaging + (0.0 if self.assortativity is None else rewiring)
 
     def realise(self, seed: int) -> dict[str, Any]:
@@ -72,23 +72,25 @@ class Diffused:
         return {"setup": setup, "curves": units}
 
     def graph(self, seed: int) -> Graph:
-        """Rewired graphs of one seed differ in their assortativity alone."""
-        # With one stream for all sizes and kinds, their errors would be the same, not independent.
-        own = stream_seed(seed, f"graph {self.topology}", self.nodes)
-        drawn: Graph = specs.parse(self.topology, "topology", TOPOLOGIES).build(self.nodes, own)
-        return with_assortativity(drawn, self.assortativity, own)
+        """The graph of a seed; rewired graphs of one seed differ only in their assortativity."""
+        # One stream per topology and size, so that their errors are independent.
+        graph_seed = stream_seed(seed, f"graph {self.topology}", self.nodes)
+        drawn: Graph = specs.parse(self.topology, "topology", TOPOLOGIES).build(
+            self.nodes, graph_seed
+        )
+        return with_assortativity(drawn, self.assortativity, graph_seed)
 
 
 def short(values: ArrayLike) -> list[float]:
-    """Six digits of each: what single precision holds."""
+    """Round to six digits, the precision of float32."""
     return [float(f"{value:.6g}") for value in np.asarray(values)]
 
 
 def families(degree: int) -> dict[str, str]:
     """The graphs of Fig. 8 with this mean degree, by the names of `printed.EXPONENTS`.
 
-    The paper speaks of the configuration model. Its code, which the printed exponents come from,
-    draws heavy tails by Chung and Lu's rule, and with gamma = 2.5 the two differ.
+    The paper names the configuration model. Its code, which gave the printed exponents, draws
+    heavy tails by Chung and Lu's rule; the two differ with gamma = 2.5.
     """
     return {
         "regular": f"regular:k={degree}",
@@ -102,7 +104,7 @@ def families(degree: int) -> dict[str, str]:
 
 
 def norm(series: Series) -> Estimate:
-    """||v|| of the graphs, from their degrees."""
+    """||v|| of the graphs."""
     return estimate([record.setup["norm"] for record in series.records])
 
 
@@ -152,12 +154,11 @@ def _fitted(name: str, series: list[Series], what: str) -> Cell:
 
 
 def _scaled(results: Results, place: Setting) -> Cell:
-    series = results.series.get(place)
-    return Cell(*in_roots(series, series.final("sigma_ap"))) if series else Cell(None)
+    return results.cell(place, lambda series: in_roots(series, series.final("sigma_ap")))
 
 
 def in_roots(series: Series, value: Estimate) -> Estimate:
-    """In units of 1 / sqrt(n), which is ||v|| of a regular graph."""
+    """A value in units of 1 / sqrt(n), which is ||v|| of a regular graph."""
     return value.times(sqrt(nodes(series)))
 
 
@@ -174,7 +175,7 @@ def _lines(kinds: dict[str, list[Series]], tails: bool) -> tuple[Line, ...]:
 
 
 def show_assortativity(results: Results) -> StudyOutput:
-    """Fig. 8(c): the same for graphs that were rewired."""
+    """Fig. 8(c): sigma_ap and ||v|| of rewired graphs over their assortativity."""
     rows, x = [], []
     ends: dict[str, list[Estimate]] = {"model": [], "graphs": []}
     for place, series in results.places().items():
@@ -208,7 +209,7 @@ def show_assortativity(results: Results) -> StudyOutput:
 
 
 def show_start(results: Results) -> StudyOutput:
-    """Fig. 5: what moves the models in the first rounds, and how their parameters spread."""
+    """Fig. 5: how training and averaging change the models in the first rounds."""
     panels, endings, moves = [], [], []
     for series in results.of(setting=TRAINED):
         layer = ("layers", next(iter(series.records[0].network[0]["layers"])))
@@ -241,7 +242,7 @@ def show_start(results: Results) -> StudyOutput:
 def _moved(series: Series) -> list[Plot]:
     norms = {"training": "train", "averaging": "combine"}
     lines = [line_of(name, series, ("moved", key)) for name, key in norms.items()]
-    # Averaging is nearly all of it: a solid line would hide the other.
+    # Both are nearly equal to averaging, whose line a solid one would hide.
     lines.append(line_of("both", series, ("moved", "total"), dashed=True))
     cosine = (line_of("cosine", series, ("moved", "cosine")),)
     return [
@@ -251,7 +252,7 @@ def _moved(series: Series) -> list[Plot]:
 
 
 def _spread(title: str, series: Series, an: Key, ap: Key) -> Plot:
-    """Deviations over nodes and over parameters, in units of the latter in the beginning."""
+    """Deviations over nodes and over parameters, in units of the initial sigma_ap."""
     unit = series.curve(ap).means[0]
     lines = (line_of("sigma_an", series, an, unit=unit), line_of("sigma_ap", series, ap, unit=unit))
     across = (("sigma_ap", 1 / sqrt(nodes(series))),)

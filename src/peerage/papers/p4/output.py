@@ -1,4 +1,4 @@
-"""How the results of P4 are shown: losses with and without the gain, and how soon they fall."""
+"""Tables and figures of P4: losses with and without the gain, and how soon they fall."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,18 +17,18 @@ from peerage.report.series import Estimate, Series
 KINDS = {WITH: False, WITHOUT: True}  # whether their lines are dashed
 BEST = "centralised, best"
 BATCHES = "mini-batches of a node"
-SIZES_OF_A_FIT = 3  # at least
+MIN_POINTS = 3  # of a fit
 FIT = "standard error of the fit"
 
 
 def show_plateaus(letter: str, results: Results) -> StudyOutput:
-    """Fig. 3: the losses, and those without the gain with rounds divided by n^mu."""
+    """Fig. 3: all losses, and the losses without the gain over rounds / n^mu."""
     aim, paper = level(results), printed.PLATEAUS[letter]
     found = {nodes(s): rounds_to(aim, s) for s in results.of(method=WITHOUT)}
     slope, error = exponent({n: rounds.mean for n, rounds in found.items()})
     mu = paper if slope is None else slope
-    repeated = f"The paper ran each {printed.REPETITIONS[letter]} times."
-    notes = (*notes_of(results, "scaling", letter), repeated)
+    repetitions = f"The paper ran each {printed.REPETITIONS[letter]} times."
+    notes = (*notes_of(results, "scaling", letter), repetitions)
     if letter == "C" and results.plan.scale == "small":
         notes += ("A round of VGG16 takes so long that these runs end on the plateau.",)
     fitted = PaperTable(
@@ -44,10 +44,10 @@ def show_plateaus(letter: str, results: Results) -> StudyOutput:
         replace(line_of(place, series), x=[r / nodes(series) ** mu for r in series.rounds("loss")])
         for place, series in results.places(method=WITHOUT).items()
     )
-    whose = "the paper's mu" if slope is None else "fitted"
+    source = "the paper's mu" if slope is None else "fitted"
     panels = [
         loss_plot(results, "test loss"),
-        Plot("without gain, rescaled", rescaled, f"round / n^{mu:.2f} ({whose})", log="xy"),
+        Plot("without gain, rescaled", rescaled, f"round / n^{mu:.2f} ({source})", log="xy"),
     ]
     tables = (time_table(results, aim, notes=notes), fitted)
     return StudyOutput(tables, charts.plots(panels, columns=2, kinds=KINDS))
@@ -56,7 +56,7 @@ def show_plateaus(letter: str, results: Results) -> StudyOutput:
 def show_losses(
     title: str, part: str, results: Results, *, wall_clock: bool = False
 ) -> StudyOutput:
-    """Fig. 4, 7 and 9: the losses, how low they get, and how soon they are half-way there."""
+    """Fig. 4, 7 and 9: the losses, their minima, and the time until they are half-way there."""
     tables = (
         lowest_table(results, f"{title}: lowest test loss", notes_of(results, part)),
         time_table(results, level(results), wall_clock=wall_clock),
@@ -67,13 +67,13 @@ def show_losses(
         if results.of(panel=panel)
     ]
     curve_styles = {(line.label, line.dashed) for panel in panels for line in panel.lines}
-    compared = any((label, True) in curve_styles for label, dashed in curve_styles if not dashed)
-    kinds = KINDS if compared else {}  # otherwise a dashed line is named by its label
+    both = any((label, True) in curve_styles for label, dashed in curve_styles if not dashed)
+    kinds = KINDS if both else {}  # otherwise the label tells what a dashed line is
     return StudyOutput(tables, charts.plots(panels, columns=2, kinds=kinds, across=BEST))
 
 
 def show_sharing(results: Results) -> StudyOutput:
-    """Fig. 10: losses over wall-clock time, one of them that of a single node, and power laws."""
+    """Fig. 10: losses over wall-clock time, also of a single node, and power laws."""
     laws = {place.setting: power_law(series) for place, series in results.places().items()}
     fitted = PaperTable(
         title="Exponent b: the loss falls as (mini-batches)^-b",
@@ -85,24 +85,24 @@ def show_sharing(results: Results) -> StudyOutput:
         spread=FIT,
     )
     panel = loss_plot(results, "", wall_clock=True)
-    alone = [law[2] for law in laws.values() if law[2] is not None][-1:]
+    last_law = [law[2] for law in laws.values() if law[2] is not None][-1:]
     tables = (
         lowest_table(results, "Fig. 10: lowest test loss", notes_of(results, "sharing")),
         time_table(results, level(results), wall_clock=True, methods=(WITH, CENTRAL)),
         fitted,
     )
-    drawn = replace(panel, lines=(*panel.lines, *alone))
-    return StudyOutput(tables, charts.plots([drawn], across=BEST))
+    panel = replace(panel, lines=(*panel.lines, *last_law))
+    return StudyOutput(tables, charts.plots([panel], across=BEST))
 
 
 def show_with_curvature(results: Results) -> StudyOutput:
-    """Averaging and DecHW with the gain and without: accuracies, and their curves."""
+    """Accuracies and curves of DecAvg and DecHW, with and without the gain."""
     graphs = results.values("panel")
     rows = []
     for name in results.values("setting"):
         for method in results.values("method"):
-            series = [results.series.get(Setting(graph, name, method)) for graph in graphs]
-            cells = tuple(Cell(*s.last_10()) if s else Cell(None) for s in series)
+            places = [Setting(graph, name, method) for graph in graphs]
+            cells = tuple(results.cell(place, Series.last_10) for place in places)
             rows.append(((name, method), cells))
     table = PaperTable(
         title="Accuracy over the last 10 rounds, MNIST, Dir 0.2",
@@ -129,12 +129,12 @@ def nodes(series: Series) -> int:
 
 
 def guessing(series: Series) -> float:
-    """The loss of one who knows nothing: on the plateau, all classes are equally likely."""
+    """The loss of a random guess, on the plateau: all classes are equally likely."""
     return log(len(series.records[0].setup["classes"]))
 
 
 def level(results: Results) -> float | None:
-    """Half-way between guessing and the end, the highest of the lowest losses with the gain."""
+    """Half-way from a random guess down to the highest of the lowest losses with the gain."""
     ends = [(guessing(s), s.lowest().mean) for s in results.of(method=WITH)]
     known = [(start, end) for start, end in ends if end is not None and end < start]
     return (known[0][0] + max(end for _, end in known)) / 2 if known else None
@@ -146,23 +146,23 @@ def rounds_to(aim: float | None, series: Series) -> Estimate:
 
 
 def exponent(values: dict[int, float | None]) -> tuple[float | None, float | None]:
-    """The slope of ln(value) over ln(size) and its standard error, if enough sizes have a value."""
+    """Slope of ln(value) over ln(size) and its standard error, if enough sizes have a value."""
     known = {size: value for size, value in values.items() if value is not None}
-    if len(known) < SIZES_OF_A_FIT:
+    if len(known) < MIN_POINTS:
         return None, None
     return fit_exponent(list(known), list(known.values()))
 
 
 def power_law(series: Series) -> tuple[float | None, float | None, Line | None]:
-    """Exponent b, its standard error, and the line c x^-b through the losses below half a guess."""
+    """Exponent b, its standard error, and the line c x^-b through the losses of the low half."""
     rounds, losses, _ = series.curve("loss")
     low = {r * series.batches(): y for r, y in zip(rounds, losses, strict=True)}
     low = {x: y for x, y in low.items() if x > 0 and y < guessing(series) / 2}
-    if len(low) < SIZES_OF_A_FIT:
+    if len(low) < MIN_POINTS:
         return None, None, None
     slope, error = fit_exponent(list(low), list(low.values()))
-    middle = fmean(log(y) - slope * log(x) for x, y in low.items())
-    line = [exp(middle) * x**slope for x in low]
+    intercept = fmean(log(y) - slope * log(x) for x, y in low.items())
+    line = [exp(intercept) * x**slope for x in low]
     return -slope, error, Line("power law", list(low), line, dashed=True)
 
 
@@ -177,21 +177,21 @@ def time_table(
     methods: Sequence[str] = (WITH, WITHOUT),
     notes: tuple[str, ...] = (),
 ) -> PaperTable:
-    """Rounds, or mini-batches of a node, until the loss is half-way from guessing to the end."""
+    """Rounds, or mini-batches of a node, until the loss falls to `aim`."""
 
-    def cell(series: Series) -> Cell:
-        return Cell(*rounds_to(aim, series).times(series.batches() if wall_clock else 1.0))
+    def time(series: Series) -> Estimate:
+        return rounds_to(aim, series).times(series.batches() if wall_clock else 1.0)
 
     what = "Mini-batches of a node" if wall_clock else "Rounds"
-    known = "" if aim is None else f" falls to {aim:.3f}"
+    event = "" if aim is None else f" falls to {aim:.3f}"
     rule = (
         "This is half-way between guessing, the logarithm of the number of classes, and the "
         "highest of the lowest losses with the gain. Between evaluations the loss is taken to be "
         "a straight line."
     )
-    rows, columns = by_place(results, cell, methods, "mini-batches" if wall_clock else "rounds")
+    rows, columns = by_place(results, time, methods, "mini-batches" if wall_clock else "rounds")
     return PaperTable(
-        title=f"{what} until the mean test loss{known}",
+        title=f"{what} until the mean test loss{event}",
         row_titles=row_titles(results),
         columns=columns,
         rows=rows,
@@ -203,7 +203,7 @@ def time_table(
 
 def lowest_table(results: Results, title: str, notes: tuple[str, ...]) -> PaperTable:
     methods = (WITH, WITHOUT, CENTRAL)
-    rows, columns = by_place(results, lambda series: Cell(*series.lowest()), methods, "test loss")
+    rows, columns = by_place(results, Series.lowest, methods, "test loss")
     return PaperTable(
         title=title,
         row_titles=row_titles(results),
@@ -219,18 +219,17 @@ def row_titles(results: Results) -> tuple[str, ...]:
 
 
 def by_place(
-    results: Results, cell: Callable[[Series], Cell], methods: Sequence[str], single: str
+    results: Results, value: Callable[[Series], Estimate], methods: Sequence[str], single: str
 ) -> tuple[tuple[Row, ...], tuple[tuple[str, ...], ...]]:
-    """A row per setting and a column per method, or one for all if no setting has two of them."""
+    """One row per setting and one column per method, or `single` if no setting has two methods."""
     present = [m for m in methods if m in results.values("method")]
     settings: dict[tuple[str, ...], dict[str, Cell]] = {}
     for job in results.jobs:
         assert isinstance(job.place, Setting)
         panel, setting, method = job.place
         titles = (panel, setting) if len(row_titles(results)) > 1 else (setting,)
-        series = results.series.get(job.place)
         if method in present:
-            settings.setdefault(titles, {})[method] = cell(series) if series else Cell(None)
+            settings.setdefault(titles, {})[method] = results.cell(job.place, value)
     if all(len(cells) == 1 for cells in settings.values()):
         rows = tuple((titles, tuple(cells.values())) for titles, cells in settings.items())
         return rows, ((single,),)
@@ -242,7 +241,7 @@ def by_place(
 
 
 def notes_of(results: Results, part: str, letter: str = "") -> tuple[str, ...]:
-    """What a scale makes of this part of the paper, and how many seeds there are."""
+    """Notes on what the scale changes in a part of `SIZES`, and on the number of seeds."""
     scale = results.plan.scale
     here, there = (getattr(SIZES[name], part) for name in (scale, "paper"))
     if letter:
@@ -272,7 +271,7 @@ def line_of(place: Setting, series: Series, key: str = "loss", *, wall_clock: bo
 
 
 def loss_plot(results: Results, title: str, *, panel: str = "", wall_clock: bool = False) -> Plot:
-    """Loss curves; what a central system reaches at best is a line across of the same colour."""
+    """Loss curves; the best centralised loss is a horizontal line of the same colour."""
     places = results.places(panel=panel)
     trained = {place.setting for place in places if place.method != CENTRAL}
     lines = tuple(
@@ -282,7 +281,7 @@ def loss_plot(results: Results, title: str, *, panel: str = "", wall_clock: bool
     )
     central = {p.setting: s.lowest().mean for p, s in places.items() if p.method == CENTRAL}
     levels = {name: value for name, value in central.items() if value is not None}
-    if len(set(levels.values())) == 1:  # one for all: then it has no colour of its own
+    if len(set(levels.values())) == 1:  # the same for all, so it has no colour of its own
         levels = {"": next(iter(levels.values()))}
     xlabel = BATCHES if wall_clock else "round"
     return Plot(title, lines, xlabel, log="xy", levels=tuple(levels.items()))

@@ -1,4 +1,4 @@
-"""The numbers that P4 prints, and the fits in its authors' notebook: ours stand beside these."""
+"""The numbers as printed in P4 and the fits in its authors' notebook."""
 
 # Fig. 3: the plateau of the loss without the gain lasts n^mu rounds, by configuration of Table A1.
 PLATEAUS = {"A": 1.0, "B": 0.64, "C": 1.0, "D": 0.4}
@@ -19,5 +19,5 @@ EXPONENTS = {
 
 # Fig. 7: the relative errors of the number of nodes in (a), and of the exponent 1/2 in (b).
 ERRORS = (-0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2)
-# Fig. 4: how likely a connection, or a node, is active in a round.
+# Fig. 4: the probability that a connection, or a node, is active in a round.
 ACTIVITIES = (0.1, 0.04, 0.02, 0.01)

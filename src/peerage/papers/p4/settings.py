@@ -1,4 +1,4 @@
-"""The experiments of P4: Table A1 and section 5 at three scales, and how a study asks for them."""
+"""The experiments of P4: Table A1 and section 5 at three scales."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from peerage.papers.p4.printed import ACTIVITIES, ERRORS
 from peerage.papers.study import SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
 WITH, WITHOUT, CENTRAL = "with gain", "without gain", "centralised"
-DECAVG = "decavg:order=combine-first"  # the authors' code averages, trains, then tests
+DECAVG = "decavg:order=combine-first"  # as in the authors' code
 STEPS, BATCH = 8, 16  # mini-batches between two exchanges, examples in each
 SGD: dict[str, Any] = {"lr": 0.001, "momentum": 0.5}
 ADAMW: dict[str, Any] = {"lr": 0.001, "optimizer": "adamw", "weight_decay": 0.01}
 
 
 class Setting(NamedTuple):
-    """Where a job belongs in P4's figures."""
+    """The coordinates of a job in P4's figures."""
 
     panel: str
-    setting: str  # what one colour stands for
+    setting: str  # one colour of a figure
     method: str
 
     @property
@@ -30,21 +30,21 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Configuration:
-    """A row of Table A1, without what a scale changes."""
+    """A row of Table A1 without the settings that depend on the scale."""
 
     dataset: str
     model: str
     partition: str
     work: Mapping[str, Any]
     exact: str  # a gain that is exact on the graph
-    bias: str  # in the authors' code; zero here, as no bias is compressed then
+    bias: str  # in the authors' code; here it is zero, so that none is compressed
 
     def data(self, nodes: int, items: int) -> dict[str, str]:
-        """So many items for every node, on average or each."""
-        # What a Zipf law deals out is the whole set, so the set is as large as wanted.
-        wanted = nodes * items if self.dataset == "so2sat" else None
+        """Settings that give each node `items` examples, exactly or on average."""
+        # A Zipf partition distributes the whole data set, so its size is set.
+        total = nodes * items if self.dataset == "so2sat" else None
         return {
-            "dataset": with_options(self.dataset, train=wanted),
+            "dataset": with_options(self.dataset, train=total),
             "partition": self.partition.format(items=items),
         }
 
@@ -59,7 +59,7 @@ CONFIGURATIONS = {
 
 
 class Scaling(NamedTuple):
-    """Fig. 3: how long the plateau is on networks of these sizes."""
+    """Fig. 3: the length of the plateau on networks of these sizes."""
 
     topology: str
     nodes: tuple[int, ...]
@@ -78,7 +78,7 @@ class Activity(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Fig. 5: the first rounds on a regular graph, and of the numerical model beside them."""
+    """Fig. 5: the first rounds on a regular graph, in training and in the numerical model."""
 
     nodes: int
     degree: int
@@ -104,22 +104,22 @@ class Compression(NamedTuple):
     parameters: int
     rounds: int
     realisations: int
-    together: int  # realisations of one job
+    together: int  # realisations per job
     assortativities: tuple[float, ...]
 
 
 class Environment(NamedTuple):
-    """Fig. 9: regular graphs of which one thing at a time is varied."""
+    """Fig. 9: regular graphs, with one setting varied at a time."""
 
     nodes: int
     degree: int
     items: int
-    batches: int  # of every node in the whole run
+    batches: int  # per node in the whole run
     epochs: int  # of the centralised reference
 
 
 class Sharing(NamedTuple):
-    """Fig. 10: so many items in all, dealt out to more and more nodes."""
+    """Fig. 10: a fixed number of items, split among more and more nodes."""
 
     items: int
     nodes: tuple[int, ...]
@@ -129,7 +129,7 @@ class Sharing(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """What a scale makes of the experiments."""
+    """The settings that differ between scales."""
 
     seeds: int
     samples: int | None  # test examples; None for all
@@ -140,14 +140,14 @@ class Size:
     compression: Compression
     rewired: Compression
     environment: Environment
-    varied: Mapping[str, tuple[int, ...]]  # what of it, and the values
+    varied: Mapping[str, tuple[int, ...]]  # setting of the environment -> its values
     sharing: Sharing
 
 
 SIZES: dict[Scale, Size] = {
-    # Repetitions in the paper: 32 of A, 128 of B (64 with 256 nodes), 16 of C and D. One by
-    # default here, as even that takes days. How many rounds B and C took, and which values were
-    # tried in section 5 and for how long, it does not say in words: those are guesses.
+    # The paper has 32 repetitions of A, 128 of B (64 with 256 nodes), 16 of C and D. The default
+    # here is one, which takes days. The rounds of B and C, and the values and rounds of section 5,
+    # are guesses, because the paper does not state them.
     "paper": Size(
         seeds=1,
         samples=None,
@@ -220,7 +220,7 @@ SIZES: dict[Scale, Size] = {
 def experiment(
     plan: Plan, letter: str, nodes: int, items: int, *, gain: str, seed: int, **changes: Any
 ) -> Experiment:
-    """One configuration of Table A1 at a scale; `changes` are laid over it."""
+    """One configuration of Table A1 at a scale, with `changes` merged into it."""
     configuration, size = CONFIGURATIONS[letter], SIZES[plan.scale]
     local = {"steps": STEPS, "batch_size": BATCH, "loss_clamp": 10.0, **configuration.work}
     init = {"scheme": "he", "gain": gain}
@@ -242,14 +242,19 @@ def experiment(
 
 
 def runs(
-    plan: Plan, place: Setting, letter: str, nodes: int, items: int, *, gain: str, **changes: Any
+    plan: Plan,
+    place: Setting,
+    nodes: int,
+    items: int,
+    *,
+    letter: str = "A",
+    gain: str | None = None,
+    **changes: Any,
 ) -> list[Job]:
-    """One job per seed."""
+    """One job per seed; the gain is by default exact with the gain, and none otherwise."""
+    if gain is None:
+        gain = CONFIGURATIONS[letter].exact if place.method == WITH else "none"
     return [
         Training(place, experiment(plan, letter, nodes, items, gain=gain, seed=seed, **changes))
         for seed in plan.seed_range(SIZES[plan.scale].seeds)
     ]
-
-
-def gain_of(letter: str, method: str) -> str:
-    return CONFIGURATIONS[letter].exact if method == WITH else "none"

@@ -1,24 +1,12 @@
-"""The studies of P4: which runs and calculations each takes, and how they are shown."""
+"""The studies of P4: the runs and calculations of each, and how they are shown."""
 
 from functools import partial
 from math import sqrt
+from typing import Any
 
+from peerage.papers.datasets import MNIST
 from peerage.papers.p0 import settings as p0
-from peerage.papers.p4.numeric import (
-    CALCULATED,
-    TRAINED,
-    Diffused,
-    families,
-    show_assortativity,
-    show_compression,
-    show_start,
-)
-from peerage.papers.p4.output import (
-    show_losses,
-    show_plateaus,
-    show_sharing,
-    show_with_curvature,
-)
+from peerage.papers.p4 import numeric, output
 from peerage.papers.p4.settings import (
     BATCH,
     CENTRAL,
@@ -28,7 +16,6 @@ from peerage.papers.p4.settings import (
     WITHOUT,
     Compression,
     Setting,
-    gain_of,
     runs,
 )
 from peerage.papers.study import Calculation, Job, Plan, Study, Training
@@ -37,30 +24,25 @@ ONE_EPOCH = {"steps": None, "epochs": 1}
 
 
 def plateau_jobs(letter: str, plan: Plan) -> list[Job]:
-    """Fig. 3: one configuration on networks of several sizes, with the gain and without."""
+    """Fig. 3: one configuration on networks of several sizes, with and without the gain."""
     size = SIZES[plan.scale].scaling[letter]
-    evaluation = {} if size.samples is None else {"samples": size.samples}
-    return [
-        job
-        for nodes in size.nodes
-        for method in (WITH, WITHOUT)
-        for job in runs(
-            plan,
-            Setting("", f"{nodes} nodes", method),
-            letter,
-            nodes,
-            size.items,
-            gain=gain_of(letter, method),
-            topology=size.topology,
-            rounds=size.rounds,
-            evaluation=evaluation,
-        )
-    ]
+    changes: dict[str, Any] = {
+        "topology": size.topology,
+        "rounds": size.rounds,
+        "evaluation": {} if size.samples is None else {"samples": size.samples},
+    }
+    jobs = []
+    for nodes in size.nodes:
+        for method in (WITH, WITHOUT):
+            place = Setting("", f"{nodes} nodes", method)
+            jobs += runs(plan, place, nodes, size.items, letter=letter, **changes)
+    return jobs
 
 
 def activity_jobs(plan: Plan) -> list[Job]:
-    """Fig. 4: everyone knows everyone, but few connections, or few nodes, are active in a round."""
+    """Fig. 4: a complete graph on which few connections, or few nodes, are active in a round."""
     size = SIZES[plan.scale].activity
+    changes: dict[str, Any] = {"topology": "complete", "rounds": size.rounds}
     jobs = []
     for panel, part in (("(a) connections", "links"), ("(b) nodes", "nodes")):
         for chance in size.chances:
@@ -68,17 +50,8 @@ def activity_jobs(plan: Plan) -> list[Job]:
             if plan.fidelity == "code" and part == "links":
                 faults["directed"] = True
             for method in (WITH, WITHOUT):
-                jobs += runs(
-                    plan,
-                    Setting(panel, f"p = {chance:g}", method),
-                    "A",
-                    size.nodes,
-                    size.items,
-                    gain=gain_of("A", method),
-                    topology="complete",
-                    rounds=size.rounds,
-                    faults=faults,
-                )
+                place = Setting(panel, f"p = {chance:g}", method)
+                jobs += runs(plan, place, size.nodes, size.items, faults=faults, **changes)
     return jobs
 
 
@@ -88,38 +61,31 @@ def start_jobs(plan: Plan) -> list[Job]:
     graph = f"regular:k={size.degree}"
     jobs = runs(
         plan,
-        Setting("", TRAINED, WITHOUT),
-        "A",
+        Setting("", numeric.TRAINED, WITHOUT),
         size.nodes,
         size.items,
-        gain="none",
         topology=graph,
         rounds=size.rounds,
         local=ONE_EPOCH,
         evaluation={"growth": None, "spread": True},
     )
-    model = Diffused(graph, size.nodes, size.degree, 200, size.rounds + 1, 1e-8, 1.0, "normal")
+    model = numeric.Diffused(
+        graph, size.nodes, size.degree, 200, size.rounds + 1, 1e-8, 1.0, "normal"
+    )
     seeds = plan.seed_range(size.realisations)
-    return [*jobs, Calculation(Setting("", CALCULATED, WITHOUT), model, seeds)]
+    return [*jobs, Calculation(Setting("", numeric.CALCULATED, WITHOUT), model, seeds)]
 
 
 def error_jobs(plan: Plan) -> list[Job]:
     """Fig. 7: gains of sqrt((1 + e) n), and of n^((1 + e) / 2)."""
     size = SIZES[plan.scale].erring
+    changes: dict[str, Any] = {"topology": "complete", "rounds": size.rounds}
     jobs = []
     for panel, wrong in (("(a) number of nodes", wrong_number), ("(b) exponent", wrong_exponent)):
         gains = {f"{100 * error:+g} %": wrong(error, size.nodes) for error in size.errors if error}
         for name, gain in {"exact": "sqrt", **gains, "no gain": "none"}.items():
-            jobs += runs(
-                plan,
-                Setting(panel, name, WITHOUT if gain == "none" else WITH),
-                "A",
-                size.nodes,
-                size.items,
-                gain=gain,
-                topology="complete",
-                rounds=size.rounds,
-            )
+            place = Setting(panel, name, WITHOUT if gain == "none" else WITH)
+            jobs += runs(plan, place, size.nodes, size.items, gain=gain, **changes)
     return jobs
 
 
@@ -136,7 +102,7 @@ def compression_jobs(plan: Plan) -> list[Job]:
     size = SIZES[plan.scale].compression
     return [
         job
-        for family, topology in families(size.degree).items()
+        for family, topology in numeric.families(size.degree).items()
         for nodes in size.nodes
         for job in calculations(plan, size, Setting("", f"{nodes} nodes", family), topology, nodes)
     ]
@@ -168,8 +134,8 @@ def calculations(
     nodes: int,
     assortativity: float | None = None,
 ) -> list[Job]:
-    """The realisations of one graph model, a few in each job."""
-    model = Diffused(
+    """The realisations of one graph model, a few per job."""
+    model = numeric.Diffused(
         topology,
         nodes,
         size.degree,
@@ -185,65 +151,44 @@ def calculations(
 
 
 def environment_jobs(varied: str, plan: Plan) -> list[Job]:
-    """Fig. 9: regular graphs with the gain, of which one thing is varied, and all data in one."""
+    """Fig. 9: regular graphs with the gain and one setting varied; centralised training."""
     size = SIZES[plan.scale].environment
-    usual = {"neighbours": size.degree, "examples": size.items, "nodes": size.nodes, "epochs": 1}
+    defaults = {"neighbours": size.degree, "examples": size.items, "nodes": size.nodes, "epochs": 1}
     jobs = []
     for value in SIZES[plan.scale].varied[varied]:
-        case = {**usual, varied: value}
+        case = {**defaults, varied: value}
         nodes, items = case["nodes"], case["examples"]
         name = f"{value} {varied if value > 1 else varied.removesuffix('s')}"
-        batches = -(-items // BATCH) * case["epochs"]  # in a round
+        batches = -(-items // BATCH) * case["epochs"]  # per round
         jobs += runs(
             plan,
             Setting("", name, WITH),
-            "A",
             nodes,
             items,
-            gain="sqrt",
             topology=f"regular:k={case['neighbours']}",
             rounds=max(size.batches // batches, 1),
             local={"steps": None, "epochs": case["epochs"]},
         )
         central = Setting("", name, CENTRAL)
-        jobs += runs(
-            plan,
-            central,
-            "A",
-            nodes,
-            items,
-            gain="none",
-            pooled=True,
-            rounds=size.epochs,
-            local=ONE_EPOCH,
-        )
+        jobs += runs(plan, central, nodes, items, pooled=True, rounds=size.epochs, local=ONE_EPOCH)
     return jobs
 
 
 def sharing_jobs(plan: Plan) -> list[Job]:
-    """Fig. 10: the same items among more and more nodes, and all of them on one."""
+    """Fig. 10: the same items split among more and more nodes, and on a single node."""
     size = SIZES[plan.scale].sharing
     jobs = []
     rounds = max(size.batches // STEPS, 1)
     for nodes in size.nodes:
-        jobs += runs(
-            plan,
-            Setting("", f"{nodes} nodes", WITH),
-            "A",
-            nodes,
-            size.items // nodes,
-            gain="sqrt",
-            topology=f"regular:k={size.degree}",
-            rounds=rounds,
-        )
-    some, place = size.nodes[0], Setting("", "1 node", CENTRAL)
-    return jobs + runs(
-        plan, place, "A", some, size.items // some, gain="none", pooled=True, rounds=rounds
-    )
+        place, items = Setting("", f"{nodes} nodes", WITH), size.items // nodes
+        topology = f"regular:k={size.degree}"
+        jobs += runs(plan, place, nodes, items, topology=topology, rounds=rounds)
+    nodes, place = size.nodes[0], Setting("", "1 node", CENTRAL)
+    return jobs + runs(plan, place, nodes, size.items // nodes, pooled=True, rounds=rounds)
 
 
 def curvature_jobs(plan: Plan) -> list[Job]:
-    """P0's MNIST with Dir 0.2: averaging and DecHW, with the gain and without, on two graphs."""
+    """P0's MNIST with Dir 0.2: DecAvg and DecHW, with and without the gain, on two graphs."""
     size = p0.SIZES[plan.scale]
     jobs: list[Job] = []
     for graph, topology in (("Erdos-Renyi", size.topology), ("Barabasi-Albert", size.hubs)):
@@ -251,8 +196,8 @@ def curvature_jobs(plan: Plan) -> list[Job]:
             for method, gain in ((WITH, "graph"), (WITHOUT, "none")):
                 changes = {"topology": topology, "init": {"gain": gain}}
                 for seed in plan.seed_range(size.seeds):
-                    made = p0.experiment(plan, p0.MNIST, 0.2, name.lower(), seed, **changes)
-                    jobs.append(Training(Setting(graph, name, method), made))
+                    experiment = p0.experiment(plan, MNIST, 0.2, name.lower(), seed, **changes)
+                    jobs.append(Training(Setting(graph, name, method), experiment))
     return jobs
 
 
@@ -262,7 +207,7 @@ def _plateaus(letter: str, figure: str, panels: str, what: str, growth: str) -> 
         f"Fig. {panels}: with and without the gain, {what}",
         f"without the gain, a plateau of the loss grows {growth}; with it there is none",
         partial(plateau_jobs, letter),
-        partial(show_plateaus, letter),
+        partial(output.show_plateaus, letter),
     )
 
 
@@ -275,7 +220,7 @@ def _environment(
         f"{figure}: how many {what}, MNIST",
         claim,
         partial(environment_jobs, varied),
-        partial(show_losses, figure, "environment", wall_clock=wall_clock),
+        partial(output.show_losses, figure, "environment", wall_clock=wall_clock),
     )
 
 
@@ -289,7 +234,7 @@ STUDIES = [
         "Fig. 4: connections or nodes that are rarely active, MNIST",
         "the gain is much better at every probability",
         activity_jobs,
-        partial(show_losses, "Fig. 4", "activity"),
+        partial(output.show_losses, "Fig. 4", "activity"),
     ),
     Study(
         "p4-fig5",
@@ -297,14 +242,14 @@ STUDIES = [
         "averaging moves the models far more than training does, and across its direction; the "
         "numerical model behaves alike",
         start_jobs,
-        show_start,
+        numeric.show_start,
     ),
     Study(
         "p4-fig7",
         "Fig. 7: a gain from wrong estimates, MNIST",
         "all are close to the exact gain, and far from none",
         error_jobs,
-        partial(show_losses, "Fig. 7", "erring"),
+        partial(output.show_losses, "Fig. 7", "erring"),
     ),
     Study(
         "p4-fig8ab",
@@ -312,14 +257,14 @@ STUDIES = [
         "||v|| falls as the root of n on regular and Erdos-Renyi graphs, more slowly on graphs "
         "with hubs",
         compression_jobs,
-        show_compression,
+        numeric.show_compression,
     ),
     Study(
         "p4-fig8c",
         "Fig. 8(c): compression and assortativity",
         "||v|| does not depend on the assortativity",
         assortativity_jobs,
-        show_assortativity,
+        numeric.show_assortativity,
     ),
     _environment("a", "neighbours", "neighbours", "only very few neighbours are slower"),
     _environment(
@@ -342,13 +287,13 @@ STUDIES = [
         "Fig. 10: the same data among more nodes, MNIST",
         "the curves agree in wall-clock time, also with that of a single node: a power law",
         sharing_jobs,
-        show_sharing,
+        output.show_sharing,
     ),
     Study(
         "p4-dechw",
         "Not in the paper: the gain and curvature weighting, MNIST",
         "does the gain help DecHW as well, or does weighting by curvature replace it",
         curvature_jobs,
-        show_with_curvature,
+        output.show_with_curvature,
     ),
 ]

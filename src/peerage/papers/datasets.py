@@ -1,0 +1,5 @@
+"""Names and titles of the papers' data sets."""
+
+MNIST, FASHION, CIFAR = IMAGES = ("mnist", "fashion-mnist", "cifar10")
+FEMNIST = "femnist"
+TITLES = {MNIST: "MNIST", FASHION: "Fashion-MNIST", CIFAR: "CIFAR-10", FEMNIST: "FEMNIST"}
