@@ -1,9 +1,9 @@
-"""The diffusion model on a million nodes: the cost of a step, and the memory of a whole run.
+"""The diffusion model on a million nodes: the time of a round, and the memory of a run.
 
     python benchmarks/diffusion.py [--nodes N] [--degree K] [--parameters D] [--repeats N]
 
-A step is the product, the noise and both deviations; it is compared with scipy's bare product of
-the same size, alternately and with one thread. Prints one JSON object.
+A round is the product, the noise and both deviations. It is compared with scipy's bare product of
+the same size, in alternation and with one thread. Prints one JSON object.
 """
 
 import argparse
@@ -34,17 +34,17 @@ PEAK_BOUND = 3.0  # gigabytes
 
 
 def step_ratio(repeats: int) -> dict[str, float]:
-    """The first claim, as benchmarks/run.py asks for it."""
+    """The claim about time, for benchmarks/run.py."""
     return step(Regular(k=DEGREE).build(NODES, 0), PARAMETERS, repeats)
 
 
 def peak(repeats: int) -> dict[str, float]:
-    """The second one; memory does not vary, so once is enough."""
+    """The claim about memory, measured once, as it does not vary."""
     return {"ratio": peak_gigabytes(NODES, DEGREE, PARAMETERS)}
 
 
 def step(graph: Graph, parameters: int, repeats: int) -> dict[str, float]:
-    """The median ratio of a step to the product, and the median seconds of each."""
+    """The median ratio of a round to the product, and the median seconds of each."""
     torch.set_num_threads(1)
     simulation = Simulation(graph, parameters, noise=1e-3)
     a = mixing_matrix(graph)
@@ -67,7 +67,7 @@ def step(graph: Graph, parameters: int, repeats: int) -> dict[str, float]:
 
 
 def peak_gigabytes(nodes: int, degree: int, parameters: int) -> float:
-    """The most that a new process held while it built the graph and ran 50 rounds."""
+    """The peak memory of a new process that builds the graph and runs 50 rounds."""
     sizes = ["--nodes", str(nodes), "--degree", str(degree), "--parameters", str(parameters)]
     command = [sys.executable, __file__, "--whole-run", *sizes]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -88,13 +88,14 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=PARAMETERS)
     parser.add_argument("--repeats", type=int, default=5, help="pairs of measurements")
     parser.add_argument("--whole-run", action="store_true", help="print the peak memory of one run")
-    chosen = parser.parse_args()
-    sizes = (chosen.nodes, chosen.degree, chosen.parameters)
-    if chosen.whole_run:
+    arguments = parser.parse_args()
+    sizes = (arguments.nodes, arguments.degree, arguments.parameters)
+    if arguments.whole_run:
         print(whole_run(*sizes))
         return
-    graph = Regular(k=chosen.degree).build(chosen.nodes, 0)
-    values = {**step(graph, chosen.parameters, chosen.repeats), "gigabytes": peak_gigabytes(*sizes)}
+    graph = Regular(k=arguments.degree).build(arguments.nodes, 0)
+    times = step(graph, arguments.parameters, arguments.repeats)
+    values = {**times, "gigabytes": peak_gigabytes(*sizes)}
     holds = values["ratio"] <= STEP_BOUND and values["gigabytes"] <= PEAK_BOUND
     print(json.dumps({**values, "holds": holds, "sizes": sizes, "environment": environment()}))
 

@@ -1,11 +1,11 @@
-"""How much of a round of FedNL is spent inside BLAS and LAPACK, which nobody could write better.
+"""The share of a round of FedNL that is spent inside BLAS and LAPACK.
 
 Run `python benchmarks/fednl.py`: ten problems of 785 x 785 (a logistic regression on images of
 28 x 28), 10 clients with 1000 random examples each, one thread. The first two rounds, in which
-whole Hessians are sent and the first differences are learned, warm up; later ones count.
+whole Hessians are sent and the first differences are learned, are for warming up.
 
-Three runs with torch 2.13.0 on two shared (and busy) cores of an AVX-512 Xeon: 0.71 to 0.72, in 2.6
-to 4.2 s for a round. The profiler's own work, about a tenth of that, counts as time outside.
+Three runs with torch 2.13.0 on two shared (and busy) cores of an AVX-512 Xeon: 0.71 to 0.72, with
+2.6 to 4.2 s per round. The profiler's own work, about a tenth of that, counts as time outside.
 """
 
 import json
@@ -22,7 +22,7 @@ from peerage.engine.prepare import prepare
 CLIENTS, EXAMPLES, SHAPE, CLASSES = 10, 1000, (1, 28, 28), 10
 SEED, WARM_UP = 0, 2
 SHARE_BOUND = 0.70
-# As the profiler calls them; time in anything that they call does not count, only their own.
+# The profiler's names; only the time in these functions themselves counts.
 KERNELS = {
     "aten::addmm_",
     "aten::addmm",
@@ -53,8 +53,8 @@ def experiment() -> Experiment:
 
 
 def share(repeats: int) -> dict[str, float]:
-    """Seconds of a round, and the share of them inside kernels: the median round's."""
-    keep_freed_memory()  # as the workers of the pool do, into which the profiler cannot look
+    """Seconds of the median round, and the share of them inside kernels."""
+    keep_freed_memory()  # as in the workers of the pool, which the profiler cannot see
     world = prepare(experiment())
     with Lockstep(world, SerialTeam(world)) as engine:
         for round in range(WARM_UP):
@@ -71,8 +71,8 @@ def one_round(engine: Lockstep, round: int) -> tuple[float, float, float]:
         start = perf_counter()
         engine.round(round, evaluate=False)
         seconds = perf_counter() - start
-    own = {event.key: event.self_cpu_time_total / 1e6 for event in found.key_averages()}
-    inside = sum(own.get(name, 0.0) for name in KERNELS)
+    times = {event.key: event.self_cpu_time_total / 1e6 for event in found.key_averages()}
+    inside = sum(times.get(name, 0.0) for name in KERNELS)
     return inside / seconds, inside, seconds
 
 

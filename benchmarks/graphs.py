@@ -1,10 +1,10 @@
-"""Building large graphs, against igraph: Erdos-Renyi, Barabasi-Albert and regular, mean degree 8.
+"""Building large graphs, compared with igraph: Erdos-Renyi, Barabasi-Albert, regular; degree 8.
 
     python benchmarks/graphs.py [--nodes N] [--repeats N]
 
-Ours includes the matrix of links and the search for components; igraph's is its generator alone,
-with its own fast random numbers. The two alternate, and the median of the ratios of neighbours
-counts.
+Our time includes the adjacency matrix and the search for components; igraph's is that of its
+generator alone, with its own fast random numbers. Measurements alternate, and the result is the
+median ratio of consecutive ones.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from peerage.records.environment import environment
 
 NODES = 1_000_000
 DEGREE = 8
-BOUND = 5.0  # ours may take so many times as long
+BOUND = 5.0  # largest ratio of our time to igraph's
 
 KINDS: dict[str, tuple[Topology, Callable[[int], igraph.Graph]]] = {
     "er": (
@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[Topology, Callable[[int], igraph.Graph]]] = {
 
 
 def measure(repeats: int = 3, nodes: int = NODES) -> dict[str, float]:
-    """`ratio` is the worst of the three: our seconds over those of igraph."""
+    """`ratio` is the largest of the three ratios of our seconds to igraph's."""
     igraph.set_random_number_generator(None)
     results: dict[str, float] = {}
     for name, (topology, theirs) in KINDS.items():

@@ -1,4 +1,4 @@
-"""The jobs that the benchmarks measure, on random data of the real shapes, and ways to run them."""
+"""The jobs of the benchmarks, on random data of the real shapes, and functions that run them."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Job:
-    """A model, a number of nodes with equal data, and what they do in a round."""
+    """A model, a number of nodes with equal data, and their local training."""
 
     name: str
     model: str
@@ -34,7 +34,7 @@ class Job:
     nodes: int
     examples: int  # per node
     local: LocalSGD
-    rounds: int  # in one measurement, a few seconds
+    rounds: int  # per measurement, for a few seconds
 
     def dataset(self, nodes: int | None = None) -> Dataset:
         count = (nodes or self.nodes) * self.examples
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def work(self) -> int:
-        """Training examples in one round of all nodes."""
+        """Training examples of all nodes per round."""
         if self.local.steps is not None:
             return self.nodes * self.local.steps * self.local.batch_size
         return self.nodes * self.examples * (self.local.epochs or 0)
@@ -105,7 +105,7 @@ def experiment(job: Job, dataset: Dataset, algorithm: Algorithm | None = None) -
 
 
 class Rounds:
-    """Whole rounds of the product, without evaluation; `rate` measures a few more of them."""
+    """Whole rounds of Peerage, without evaluation; each call of `rate` measures some."""
 
     def __init__(self, job: Job, dataset: Dataset, workers: int, algorithm=None) -> None:
         self.job, self.done = job, 0
@@ -126,11 +126,11 @@ class Rounds:
 
 
 def kernel_rate(job: Job, dataset: Dataset, workers: int, seconds: float) -> float:
-    """Examples per second of forward, backward and update alone, in all workers at once."""
+    """Examples per second of forward, backward and update alone, in all workers in parallel."""
     context = multiprocessing.get_context("fork")
-    queue, gate = context.SimpleQueue(), context.Barrier(workers)
+    queue, barrier = context.SimpleQueue(), context.Barrier(workers)
     processes = [
-        context.Process(target=_kernel, args=(job, dataset, gate, queue, seconds))
+        context.Process(target=_kernel, args=(job, dataset, barrier, queue, seconds))
         for _ in range(workers)
     ]
     for process in processes:
@@ -141,27 +141,27 @@ def kernel_rate(job: Job, dataset: Dataset, workers: int, seconds: float) -> flo
     return sum(rates)
 
 
-def _kernel(job: Job, dataset: Dataset, gate, queue, seconds: float) -> None:
+def _kernel(job: Job, dataset: Dataset, barrier, queue, seconds: float) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     model = FlatModel(MODELS[job.model]().build(job.shape, CLASSES))
     data = Examples(dataset.train_x, dataset.train_y)
     size = job.local.batch_size
-    ready = list(data.chunks(torch.arange(min(job.examples, 1200) // size * size), size))
+    batches = list(data.chunks(torch.arange(min(job.examples, 1200) // size * size), size))
 
-    def pass_over() -> int:
-        return train(model, job.local, iter(ready)).examples
+    def train_epoch() -> int:
+        return train(model, job.local, iter(batches)).examples
 
-    pass_over()
-    gate.wait()
+    train_epoch()
+    barrier.wait()
     start, count = perf_counter(), 0
     while perf_counter() - start < seconds:
-        count += pass_over()
+        count += train_epoch()
     queue.put(count / (perf_counter() - start))
 
 
 def naive_rate(job: Job, dataset: Dataset) -> float:
-    """A researcher's straightforward loop: a DataLoader per node, NCHW, state_dict averaging."""
+    """Examples per second of a simple loop: a DataLoader per node, NCHW, state_dict averaging."""
     torch.set_num_threads(os.cpu_count() or 1)
     torch.manual_seed(0)
     rounds = naive_rounds(job, dataset)
@@ -174,7 +174,7 @@ def naive_rate(job: Job, dataset: Dataset) -> float:
 
 
 def naive_rounds(job: Job, dataset: Dataset) -> Iterator[None]:
-    """One round each time it is asked for the next."""
+    """Run one round per iteration."""
     x = dataset.train_x.contiguous()
     models = [MODELS[job.model]().build(job.shape, CLASSES) for _ in range(job.nodes)]
     loaders = [
@@ -185,7 +185,7 @@ def naive_rounds(job: Job, dataset: Dataset) -> Iterator[None]:
         )
         for i in range(job.nodes)
     ]
-    neighbours = [[(i + step) % job.nodes for step in (-2, -1, 0, 1, 2)] for i in range(job.nodes)]
+    neighbours = [[(i + j) % job.nodes for j in (-2, -1, 0, 1, 2)] for i in range(job.nodes)]
     while True:
         for model, loader in zip(models, loaders, strict=True):
             _train_naively(model, loader, job.local)

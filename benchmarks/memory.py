@@ -1,4 +1,4 @@
-"""Memory and cost of many nodes: 1000 of the P0 MNIST CNN with DecHW."""
+"""Memory and time of many nodes: 1000 with the P0 MNIST CNN and DecHW."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ import psutil
 from peerage import DecHW, LocalSGD, run
 
 SMALL, LARGE = 50, 1000
-# Sixty examples per node: 1000 nodes then share the 60 000 of MNIST.
+# 60 examples per node, so that 1000 nodes share the 60 000 of MNIST.
 JOB = jobs.Job(
     "many nodes",
     "mnist-cnn",
@@ -28,7 +28,7 @@ GIGABYTE = 1e9
 
 
 class PeakMemory(threading.Thread):
-    """Watches what this process and all of its children hold together; shared pages count once."""
+    """Records the peak memory of this process and all its children; shared pages count once."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -36,15 +36,15 @@ class PeakMemory(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.is_set():
-            self.peak = max(self.peak, held())
+            self.peak = max(self.peak, memory_in_use())
             sleep(0.2)
 
 
-def held() -> int:
-    """Bytes, by proportional set size."""
-    me = psutil.Process()
+def memory_in_use() -> int:
+    """Bytes (proportional set size) of this process and its children."""
+    this = psutil.Process()
     total = 0
-    for process in [me, *me.children(recursive=True)]:
+    for process in [this, *this.children(recursive=True)]:
         try:
             rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
         except OSError:
@@ -55,7 +55,7 @@ def held() -> int:
 
 
 def peak(repeats: int) -> dict[str, float]:
-    """Peak over a whole run of three rounds, with evaluation and checkpoints, in a new process."""
+    """Peak of a run of three rounds, with evaluation and checkpoints, in a new process."""
     command = [sys.executable, __file__]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     gigabytes = float(done.stdout.split()[-1])
@@ -75,7 +75,7 @@ def whole_run() -> float:
 
 
 def scaling(repeats: int) -> dict[str, float]:
-    """Seconds of a node-round with 1000 nodes over seconds with 50, alternating."""
+    """Ratio of the seconds per node and round with 1000 nodes to those with 50, alternating."""
     workers = len(os.sched_getaffinity(0))
     small = jobs.Rounds(JOB, JOB.dataset(SMALL), workers, DecHW())
     large = jobs.Rounds(JOB, JOB.dataset(LARGE), workers, DecHW())

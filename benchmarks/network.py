@@ -1,10 +1,10 @@
-"""A large model between two processes: our transport against a bare gRPC stream of the same bytes.
+"""Sending a large model between two processes: our transport and a bare gRPC stream.
 
-Run `python benchmarks/network.py [--repeats N] [--megabytes N]`: both go over loopback with the
-same certificates and chunks, and alternate; the median of the ratios of neighbours counts. The
-bare stream throws away what it receives. Ours keeps the payload and, for the claim, also checks
-its checksum, layout and numbers as a peer does. Memory is the most that the receiving process has
-held during a transfer, beyond what it held before and the payload itself.
+Run `python benchmarks/network.py [--repeats N] [--megabytes N]`. Both use loopback with the same
+certificates and chunks, and alternate; the result is the median ratio of consecutive transfers.
+The bare stream discards what it receives. Ours keeps the payload and, for the claim, also checks
+its checksum, layout and numbers as a peer does. Memory is the peak of the receiving process during
+a transfer, minus its memory before and the payload itself.
 
 Two runs with grpcio 1.85.1 on two cores of an AVX-512 Xeon: 0.71 and 0.69 of the bare stream's 880
 and 970 MB/s, 0.64 and 0.59 with all checks (0.46 to 0.50 when the checksum was SHA-256), and 4 to
@@ -44,8 +44,8 @@ DEADLINE = 120.0
 BARE = "/bare.Stream/Deliver"
 
 
-class Keeper:
-    """Keeps one payload; `checks` says whether it looks into it, as a peer does."""
+class Receiver:
+    """Keeps one payload; with `checks`, it validates the payload as a peer does."""
 
     def __init__(self, limit: int) -> None:
         self.expected = MessagePolicy("run", 1, frozenset((0, 1)), {"model": {"x": (None,)}}, limit)
@@ -70,17 +70,17 @@ class Keeper:
             )
 
     async def answer(self, question: bytes, identity: int) -> bytes:
-        """Forget the last payload, and tell how much memory there is and was at most."""
+        """Return the peak memory; or drop the payload, reset the peak and return the memory."""
         if question == b"peak":
             return str(status("VmHWM")).encode()
         self.payload = None
         self.checks = question == b"check"
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         return str(status("VmRSS")).encode()
 
 
 def status(key: str) -> int:
-    """Bytes, from what the system says about this process."""
+    """Bytes under this key in /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
@@ -89,7 +89,7 @@ def receiver(folder: Path, limit: int, pipe: Connection) -> None:
     async def serve() -> None:
         identity = Identity.load(folder, "receiver")
         transport = GrpcTransport(identity, NAMES, {}, bind="127.0.0.1:0")
-        await transport.start(Keeper(limit))
+        await transport.start(Receiver(limit))
         server, port = await bare_server(identity)
         pipe.send((transport.port, port))
         await asyncio.to_thread(pipe.recv)
@@ -156,7 +156,7 @@ async def measure(
                 if kind == "ours":
                     peak = int(await transport.ask(1, b"peak", DEADLINE))
                     took["chunks"] = (peak - before - len(payload)) / CHUNK
-            if repeat:  # the first warms up
+            if repeat:  # the first is for warming up
                 for kind, value in took.items():
                     rows[kind].append(value)
     await transport.stop()
@@ -179,7 +179,7 @@ def summary(rows: dict[str, list[float]], size: int) -> dict[str, float]:
 
 
 def transfer(repeats: int, megabytes: int = 100) -> dict[str, float]:
-    """Rates and memory; the ratio is that of transfers with all checks."""
+    """Rates and memory; the ratio is for transfers with all checks."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,8 +1,8 @@
-"""Messages that 32 real peers receive in time, on as few cores as there are.
+"""The share of messages that 32 real peers on one machine receive in time.
 
-Run `python benchmarks/peers.py [--peers N] [--rounds N]`: the CNN of P0 on MNIST; every peer is a
-process with 4 neighbours, encrypted connections and the default deadlines. A message that comes
-after its deadline is missing in the recipient's round. It needs MNIST: `peerage data get mnist`.
+Run `python benchmarks/peers.py [--peers N] [--rounds N]`: the CNN of P0 on MNIST. Every peer is a
+process with 4 neighbours, encrypted connections and the default timeouts. A message that arrives
+too late is missing from the recipient's round. Requires MNIST: `peerage data get mnist`.
 """
 
 import argparse
@@ -31,14 +31,14 @@ def experiment(peers: int, rounds: int) -> Experiment:
 
 
 def heard(repeats: int, peers: int = PEERS, rounds: int = ROUNDS) -> dict[str, float]:
-    """Share of the messages that were received in time, in one run: it is long, and no ratio."""
+    """The share of messages that were received in time, in one run, as it takes long."""
     with tempfile.TemporaryDirectory() as temporary:
         up = LocalNetwork(experiment(peers, rounds), Path(temporary) / "up")
         summary = up.run()
         rows = [row for peer in up.watched for row in peer.rows if row["round"] > 0]
     received = sum(row["heard"][0] for row in rows)
     return {
-        # A peer that left rounds out has no rows of them: what they should have brought counts.
+        # Of all messages: a peer that skipped rounds has no rows for them.
         "ratio": received / (peers * rounds * DEGREE),
         "missing": peers * rounds * DEGREE - received,
         "troubles": sum("troubles" in row for row in rows),

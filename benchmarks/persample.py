@@ -1,7 +1,7 @@
-"""The cost of squared per-example gradients, as a multiple of one ordinary gradient of the batch.
+"""The time of squared per-example gradients, as a multiple of one ordinary gradient of the batch.
 
 Run `python benchmarks/persample.py`: batches of 100, one thread, medians of interleaved runs, one
-JSON object on standard output. Routes: `ours` is `sum_squared_gradients`, `vmap` is `torch.func`
+JSON object on standard output. Methods: `ours` is `sum_squared_gradients`, `vmap` is `torch.func`
 for every network, `backpack` is BackPACK's SumGradSquared where it is installed and has a rule.
 
 Two runs with torch 2.13.0 and BackPACK 1.7.1, on two shared (and busy) cores of an AVX-512 Xeon:
@@ -19,8 +19,8 @@ Two runs with torch 2.13.0 and BackPACK 1.7.1, on two shared (and busy) cores of
 | hwa-mlp                    | 1.21, 1.32 | 27.44, 53.62 | 2.95, 5.72  |
 | digits-mlp                 | 1.60, 1.62 | 7.43, 16.75  | 4.79, 14.85 |
 
-The closed forms are the fastest wherever they apply, so BackPACK is no dependency. (For gn-lenet,
-ours and vmap are the same route; the difference between them is the noise.)
+The closed forms are the fastest wherever they apply, so BackPACK is not a dependency. (For
+gn-lenet, ours and vmap are the same method; the difference between them is noise.)
 """
 
 import json
@@ -88,7 +88,7 @@ def routes(name: str, memory_format: torch.memory_format) -> Routes:
 
 
 def medians(compared: Routes) -> dict[str, float]:
-    """Seconds of each route; taking turns, they all see the same noise of the machine."""
+    """Median seconds of each method; they alternate, so that noise affects all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(REPETITIONS):
         for name, run in compared.items():
@@ -110,12 +110,12 @@ def main() -> None:
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     if backpack is None:
         print(
-            "BackPACK is not installed and is left out; to compare with it: "
+            "BackPACK is not installed, so it is not compared; "
             "pip install --no-deps backpack-for-pytorch einops unfoldNd",
             file=sys.stderr,
         )
     else:
-        # It hooks the first layer, whose input needs no gradient, and PyTorch remarks on it.
+        # BackPACK hooks the first layer, whose input needs no gradient, and PyTorch warns.
         warnings.filterwarnings("ignore", "Full backward hook is firing")
         versions["backpack"] = metadata.version("backpack-for-pytorch")
     ratios = {

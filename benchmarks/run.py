@@ -1,9 +1,9 @@
-"""Measure every claim about speed and memory as a ratio within one run, and store the result.
+"""Measure every claim about speed and memory, and store the results.
 
     python benchmarks/run.py [--only NAME] [--repeats N] [--out FILE]
 
-Measurements that are compared alternate, and the median of the ratios of neighbours counts: the
-machine may be shared, and drifts.
+Compared measurements alternate, and the result is the median ratio of consecutive ones, as the load
+of a shared machine changes.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def alternate(
 def against_kernel(
     job: jobs.Job, repeats: int, algorithm: Algorithm | None = None
 ) -> dict[str, float]:
-    """Whole rounds against the bare training kernel, with the same workers."""
+    """Whole rounds compared with the bare training kernel, with the same workers."""
     dataset = job.dataset()
     rounds = jobs.Rounds(job, dataset, WORKERS, algorithm)
     try:
@@ -65,7 +65,7 @@ def against_kernel(
 
 
 def against_naive(job: jobs.Job, repeats: int) -> dict[str, float]:
-    """Whole rounds against a researcher's loop, which may use all cores."""
+    """Whole rounds compared with a simple loop, which may use all cores."""
     dataset = job.dataset()
     rounds = jobs.Rounds(job, dataset, WORKERS)
     try:
@@ -85,7 +85,7 @@ def two_workers(repeats: int) -> dict[str, float]:
 
 
 def curvature_share(repeats: int) -> dict[str, float]:
-    """DecHW with curvature against DecAvg, both with five epochs: 5/6 is the bound."""
+    """DecHW with curvature compared with DecAvg, both with five epochs; at most 5/6."""
     local = LocalSGD(epochs=5, batch_size=100, lr=0.001, momentum=0.5)
     job = jobs.Job("", "mnist-cnn", (1, 28, 28), 50, 1200, local, rounds=1)
     dataset = job.dataset()
@@ -98,7 +98,7 @@ def curvature_share(repeats: int) -> dict[str, float]:
         curved.close()
 
 
-# name -> (what it says, measure, bound, whether the bound is a lower one)
+# name -> (claim, function that measures it, bound, whether it is a lower bound)
 CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = {
     "kernel-p0": (
         f"{jobs.P0.name}: rounds / kernel",
@@ -194,8 +194,8 @@ def main() -> None:
     torch.set_num_threads(1)
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     machine = environment()
-    # Claims are measured one by one: each says of which commit its numbers are.
-    how = {"repeats": arguments.repeats, "git": machine.pop("git")}
+    # Claims can be measured one by one, so each records its commit.
+    origin = {"repeats": arguments.repeats, "git": machine.pop("git")}
     table = Table("claim", "bound", "measured", "holds")
     for name in arguments.only or CLAIMS:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
@@ -210,7 +210,7 @@ def main() -> None:
             "bound": f"{sign} {bound}",
             "holds": holds,
             **rounded,
-            **how,
+            **origin,
         }
     results["environment"] = {**machine, "workers": WORKERS}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def main() -> None:
 
 
 def with_results(readme: str, results: dict) -> str:
-    """The README with what was measured between its `bench` marks."""
+    """The README with the results between its `bench` marks."""
     before, rest = readme.split("<!-- bench -->\n")
     after = rest.split("<!-- /bench -->")[1]
     lines = ["| | asked for | measured |", "| --- | --: | --: |"]

@@ -494,10 +494,13 @@ def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"algorithm": "fedavg", "topology": "ring"}, "'fedavg' has a hub that all nodes talk to"),
-        ({"algorithm": "hwa:clients=11"}, "cannot choose 11 clients among 10 nodes"),
+        (
+            {"algorithm": "fedavg", "topology": "ring"},
+            "'fedavg' has a hub, so its topology is star:centre=last; ",
+        ),
+        ({"algorithm": "hwa:clients=11"}, "cannot select 11 clients among 10 nodes"),
         ({"algorithm": "hwa:clients=0"}, "clients must be at least 1, got 0"),
-        ({"algorithm": "fedavg", "model": ["mlp", "logistic"]}, "merges equal models"),
+        ({"algorithm": "fedavg", "model": ["mlp", "logistic"]}, "requires equal architectures"),
         (
             {"algorithm": "hwa:curvature=online"},
             "curvature must be one of batch, sample, full; got 'online'",
@@ -524,7 +527,7 @@ def test_complaints(settings, complaint):
     [
         ("hwa:scope=body", "scope 'body' names no layer of the model"),
         ("dechw:scope=body", "scope 'body' names no layer of the model"),
-        ("hwa:clients=51", "cannot choose 51 clients among 50 nodes"),
+        ("hwa:clients=51", "cannot select 51 clients among 50 nodes"),
     ],
 )
 def test_the_command_line_complains_before_it_writes_anything(algorithm, complaint, tmp_path):

@@ -1,14 +1,14 @@
-"""Run two states of the code on this machine and compare what they compute, bit by bit.
+"""Run two states of the code on this machine and compare their results, bit by bit.
 
     python tools/golden.py BASE [--only PATTERN] [--json]
 
-BASE is a commit; it is compared with the working tree. Both are copied to a temporary folder, which
-is removed at the end, and both use this virtual environment. A change that is not meant to alter
-results shows equal rows, bytes, parameters and checkpoints in every case. Digests differ between
-kinds of processors, so none are stored.
+BASE is a commit, which is compared with the working tree. Both are copied to a temporary folder and
+use this virtual environment. A change that should not alter results shows equal rows, bytes,
+parameters and checkpoints in every case. Digests differ between kinds of processors, so none are
+stored.
 
-The cases are commands of the stable command line, and this file reads run folders by itself: it
-imports nothing of Peerage, and so compares commits between which modules have moved.
+The cases are commands of the stable command line. This tool imports nothing of Peerage, so it can
+compare commits between which modules have moved.
 Exit code 0: all equal; 1: something differs or failed; 2: bad input; 130: interrupted.
 """
 
@@ -36,30 +36,30 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-JOB_TIMEOUT = 900.0  # seconds; only a broken program needs them
-STOP_TIMEOUT = 10.0  # seconds for processes to end by themselves
+JOB_TIMEOUT = 900.0  # seconds; reached only by a broken program
+STOP_TIMEOUT = 10.0  # seconds for processes to exit after a signal
 
 
 class BadInput(Exception):
-    """One line about what is wrong, and the remedy."""
+    """Invalid input; the message is one line with the remedy."""
 
 
 class Code:
-    """One state of the code, in a folder of its own, and its processes."""
+    """One state of the code, in its own folder, and its processes."""
 
     def __init__(self, name: str, home: Path) -> None:
         self.name, self.home = name, home
         self.source, self.output = home / "src", home / "runs"
         self.output.mkdir(parents=True)
-        # A cache of its own: what one state computed must not be read by the other.
-        places = {"PYTHONPATH": str(self.source), "PEERAGE_DATA": str(home / "cache")}
-        self.environment = {**os.environ, **places, "OMP_NUM_THREADS": "1"}
+        # Each state has its own cache, so that it does not read results of the other.
+        folders = {"PYTHONPATH": str(self.source), "PEERAGE_DATA": str(home / "cache")}
+        self.environment = {**os.environ, **folders, "OMP_NUM_THREADS": "1"}
         self.processes: set[subprocess.Popen[str]] = set()
         self.lock = threading.Lock()
         self.stopped = False
 
     def check(self) -> None:
-        """Make sure that it is this code that runs, and not one that is installed."""
+        """Raise an error unless this code is imported, rather than an installed package."""
         code, out, _ = self._call(["-c", "import peerage; print(peerage.__file__)"])
         if code or not Path(out.strip()).is_relative_to(self.source):
             raise BadInput(f"{self.name} cannot be run; give a commit with the package in src/")
@@ -72,7 +72,7 @@ class Code:
         return dict(json.loads(out.splitlines()[-1]))
 
     def run(self, job: Job) -> tuple[dict[str, Facts], dict[str, str]]:
-        """The facts of its runs, and the errors of those that failed."""
+        """The facts of the job's runs, and the errors of those that failed, by name."""
         folder = Path(tempfile.mkdtemp(dir=self.output)) / "run"
         try:
             code, _, error = self._peerage(job.command(folder))
@@ -113,7 +113,7 @@ class Code:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # so that it can be stopped with all that it started
+                start_new_session=True,  # so that its child processes can be stopped with it
             )
             self.processes.add(process)
         try:
@@ -127,7 +127,7 @@ class Code:
 
 
 def stop(processes: list[subprocess.Popen[str]]) -> None:
-    """End processes, and whatever they started."""
+    """End processes and their child processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             with suppress(ProcessLookupError):
@@ -138,19 +138,19 @@ def stop(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def export(base: str, home: Path) -> Code:
-    """The package of a commit, taken out of the repository."""
+    """The package of a commit, from the repository."""
     commit = commit_of(base)
-    packed = _git("archive", "--format=tar", commit, "src", text=False)
-    if packed.returncode:
+    archive = _git("archive", "--format=tar", commit, "src", text=False)
+    if archive.returncode:
         raise BadInput(f"commit {base!r} has no folder src; give a later commit")
     code = Code(f"{base} ({commit[:7]})", home)
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(home, filter="data")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as file:
+        file.extractall(home, filter="data")
     return code
 
 
 def copy_working_tree(home: Path) -> Code:
-    """The package as it lies in the checkout, so that edits during the comparison do not matter."""
+    """A copy of the package in the checkout, so that later edits have no effect."""
     changed = _git("status", "--porcelain", "--", "src").stdout.strip()
     commit = _git("rev-parse", "--short=7", "HEAD").stdout.strip()
     code = Code(f"working tree ({commit}{' with changes' if changed else ''})", home)
@@ -174,39 +174,39 @@ def list_algorithms(code: Code) -> list[str]:
 
 
 def list_studies(code: Code) -> dict[str, list[str]]:
-    """The studies of this tool that a state has, and which data each still needs."""
-    told = code.ask("reproduce", "--list", "--scale", "smoke")["studies"]
-    return {study["id"]: study["lacking"] for study in told if study["id"] in STUDIES}
+    """The missing data sets of each study that is both in `STUDIES` and in this state."""
+    studies = code.ask("reproduce", "--list", "--scale", "smoke")["studies"]
+    return {study["id"]: study["lacking"] for study in studies if study["id"] in STUDIES}
 
 
-def judge(job: Job, base: Code, head: Code, executor: ThreadPoolExecutor) -> list[Verdict]:
-    """Run a job in both states at once, and compare."""
+def compare_job(job: Job, base: Code, head: Code, executor: ThreadPoolExecutor) -> list[Verdict]:
+    """Run a job in both states in parallel, and compare the results."""
     states = executor.map(lambda code: code.run(job), (base, head))
     (before, failed_before), (now, failed_now) = states
     verdicts = []
     for name in {**failed_before, **failed_now}:
-        told = [
+        errors = [
             f"fails {when}: {failed[name]}"
             for when, failed in (("before", failed_before), ("now", failed_now))
             if name in failed
         ]
-        verdicts.append(Verdict(f"{job.name}/{name}", "failed", where="; ".join(told)))
+        verdicts.append(Verdict(f"{job.name}/{name}", "failed", where="; ".join(errors)))
         before.pop(name, None)
         now.pop(name, None)
     return [*compare_runs(job.name, before, now), *verdicts]
 
 
 def compare_codes(base: Code, head: Code, only: str, files: Path) -> list[Verdict]:
-    # All processes are started in these two threads: an interruption reaches the main thread only.
+    # Processes are started in these two threads, as an interruption reaches only the main thread.
     with ThreadPoolExecutor(2) as executor:
         try:
             jobs, verdicts = choose_jobs(base, head, only, files, executor)
             for number, job in enumerate(jobs, start=1):
                 start = monotonic()
-                found = judge(job, base, head, executor)
+                found = compare_job(job, base, head, executor)
                 wrong = sum(not verdict.passes for verdict in found)
-                said = f"{wrong} of {len(found)} differ" if wrong else f"{len(found)} equal"
-                line = f"{number} of {len(jobs)}: {job.name}, {said}, {monotonic() - start:.0f} s"
+                result = f"{wrong} of {len(found)} differ" if wrong else f"{len(found)} equal"
+                line = f"{number} of {len(jobs)}: {job.name}, {result}, {monotonic() - start:.0f} s"
                 print(line, file=sys.stderr, flush=True)
                 verdicts += found
         except BaseException:
@@ -219,7 +219,7 @@ def compare_codes(base: Code, head: Code, only: str, files: Path) -> list[Verdic
 def choose_jobs(
     base: Code, head: Code, only: str, files: Path, executor: ThreadPoolExecutor
 ) -> tuple[list[Job], list[Verdict]]:
-    """What to run in both states, and verdicts about what only one of them has."""
+    """The jobs for both states, and verdicts for algorithms and studies that only one has."""
     for _ in executor.map(Code.check, (base, head)):
         pass
     before, now = executor.map(list_algorithms, (base, head))
@@ -231,13 +231,13 @@ def choose_jobs(
         verdicts += more
         for study in both:
             if missing := sorted({*data_before[study], *data_now[study]}):
-                line = f"study/{study}: skipped, {', '.join(missing)} is not here"
+                line = f"study/{study}: skipped, missing data: {', '.join(missing)}"
                 print(line, file=sys.stderr, flush=True)
             else:
                 studies.append(study)
     jobs = list_jobs(algorithms, studies, files, only)
     if not jobs and not verdicts:
-        raise BadInput(f"no case matches {only!r}; leave out ONLY to see all cases")
+        raise BadInput(f"no case matches {only!r}; remove ONLY to see all cases")
     return jobs, verdicts
 
 
@@ -246,7 +246,7 @@ def show(verdicts: list[Verdict], base: Code, head: Code) -> None:
     for verdict in verdicts:
         columns = (verdict.columns.get(name, "") for name in COLUMNS)
         table.add_row(verdict.case, verdict.status, *columns)
-    # A pipe has no width; the table has few and short columns.
+    # A pipe has no width.
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
     for verdict in verdicts:
@@ -282,8 +282,8 @@ def main() -> int:
     else:
         show(verdicts, base, head)
         compared = sum(bool(verdict.columns) for verdict in verdicts)
-        said = f"{len(wrong)} differ or failed" if wrong else "all equal"
-        print(f"{compared} cases compared in {monotonic() - start:.0f} s: {said}")
+        result = f"{len(wrong)} differ or failed" if wrong else "all equal"
+        print(f"{compared} cases compared in {monotonic() - start:.0f} s: {result}")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""What `golden.py` runs: commands that both states of the code understand."""
+"""The cases of `golden.py`: commands that both states of the code accept."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -13,7 +13,7 @@ ENGINES = {
 }
 LOSSES = {"calm": "", "lossy": "--message-loss 0.3"}
 SMALL = "--nodes 4 --topology ring --rounds 2 --checkpoint-every 2"
-# Options that make an algorithm quick, and models for those that cannot train the default one.
+# Options that make an algorithm fast, and models for those that cannot train the default one.
 QUICK = {"desa": "desa:ipc=1,iterations=2,width=4"}
 MODELS = {"fednl": "logistic"}
 # name -> (flags, algorithms); {files} is a folder with ARCS and KEPT in it. Later flags win.
@@ -38,7 +38,7 @@ NETWORK = "up --nodes 3 --topology ring --rounds 2"
 
 @dataclass(frozen=True)
 class Job:
-    """A command that makes one or several runs."""
+    """A command that creates one or several runs."""
 
     name: str
     words: tuple[str, ...]
@@ -49,7 +49,7 @@ class Job:
         return [*self.words, *chosen, "--json", "--out", str(folder)]
 
     def apart(self) -> list["Job"]:
-        """The same, one algorithm at a time: when one fails, the others can still be compared."""
+        """One job per algorithm: if one fails, the others can still be compared."""
         if len(self.algorithms) < 2:
             return []
         return [Job(self.name, self.words, (one,)) for one in self.algorithms]
@@ -93,7 +93,7 @@ def matches(case: str, only: str) -> bool:
 def choose(
     kind: str, before: list[str], now: list[str], only: str
 ) -> tuple[list[str], list[Verdict]]:
-    """The names that both states have, and a verdict about each that only one has."""
+    """The names that both states have, and a verdict for each that only one has."""
     single = [Verdict(f"{kind}/{name}", "gone") for name in before if name not in now]
     single += [Verdict(f"{kind}/{name}", "new") for name in now if name not in before]
     both = [name for name in before if name in now]

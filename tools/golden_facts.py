@@ -1,6 +1,6 @@
-"""What run folders say about results, and whether two of them say the same.
+"""Read the results in run folders, and compare them.
 
-It reads the files by itself and imports nothing of Peerage, whose modules may move between commits.
+This module imports nothing of Peerage, whose modules may move between commits.
 """
 
 import hashlib
@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TIMES = re.compile(
-    r"(^|_)(seconds|hours)$|^wire_bytes$"
-)  # bytes on the wire depend on certificates
+# Keys that differ between equal runs; bytes on the wire depend on certificates.
+TIMES = re.compile(r"(^|_)(seconds|hours)$|^wire_bytes$")
 COLUMNS = ("rows", "bytes", "parameters", "checkpoint")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run computed, without anything that tells of time, place or workers."""
+    """The results of a run, without anything that depends on time, folder or workers."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     bytes: int | None = None
@@ -28,14 +27,14 @@ class Facts:
 
 
 def read_runs(folder: Path) -> dict[str, Facts]:
-    """The facts of every run beneath a folder, by name; names have no numbers and no hashes."""
+    """The facts of every run below a folder, by name without number and hash."""
     found: dict[str, Facts] = {}
     homes = {path.parent for path in folder.rglob("summary.json")}
     homes = {home for home in homes if homes.isdisjoint(home.parents)}  # peers belong to their run
     for home in sorted(homes, key=lambda home: (home / "summary.json").stat().st_mtime_ns):
-        found[_free(found, _plain_name(home, folder))] = read_run(home)
+        found[_unique(found, _plain_name(home, folder))] = read_run(home)
     for path in sorted(folder.glob("results/*.json")):
-        found[_free(found, path.stem)] = Facts(rows=[_numbers(json.loads(path.read_bytes()))])
+        found[_unique(found, path.stem)] = Facts(rows=[_numbers(json.loads(path.read_bytes()))])
     return found
 
 
@@ -92,7 +91,7 @@ def _leaves(tree: Any, tensors: Mapping[str, str], path: str) -> Iterator[tuple[
             yield path, tensors[tree["tensor"]]
             return
         for key, item in tree.items():
-            if key == "dataclass":  # the name of a class is no result
+            if key == "dataclass":  # the name of a class is not a result
                 continue
             layout = key in ("fields", "dict", "value")
             yield from _leaves(item, tensors, path if layout else f"{path}.{key}")
@@ -110,7 +109,7 @@ def _timeless(value: Any) -> Any:
 
 
 def _numbers(value: Any, path: str = "") -> dict[str, Any]:
-    """All numbers in a JSON document but times, by their path: titles and notes may be reworded."""
+    """All numbers in a JSON document except times, by path; texts may be reworded."""
     if isinstance(value, dict):
         pairs = [(key, item) for key, item in value.items() if not TIMES.search(key)]
     elif isinstance(value, list):
@@ -124,15 +123,17 @@ def _numbers(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _plain_name(home: Path, folder: Path) -> str:
-    """`3-cfa` is cfa, `runs/digits-seed0-4475d187dc` is digits-seed0, the folder itself is run."""
+    """`3-cfa` gives cfa, `digits-seed0-4475d187dc` digits-seed0, and the folder itself run."""
     name = home.name if home != folder else "run"
     return re.sub(r"^\d+-|-[0-9a-f]{10}$", "", name)
 
 
-def _free(taken: Mapping[str, object], name: str) -> str:
-    """Runs of one name are told apart by their order."""
-    names = (name if number == 1 else f"{name}-{number}" for number in range(1, len(taken) + 2))
-    return next(free for free in names if free not in taken)
+def _unique(names: Mapping[str, object], name: str) -> str:
+    """The name, with a number if it is already among `names`."""
+    candidates = (
+        name if number == 1 else f"{name}-{number}" for number in range(1, len(names) + 2)
+    )
+    return next(candidate for candidate in candidates if candidate not in names)
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def compare(case: str, base: Facts, head: Facts) -> Verdict:
 
 
 def compare_runs(case: str, base: Mapping[str, Facts], head: Mapping[str, Facts]) -> list[Verdict]:
-    """One verdict for each run that either has."""
+    """One verdict for each run of either state."""
     verdicts = []
     for name in [*base, *(name for name in head if name not in base)]:
         full = f"{case}/{name}"

@@ -1,15 +1,15 @@
-"""The rooms of the package from the ground up, and the picture of them in docs/how-it-works.md.
+"""The levels of the package, and the drawing of them in docs/how-it-works.md.
 
     python tools/rooms.py [docs/images/rooms.png]
 
-A module may import what stands on a lower level, and modules of its own room. Rooms and modules on
-one level do not import each other. tests/test_imports.py keeps it true.
+A module may import modules of lower levels and of its own room, which is a subpackage. Rooms and
+modules of one level do not import each other. tests/test_imports.py checks this.
 """
 
 import sys
 from pathlib import Path
 
-# What a reader finds there, room by room; modules of the top level stand by themselves.
+# Contents of each room, and of each module at the top level, from the lowest level up.
 LEVELS: list[dict[str, str]] = [
     {
         "errors": "all errors, with exit codes",
@@ -56,7 +56,7 @@ LEVELS: list[dict[str, str]] = [
     {"cli": "the command line"},
     {"__main__": "python -m peerage"},
 ]
-HIDDEN = {"net", "__main__"}  # of which there is nothing to show
+HIDDEN = {"net", "__main__"}  # not drawn
 SOURCE = Path(__file__).parents[1] / "src" / "peerage"
 ROOMS = {
     name for level in LEVELS for name in level if (SOURCE / name.replace(".", "/")).is_dir()
@@ -64,7 +64,7 @@ ROOMS = {
 
 
 def draw(path: Path) -> None:
-    """Bands from the ground up; rooms are filled, modules of the top level are outlined."""
+    """Draw one row per level, the lowest at the bottom; rooms are filled, modules outlined."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -289,7 +289,7 @@ def test_verify_confirms_a_run(finished: Path) -> None:
 def refuted(expected: str) -> None:
     done = peerage("verify here")
     assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines()[-1] == f"error: here is not reproduced: {expected}"
+    assert done.err.splitlines()[-1] == f"error: here was not reproduced: {expected}"
     assert "Traceback" not in done.err
     in_json = peerage("verify here --json")
     assert (in_json.code, json.loads(in_json.out)["same"]) == (1, False)
@@ -308,7 +308,7 @@ def test_verify_finds_a_row_that_was_taken_away(finished: Path) -> None:
     path = finished / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))
-    refuted("14 rows were recorded, there are now 15")
+    refuted("14 rows were recorded, the new run has 15")
 
 
 def test_verify_finds_another_digest(finished: Path) -> None:
@@ -322,7 +322,7 @@ def test_verify_finds_another_seed(finished: Path) -> None:
     path.write_text(path.read_text().replace("seed = 0", "seed = 1"))
     done = peerage("verify here")
     assert done.code == 1
-    assert "error: here is not reproduced: node 0, round 0: accuracy was" in done.err
+    assert "error: here was not reproduced: node 0, round 0: accuracy was" in done.err
 
 
 # list, data and topology

@@ -86,7 +86,7 @@ def test_the_same_as_json(tmp_path: Path) -> None:
         ("add node-2 --days 0", "days must lie between 1 and 36500, got 0"),
         ("add node-2 --days 9999", "9999 days are more than the authority 'trial' has left"),
         ("add node-2 --days many", "'many'"),
-        ("add node-2 --hosts ,", "--hosts ',' names none; write --hosts localhost,127.0.0.1"),
+        ("add node-2 --hosts ,", "--hosts ',' names no host; write --hosts localhost,127.0.0.1"),
         ("add node-2 --hosts a:1", "without a port; got 'a:1'"),
         ("add", "Missing argument"),
         ("revoke node-11", "no identity 'node-11' was issued here; did you mean 'node-1'?"),

@@ -142,7 +142,7 @@ def test_curvature_of_an_embedding_is_that_of_single_examples() -> None:
     assert words[:, 0].nonzero().flatten().tolist() == sorted(set(x.flatten().tolist()))
 
 
-BYTES = "nn.Embedding, but they are not whole numbers; if they are bytes, .* say scale=false"
+BYTES = "nn.Embedding, but they are not integers; give integers, or use scale=false if they are byt"
 
 
 @pytest.mark.parametrize("model", [Tokens, Converting, Transposed])
@@ -175,7 +175,7 @@ def test_bytes_for_an_embedding_are_not_divided_by_255(
 
 def test_fractions_cannot_be_looked_up() -> None:
     x, y = sentences()
-    with pytest.raises(InputError, match="they are not whole numbers"):
+    with pytest.raises(InputError, match="they are not integers"):
         prepare(experiment(pg.in_memory(x + 0.5, y), Converting))
 
 
@@ -208,9 +208,7 @@ def test_models_must_agree_on_what_they_take() -> None:
     dataset = pg.in_memory(*sentences())
     both = prepare(experiment(dataset, (Tokens, Converting)))
     assert both.train.x.dtype == torch.int64
-    message = (
-        "model 'Tokens-0' takes whole numbers only and model 'logistic-1' takes none; convert the "
-    )
+    message = "model 'Tokens-0' takes only integers and model 'logistic-1' takes none; convert the "
     with pytest.raises(InputError, match=message):
         prepare(experiment(dataset, (Tokens, "logistic")))
 

@@ -24,7 +24,9 @@ def labels(deliveries: dict[int, list[Packet]]) -> dict[int, list[tuple[int, str
 def test_a_node_goes_on_when_all_its_senders_have_posted():
     office = MessageRouter(NoLinkFaults())
     office.accept(ShardOutput([packet(1, 0, label="a")], waiting={0: (1, 2), 1: (0,), 2: (0,)}))
-    with pytest.raises(PeerageError, match="nodes 0, 1, 2 wait for messages that nobody will send"):
+    with pytest.raises(
+        PeerageError, match="nodes 0, 1, 2 wait for messages that no node will send"
+    ):
         office.deliver()
     office.accept(ShardOutput([packet(2, 0, label="b")]))
     assert labels(office.deliver()) == {0: [(1, "a"), (2, "b")]}

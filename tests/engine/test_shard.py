@@ -309,7 +309,10 @@ class NotAsync(Algorithm[None]):
             Sends(),
             r"^node \d sent count=3 in round 1; a message may contain only tensors: send torch",
         ),
-        (NotAsync(), "^NotAsync.round gave None instead of a coroutine; define it as `async def "),
+        (
+            NotAsync(),
+            "^NotAsync.round returned None instead of a coroutine; define it as `async def ",
+        ),
     ],
     ids=["await", "number", "async"],
 )
@@ -592,7 +595,7 @@ def test_nodes_are_restored_by_a_shard_of_some_from_a_shard_of_all(tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     trees, parts = saved(shard_of(pg.DecAvg()), tmp_path)
     other = shard_of(pg.DecAvg(), model="mlp:hidden=4")
-    reason = "holds 67 parameters for node 0, the model has 35; the experiment was changed"
+    reason = "holds 67 parameters for node 0, but the model has 35; resume with the same experiment"
     with pytest.raises(InputError, match=reason):
         other.restore(str(tmp_path), trees, parts, 1)
 

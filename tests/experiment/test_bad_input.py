@@ -28,7 +28,10 @@ CASES = [
     ("run --algorithm dechw:curvature=btch", "'btch'", "did you mean 'batch'?"),
     ("run --algorithm nothing.py:Mine", "nothing.py' does not exist"),
     ("compare --algorithms decavg,dechv", "unknown algorithm 'dechv'; did you mean 'dechw'?"),
-    ("compare --algorithms ,", "--algorithms ',' names none; write --algorithms decavg,dechw"),
+    (
+        "compare --algorithms ,",
+        "--algorithms ',' names no algorithm; write --algorithms decavg,dechw",
+    ),
     ("run --dataset minst", "unknown dataset 'minst'; did you mean 'mnist'?"),
     ("run --dataset npz:path=gone.npz", "gone.npz does not exist; give the path of a .npz file"),
     ("run --dataset npz", "dataset 'npz' requires path; write path=VALUE"),
@@ -90,8 +93,8 @@ CASES = [
     ("run --rounds 0", "rounds must be at least 1, got 0"),
     ("run --seed -1", "seed must be at least 0, got -1"),
     ("run --workers 0", "workers must be at least 1, got 0"),
-    ("run --eval-every 0", "evaluation every 0 rounds is impossible; use 1 or more"),
-    ("run --eval-samples 0", "evaluation on 0 samples is impossible; use 1 or more"),
+    ("run --eval-every 0", "evaluation every must be at least 1 round, got 0"),
+    ("run --eval-samples 0", "evaluation samples must be at least 1, got 0"),
     ("run --eval-samples 10000000", "10000000 is more than the 360 test examples", "use 360 or"),
     ("run --validation 1", "validation must lie in [0, 1), got 1.0"),
     ("run --checkpoint-every 0", "checkpoint-every must be at least 1 round, got 0"),
@@ -120,7 +123,7 @@ CASES = [
     ("run --early-stop rollback", "early_stop=rollback needs held-out examples; add --validation"),
     ("run --early-stop rollback --steps 3 --validation 0.2", "got steps=3; give epochs instead"),
     ("run --until accurcy=0.9", "until 'accurcy=0.9'", "did you mean 'accuracy'?"),
-    ("run --until accuracy", "until 'accuracy' gives accuracy no number; write accuracy=0.9"),
+    ("run --until accuracy", "until 'accuracy' has no number for accuracy; write accuracy=0.9"),
     ("run --until validation_loss=1", "validation_loss=1.0 needs held-out examples; add --valid"),
     ("resume gone", "'gone' holds no run; give a folder that `peerage run` made"),
     ("verify gone", "'gone' holds no run; give a folder that `peerage run` made"),
@@ -348,7 +351,7 @@ def test_resuming_with_a_wrong_engine(stopped: Path, home: Path) -> None:
 @pytest.mark.slow
 def test_verifying_a_run_that_is_not_finished(stopped: Path) -> None:
     message = complaint(peerage("verify", stopped))
-    assert "is interrupted, so there is no result to verify; finish it with `peerage r" in message
+    assert "is interrupted, so it has no result to verify; finish it with `peerage res" in message
 
 
 # Losses that become NaN
@@ -358,7 +361,7 @@ def test_a_loss_that_became_nan(engine: dict[str, Any], home: Path) -> None:
     line = "run --nodes 4 --topology ring --partition iid --rounds 3 --lr 1e6 --json --out here"
     message = complaint(peerage(f"{line} {flags(engine)}"))
     assert "of nodes 0, 1, 2, 3 became NaN or infinite in round 1; lower --lr" in message
-    assert "the rounds before are kept in here" in message
+    assert "the earlier rounds are in here" in message
     rows = read_metrics(home / "here" / "metrics.jsonl")
     assert [row["scope"] for row in rows] == ["node"] * 4 + ["network"]
     assert {row["round"] for row in rows} == {0}
@@ -367,7 +370,7 @@ def test_a_loss_that_became_nan(engine: dict[str, Any], home: Path) -> None:
     assert summary["accuracy"] == rows[-1]["accuracy"]
     assert summary["message"] in message
     verdict = complaint(peerage("verify here"))
-    assert "is diverged, so there is no result to verify; run the experiment again with" in verdict
+    assert "is diverged, so it has no result to verify; run the experiment again with" in verdict
 
 
 # A disk that is full

@@ -256,15 +256,15 @@ def test_accuracies_rise_to_the_target_and_losses_fall(
 @pytest.mark.parametrize(
     ("until", "message"),
     [
-        ("acuracy=0.9", "until 'acuracy=0.9' does not begin with something that is measured; did"),
+        ("acuracy=0.9", "until 'acuracy=0.9' does not start with a known metric; did"),
         ("acuracy=0.9", "did you mean 'accuracy'?"),
         ("accuracy>=0.9", "did you mean 'accuracy'?"),
-        ("0.9", "does not begin with something that is measured; known: accuracy, accuracy_min"),
-        ("accuracy", "until 'accuracy' gives accuracy no number; write accuracy=0.9"),
-        ("accuracy=90", "until accuracy=90.0 is never reached: accuracy lies between 0 and 1"),
-        ("loss=low", "until 'loss=low' gives loss no number; write loss=0.9"),
-        ("loss=nan", "until 'loss=nan' gives loss no number; write loss=0.9"),
-        ("loss=-inf", "until 'loss=-inf' gives loss no number; write loss=0.9"),
+        ("0.9", "does not start with a known metric; known: accuracy, accuracy_min"),
+        ("accuracy", "until 'accuracy' has no number for accuracy; write accuracy=0.9"),
+        ("accuracy=90", "until accuracy=90.0 cannot be reached; accuracy lies between 0 and 1"),
+        ("loss=low", "until 'loss=low' has no number for loss; write loss=0.9"),
+        ("loss=nan", "until 'loss=nan' has no number for loss; write loss=0.9"),
+        ("loss=-inf", "until 'loss=-inf' has no number for loss; write loss=0.9"),
         ("validation_loss=0.3", "needs held-out examples; add --validation 0.2"),
     ],
 )
@@ -621,7 +621,7 @@ def test_verify_says_that_the_file_of_an_algorithm_was_changed(
     lazy_run(outside, folder)
     outside.write_text(text)
     message = (
-        f"algorithm file {outside} was changed since this run; "
+        f"algorithm file {outside} has changed since this run; "
         "restore it, or run the experiment again"
     )
     assert complaint(peerage("verify", folder)) == message
@@ -637,9 +637,9 @@ def test_resume_says_that_the_file_of_an_algorithm_was_changed(
     with pytest.raises(Interrupted):
         lazy_run(outside, folder, watch=stop_in_round_three)
     outside.write_text(CHANGED[0])
-    changed = f"algorithm file {outside} was changed since this run; restore it, or run"
+    changed = f"algorithm file {outside} has changed since this run; restore it, or run"
     assert changed in complaint(peerage("resume", folder))
-    with pytest.raises(InputError, match="was changed since this run"):
+    with pytest.raises(InputError, match="has changed since this run"):
         pg.resume(folder, experiment=pg.Experiment(algorithm=f"{outside}:Lazy"))
     outside.write_text(OUTSIDE)
     assert pg.resume(folder).digest == through.digest
@@ -662,7 +662,7 @@ def test_the_hash_is_of_the_file_that_was_loaded(tmp_path: Path, outside: Path) 
     stored = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert stored["algorithm_file"] == str(outside)
     assert stored["algorithm_sha256"] == hashlib.sha256(OUTSIDE.encode()).hexdigest()
-    assert "was changed" in complaint(peerage("verify", tmp_path / "run"))
+    assert "has changed" in complaint(peerage("verify", tmp_path / "run"))
 
 
 def test_peers_with_other_files_of_an_algorithm_do_not_agree(outside: Path) -> None:
@@ -811,7 +811,7 @@ def test_resuming_with_another_experiment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         pg.run(with_object("tensors"), folder, checkpoint_every=1, watch=stop_in_round_three)
     other = with_object("tensors").model_copy(update={"seed": 1})
-    with pytest.raises(InputError, match="began with seed = 0, the experiment given now has 1"):
+    with pytest.raises(InputError, match="began with seed = 0, but the given experiment has 1"):
         pg.resume(folder, experiment=other)
 
 

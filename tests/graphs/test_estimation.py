@@ -164,7 +164,7 @@ def test_a_lone_node_has_gain_one() -> None:
     [
         (["--gain", "estimated:numbers=2"], "numbers must be at least 3, got 2"),
         (["--gain", "estimated:steps=0"], "steps must be at least 1, got 0"),
-        (["--gain", "estimated", "--join", "3@4"], "nobody can join later; use --gain graph"),
+        (["--gain", "estimated", "--join", "3@4"], "but some join later; use --gain graph"),
     ],
 )
 def test_bad_estimates_are_refused(flags: list[str], complaint: str) -> None:

@@ -198,7 +198,10 @@ def test_faults_survive_a_file() -> None:
         (["--leave", "50@3"], "join or leave names the unknown node 50; the ids are 0 to 49"),
         (["--leave", "3@3,3@4"], "leave names node 3 twice"),
         (["--join", "3@5", "--leave", "3@4"], "node 3 leaves in round 4, before it joins in 5"),
-        (["--centralised", "--message-loss", "0.1"], "pooled means one node"),
+        (
+            ["--centralised", "--message-loss", "0.1"],
+            "pooled means a single node; remove the faults",
+        ),
     ],
 )
 def test_bad_faults_are_refused(flags: list[str], complaint: str) -> None:

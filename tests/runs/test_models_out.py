@@ -313,12 +313,10 @@ def test_data_graph_and_algorithm_may_be_python_objects(tmp_path):
     found = pg.RunRecord.load(tmp_path / "run").state_dict(1)
     assert all(torch.equal(found[name], x) for name, x in result.state_dict(1).items())
     said = complaint(peerage(f"model {tmp_path}/run --node mean --out {tmp_path}/m.pt"))
-    assert (
-        "is a Python object, which cannot be asked whether its models have a mean; choose" in said
-    )
+    assert "is a Python object, so it is unknown whether its models have a mean; choose" in said
     mean = open_run(tmp_path / "run", experiment=experiment).choose("mean")
     assert torch.allclose(mean.params, torch.stack(list(result.evaluated)).mean(0), atol=1e-6)
-    with pytest.raises(InputError, match="began with seed = 0, the experiment given now has 1"):
+    with pytest.raises(InputError, match="began with seed = 0, but the given experiment has 1"):
         open_run(tmp_path / "run", experiment=experiment.model_copy(update={"seed": 1}))
 
 
@@ -379,7 +377,7 @@ def test_a_mean_is_refused_where_it_makes_no_sense(tmp_path):
     pg.run(tiny(algorithm="local"), tmp_path / "local")
     said = complaint(peerage(f"model {tmp_path}/local --node mean --out {tmp_path}/m.pt"))
     assert said == (
-        "algorithm local gives every node a model of its own, and such models have no meaningful "
+        "algorithm local gives every node a personal model, and such models have no meaningful "
         "mean; choose --node best or the number of a node"
     )
     pg.run(tiny(model=["logistic", "mlp:hidden=8"]), tmp_path / "mixed")
@@ -467,7 +465,7 @@ def test_a_folder_without_models_is_one_line(tmp_path):
     pg.run(tiny(), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     said = complaint(peerage(f"model {tmp_path}/run {out}"))
-    assert said == f"{tmp_path}/run has no checkpoint yet; let it finish a round first"
+    assert said == f"{tmp_path}/run has no checkpoint yet; wait for its first one"
 
 
 @pytest.mark.own_engine  # one file of all nodes
@@ -483,7 +481,7 @@ def test_a_model_that_is_a_python_object_needs_the_experiment(tmp_path):
     pg.run(tiny(model=Normalised, dataset=DIGITS), tmp_path / "run")
     said = complaint(peerage(f"model {tmp_path}/run --node 0 --out {tmp_path}/m.pt"))
     assert said == (
-        f"the model of {tmp_path}/run is a Python object, which a file cannot hold; from Python, "
+        f"the model of {tmp_path}/run is a Python object, which a file cannot hold; "
         "use peerage.RunRecord.load(folder).state_dict(node, experiment=...)"
     )
     pg.run(tiny(dataset=DIGITS), tmp_path / "old")
@@ -531,7 +529,7 @@ class Stubborn(Fickle):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Fickle, "Fickle as ONNX gives other outputs than the module, perhaps because it treats"),
+        (Fickle, "Fickle gives other outputs as ONNX than as a module, perhaps because it depends"),
         (Stubborn, "torch cannot export Stubborn to ONNX: "),
     ],
 )
@@ -613,7 +611,7 @@ def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
     said = complaint(peerage(f"model {home}/peers/node-1 --node mean {flags}"))
     assert (
         said
-        == f"{home}/peers/node-1 holds the model of node 1 only, got --node mean; leave --node out"
+        == f"{home}/peers/node-1 holds only the model of node 1, got --node mean; remove --node"
     )
     said = complaint(peerage(f"model {alone} {flags}"))
     assert said == (
@@ -625,16 +623,16 @@ def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
     other.write_text((home / "network.toml").read_text().replace(run, "another"))
     said = complaint(peerage(f"model {alone} --network {other} {flags}"))
     assert said == (
-        f"{other} is the network file of run another, and {alone} of another; give the right one "
-        "with --network"
+        f"{other} is the network file of run another, but {alone} is of another run; give the "
+        "right file with --network"
     )
     # A peer that is behind: its model is there, and has no place in a mean.
     shutil.rmtree(home / "peers" / "node-2" / "checkpoint" / "round-000002")
     assert open_run(home).choose(2).facts["round"] == 1
     said = complaint(peerage(f"model {home} --node mean {flags}"))
     assert said == (
-        "a mean needs models of one round, and the checkpoint of node 2 is of round 1, the newest "
-        "of round 2; choose --node best or the number of a node"
+        "a mean requires models of one round, but the checkpoint of node 2 is of round 1 and the "
+        "newest of round 2; choose --node best or the number of a node"
     )
     shutil.rmtree(home / "peers" / "node-2")
     said = complaint(peerage(f"model {home} --node 2 {flags}"))

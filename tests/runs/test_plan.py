@@ -156,16 +156,16 @@ def test_the_page_fits_a_terminal_and_names_the_numbers() -> None:
     for graph in (Star().build(30, 0), PIECES, ONE_WAY, CIRCLE, DynamicRegular().build(8, 0)):
         assert max(map(len, page(planned(graph)).splitlines())) <= 80
     text = page(planned(ErdosRenyi(p=0.3).build(1, 0)))
-    assert "1: there is nobody to average with" in text
+    assert "1, as no node has a neighbour to average with" in text
     text = page(planned(Ring().build(16, 0), rounds=1000, parameters=454_922))
     assert "gain             4 (1 / |v|; sqrt(n) = 4)\n" in text
     assert "layers of them to about 0.016" in text.replace("\n", " ").replace("  ", "")
     assert "toy: 454,922 parameters, 1.82 MB" in text
     assert "dechw: sends 2 numbers per parameter and link" in text
-    assert "sent per peer    7.28 MB in a round" in text
-    assert "116 MB in a round, 116 GB in 1,000 rounds" in text
+    assert "sent per node    7.28 MB per round" in text
+    assert "116 MB per round, 116 GB in 1,000 rounds" in text
     assert page(planned(Regular(k=4).build(20, 0), rounds=99)).endswith("warnings         none")
-    assert "numbers are of round 0" in page(planned(DynamicRegular().build(8, 0)))
+    assert "numbers are those of round 0" in page(planned(DynamicRegular().build(8, 0)))
     assert "sends no parameters" in page(planned(PIECES, payload=0.0))
 
 
@@ -269,8 +269,8 @@ def test_what_an_algorithm_does_not_state_is_unknown_and_not_zero(
     found = planned(Star().build(11, 0), payload=None)
     assert (found.sent, found.memory, found.sent_per_round, found.sent_total) == (None,) * 4
     text = page(found)
-    assert "dechw: unknown what it sends" in text
-    for name in ("sent per peer", "sent in total", "memory per peer"):
+    assert "dechw: unknown payload; its method `cost`" in text
+    for name in ("sent per node", "sent in total", "memory per node"):
         assert f"\n{name:17}unknown" in text
     table = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert table["payload"] is table["sent"] is table["memory"] is table["sent_total"] is None

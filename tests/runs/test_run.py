@@ -691,7 +691,7 @@ def test_the_first_difference_is_named() -> None:
     assert (
         first_difference(old, [old[0], {**old[1], "new": 1}]) == "round 1: new was None, is now 1"
     )
-    assert first_difference(old, old[:1]) == "2 rows were recorded, there are now 1"
+    assert first_difference(old, old[:1]) == "2 rows were recorded, the new run has 1"
 
 
 def test_verify_compares_with_what_was_recorded(tmp_path: Path) -> None:

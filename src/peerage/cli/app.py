@@ -1,6 +1,6 @@
-"""The command line: the commands, and one error line with an exit code when something is wrong.
+"""The command line: all commands, and one line with an exit code for each error.
 
-A command parses, builds objects, calls and prints. Everything slow is imported when needed.
+A command parses, builds objects, calls functions and prints. Slow imports are inside functions.
 """
 
 import signal
@@ -13,7 +13,7 @@ import typer
 from peerage.cli import certs, data, graphs, models, net, papers, run
 from peerage.errors import InputError, Interrupted, PeerageError
 
-# The base of all errors about flags; some versions of typer bring it along, others import it.
+# The base of all errors about flags; some versions of typer include click, others import it.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -35,10 +35,10 @@ app.add_typer(certs.certs_app, name="certs")
 
 
 def main() -> None:
-    """Run a command; whatever goes wrong with the user's input is one line and an exit code."""
+    """Run a command; print an error as one line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with warnings.catch_warnings():  # what is shown is ours for as long as the command runs
+        with warnings.catch_warnings():
             warnings.showwarning = _warn
             app(standalone_mode=False)
     except USAGE_ERROR as error:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _describe_usage_error(error: Any) -> str:
-    """What is wrong with a flag, with the value, which the parser's own message leaves out."""
+    """The parser's message about a flag, with the value, which the message omits."""
     names = getattr(getattr(error, "param", None), "opts", [])
     words = [word for argument in sys.argv for word in argument.split("=", 1)]
     values = [words[words.index(name) + 1] for name in names if name in words[:-1]]
@@ -67,7 +67,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Warnings in the manner of errors, without the place in the code that they come from."""
+    """Print a warning as one line, without its place in the code."""
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 

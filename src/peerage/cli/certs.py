@@ -49,11 +49,11 @@ def add(
     """Create identities: a key and a certificate for each peer."""
     machines = [host.strip() for host in hosts.split(",") if host.strip()]
     if not machines:
-        raise InputError(f"--hosts {hosts!r} names none; write --hosts localhost,127.0.0.1")
+        raise InputError(f"--hosts {hosts!r} names no host; write --hosts localhost,127.0.0.1")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise InputError(f"identity {repeated[0]!r} is given twice; name each once")
     authority = _import_authority().load(folder)
-    for name in names:  # all or none, as far as can be known before
+    for name in names:  # before any is created
         authority.check_free(name)
     made = [authority.issue(name, hosts=machines, days=days) for name in names]
     if as_json:
@@ -99,13 +99,13 @@ def revoke(
     elif new:
         print(f"revoked {name} (serial {', '.join(new)}); give {path} to every peer")
     else:
-        print(f"{name} was already revoked; {path} stays as it is")
+        print(f"{name} was already revoked; {path} is unchanged")
 
 
 def _import_authority() -> "type[Authority]":
     """The class of certificate authorities, which needs an optional package."""
     try:
-        import cryptography.x509  # noqa: F401 (only whether it is there)
+        import cryptography.x509  # noqa: F401 (only to see whether it is installed)
     except ImportError:
         raise InputError(
             'certificates need the package cryptography; pip install "peerage[net]"'

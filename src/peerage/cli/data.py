@@ -1,4 +1,4 @@
-"""The commands about what is available: data get, data list, and list for every family."""
+"""The commands that download and list: data get, data list, and list for every family."""
 
 import json
 from pathlib import Path

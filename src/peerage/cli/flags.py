@@ -1,4 +1,4 @@
-"""The flags of an experiment: one table, from which the commands get their options and help."""
+"""The flags of an experiment: one table, from which commands get their options and help."""
 
 import functools
 import inspect
@@ -35,23 +35,23 @@ LAST = ("out", "checkpoint_every", "as_json")  # shown below the flags of the ex
 
 @dataclass(frozen=True)
 class Flag:
-    """One row: a flag, the key of the experiment that it sets, and what the help says about it."""
+    """One row: a flag, the key of the experiment that it sets, and its help."""
 
     name: str
     key: str  # as in an experiment file, with its section: local.lr
     type: type | GenericAlias
     help: str
-    # Shown in the help: a value, which a test compares with the experiment's, or (words about it).
+    # Shown in the help: a value, which a test compares with the experiment's, or a (description).
     default: Any = None
-    # Other keys of the section that this flag rules out, and the values that they are reset to.
+    # Other keys of the section that this flag excludes -> the values to which they are reset.
     excludes: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)  # what users write -> what is stored
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """What Typer makes the option from."""
-        shown = self.help if self.default is None else f"{self.help}  [default: {self.default}]"
-        option = typer.Option(help=shown, metavar="<str>" if self.type == list[str] else None)
+        """The parameter from which Typer creates the option."""
+        text = self.help if self.default is None else f"{self.help}  [default: {self.default}]"
+        option = typer.Option(help=text, metavar="<str>" if self.type == list[str] else None)
         return inspect.Parameter(
             self.name.replace("-", "_"),
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -60,7 +60,7 @@ class Flag:
         )
 
     def stored(self, value: Any) -> Any:
-        """The value as experiments keep it."""
+        """The value as experiments store it."""
         if not self.values:
             return value
         check_choice(self.name, value, self.values)
@@ -137,12 +137,12 @@ FLAGS = {flag.name: flag for flag in TABLE}
 
 
 def option(name: str) -> Any:
-    """The flag of that name for a command that has a default of its own for it."""
+    """The flag as an option of a command with another default."""
     return typer.Option(help=FLAGS[name].help)
 
 
 def read_changes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of an experiment file that say what the flags ask for; None is not given."""
+    """The values of flags as tables of an experiment file; None means not given."""
     changes: dict[str, Any] = {}
     for flag in (FLAGS[name] for name, value in values.items() if value is not None):
         section, _, key = flag.key.rpartition(".")
@@ -155,13 +155,13 @@ def read_changes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for: an experiment file or a recipe, and what flags change in it."""
+    """The user's experiment file or recipe, and the changes by flags."""
 
     file: str | None
     changes: dict[str, Any]
 
     def experiment(self, **more: Any) -> "Experiment":
-        """The experiment of the file, of the recipe, or the default one, with all changes."""
+        """The experiment of the file or recipe, or the default one, with all changes."""
         from peerage.experiment import Experiment
         from peerage.experiment.catalogue import recipes
 
@@ -180,17 +180,17 @@ class Settings:
 
 
 def experiment_flags(command: Callable[..., None], without: str = "") -> Callable[..., None]:
-    """Give a command all flags of an experiment but one; its first argument is their Settings."""
+    """Add all flags of an experiment but `without` to a command, which gets them as Settings."""
     flags = {flag.parameter.name: flag for flag in FLAGS.values() if flag.name != without}
 
     @functools.wraps(command)
     def wrapper(file: str | None, **values: Any) -> None:
-        given = {flag.name: values.pop(name) for name, flag in flags.items()}
-        command(Settings(file, read_changes(given)), **values)
+        by_flag = {flag.name: values.pop(name) for name, flag in flags.items()}
+        command(Settings(file, read_changes(by_flag)), **values)
 
-    settings, *own = inspect.signature(command).parameters.values()
+    settings, *others = inspect.signature(command).parameters.values()
     file = settings.replace(name="file", default=None, annotation=ExperimentFile)
-    parameters = [file, *own, *(flag.parameter for flag in flags.values())]
+    parameters = [file, *others, *(flag.parameter for flag in flags.values())]
     parameters.sort(key=lambda parameter: parameter.name in LAST)
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -1,4 +1,4 @@
-"""The commands about a network before anything is trained on it: topology, diffuse, plan."""
+"""The commands that examine a network without training: topology, diffuse, plan."""
 
 import json
 from pathlib import Path
@@ -33,14 +33,14 @@ def topology(
     from peerage.graphs.mixing import describe
     from peerage.report.graphs import plot as draw
 
-    graph = _built(spec, nodes, seed, assortativity)
-    dataset_info = describe(graph).as_dict()
+    graph = _build_graph(spec, nodes, seed, assortativity)
+    facts = describe(graph).as_dict()
     if plot is not None:
         draw(graph, plot)
     if as_json:
-        print(json.dumps({"topology": spec, "seed": seed, **dataset_info}))
+        print(json.dumps({"topology": spec, "seed": seed, **facts}))
     else:
-        _print_facts(dataset_info)
+        _print_facts(facts)
 
 
 def diffuse(
@@ -52,7 +52,7 @@ def diffuse(
         float, typer.Option(help="Standard deviation of the initial parameters.")
     ] = 1.0,
     noise: Annotated[
-        float, typer.Option(help="Standard deviation of what training adds in a round.")
+        float, typer.Option(help="Standard deviation of the noise that training adds per round.")
     ] = 1e-3,
     start: Annotated[
         str, typer.Option(help="Distribution of the initial parameters: normal or uniform.")
@@ -64,7 +64,7 @@ def diffuse(
 ) -> None:
     """Simulate averaging without training, for up to a million nodes.
 
-    This is the numerical model of P4: the standard deviations of the parameters over time.
+    This is the numerical model of P4. It gives the standard deviations of the parameters over time.
     """
     from peerage.graphs.diffusion import diffuse as run_model
     from peerage.graphs.mixing import describe
@@ -72,7 +72,7 @@ def diffuse(
     from peerage.report.figures import save
     from peerage.report.terminal import RunProgress
 
-    graph = _built(topology, nodes, seed, assortativity)
+    graph = _build_graph(topology, nodes, seed, assortativity)
     with RunProgress() as bar:
         bar.start(f"diffusion on {topology}", rounds)
         found = run_model(
@@ -90,17 +90,17 @@ def diffuse(
         save(deviation_curves(found), plot)
     about = describe(graph).as_dict()
     network = {key: about[key] for key in ("gain", "spectral_gap", "mixing_time", "connected")}
-    dataset_info = {**found.as_dict(), **network}
+    facts = {**found.as_dict(), **network}
     if as_json:
-        print(json.dumps({"topology": topology, **dataset_info}))
+        print(json.dumps({"topology": topology, **facts}))
         return
-    curves = {name: dataset_info.pop(name) for name in ("sigma_ap", "sigma_an")}
+    curves = {name: facts.pop(name) for name in ("sigma_ap", "sigma_an")}
     ends = {
         f"{name} {when}": curve[position]
         for name, curve in curves.items()
         for when, position in (("start", 0), ("end", -1))
     }
-    _print_facts({**dataset_info, **ends})
+    _print_facts({**facts, **ends})
 
 
 def plan(
@@ -141,7 +141,7 @@ def plan(
     module = specs.parse(model, "model", MODELS).build(shape, classes)
     found = plan_network(
         topology,
-        _built(topology, nodes, seed, assortativity),
+        _build_graph(topology, nodes, seed, assortativity),
         model=model,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         layers=len(weights(module)),
@@ -153,7 +153,7 @@ def plan(
     print(json.dumps(found.as_dict()) if as_json else page(found))
 
 
-def _built(spec: str, nodes: int, seed: int, assortativity: float | None) -> "Graph":
+def _build_graph(spec: str, nodes: int, seed: int, assortativity: float | None) -> "Graph":
     from peerage import specs
     from peerage.graphs.rewiring import with_assortativity
     from peerage.graphs.topology import TOPOLOGIES
@@ -162,8 +162,8 @@ def _built(spec: str, nodes: int, seed: int, assortativity: float | None) -> "Gr
     return with_assortativity(graph, assortativity, seed)
 
 
-def _print_facts(dataset_info: dict[str, Any]) -> None:
-    for key, value in dataset_info.items():
+def _print_facts(facts: dict[str, Any]) -> None:
+    for key, value in facts.items():
         print(f"{key.replace('_', ' '):18} {_readable(value)}")
 
 

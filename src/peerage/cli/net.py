@@ -1,4 +1,4 @@
-"""The commands about real peers: node runs one, up a network on this machine, export writes one."""
+"""The commands for real peers: node runs one peer, up and export set up a network."""
 
 import json
 import os
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 Rejoin = Annotated[
     str, typer.Option(help="Model that a restarted peer continues with: own or neighbour.")
 ]
-PAUSE = 5.0  # seconds between two lines
+LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
-NEEDED = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
+PACKAGES = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
 
 
 def check_installed() -> None:
-    for name in NEEDED:
+    for name in PACKAGES:
         if find_spec(name) is None:
             raise InputError(f'real peers need {name}; pip install "peerage[net]"')
 
@@ -74,8 +74,8 @@ def node(
 ) -> None:
     """Run one peer of a network, from its last checkpoint if any."""
     check_installed()
-    exit_with_parent(os.environ.pop(VARIABLE, None))  # with the `peerage up` that started it
-    # What gRPC has to say about strangers is in our own counters, and its lines are not for people.
+    exit_with_parent(os.environ.pop(VARIABLE, None))  # if `peerage up` started this process
+    # Rejected callers are counted by the peer; gRPC's own log lines about them are hard to read.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from peerage.net.peer.node import PeerConfig, ending, run_node, set_up_log
     from peerage.net.peer.private_data import parse_classes
@@ -170,37 +170,37 @@ def export(
 
 @contextmanager
 def live_table() -> "Iterator[Show]":
-    """One table of all peers on standard error while they run, or lines where it is no terminal."""
+    """Show a table of all peers on standard error, or lines if that is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Lines()
         return
     with Live(console=console, refresh_per_second=5, transient=True) as live:
-        yield lambda seen: live.update(table_of(seen))
+        yield lambda peers: live.update(table_of(peers))
 
 
 class Lines:
-    """A line about all peers now and then, once something has changed."""
+    """Prints a line about all peers when something has changed, at most every LOG_INTERVAL."""
 
     def __init__(self) -> None:
         self.next, self.last = 0.0, ""
 
-    def __call__(self, seen: "Sequence[PeerProgress]") -> None:
-        rounds = [one.round for one in seen]
-        states = Counter(one.state for one in seen)
-        known = ", ".join(f"{count} {state}" for state, count in states.items())
-        line = f"rounds {min(rounds)} to {max(rounds)}; peers: {known}"
+    def __call__(self, peers: "Sequence[PeerProgress]") -> None:
+        rounds = [peer.round for peer in peers]
+        states = Counter(peer.state for peer in peers)
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        line = f"rounds {min(rounds)} to {max(rounds)}; peers: {counts}"
         if line != self.last and monotonic() >= self.next:
             print(line, file=sys.stderr, flush=True)
-            self.next, self.last = monotonic() + PAUSE, line
+            self.next, self.last = monotonic() + LOG_INTERVAL, line
 
 
-def table_of(seen: "Sequence[PeerProgress]") -> Table:
+def table_of(peers: "Sequence[PeerProgress]") -> Table:
     table = Table("peer", "state")
     for title in ("round", "accuracy", "heard"):
         table.add_column(title, justify="right")
-    for one in seen:
-        accuracy = "-" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
-        state = Text(one.state, COLOURS.get(one.state, ""))
-        table.add_row(one.name, state, str(one.round), accuracy, one.heard)
+    for peer in peers:
+        accuracy = "-" if peer.accuracy is None else f"{100 * peer.accuracy:.1f} %"
+        state = Text(peer.state, COLOURS.get(peer.state, ""))
+        table.add_row(peer.name, state, str(peer.round), accuracy, peer.heard)
     return table

@@ -78,7 +78,7 @@ def reproduce(
         )
     written = []
     for study in studies:
-        results = store.results(plan, study.jobs(plan))  # also what earlier commands have run
+        results = store.results(plan, study.jobs(plan))  # including those of earlier commands
         if not results.series:
             continue
         shown = study.show(results)

@@ -100,7 +100,7 @@ def resume(
 ) -> None:
     """Resume an interrupted run; the result is bit-identical.
 
-    Without --engine or --workers, the run's own apply.
+    Without --engine or --workers, the settings of the run apply.
     """
     from peerage.runs.run import load_experiment
     from peerage.runs.run import resume as resume_run
@@ -126,7 +126,7 @@ def verify(
     elif verdict.same:
         print(f"{folder}: same numbers in every round, same digest {verdict.digest}")
     if not verdict.same:
-        raise PeerageError(f"{folder} is not reproduced: {verdict.difference}")
+        raise PeerageError(f"{folder} was not reproduced: {verdict.difference}")
 
 
 def report(
@@ -146,7 +146,7 @@ def report(
 
 
 def split_specs(text: str) -> list[str]:
-    """Specs separated by commas, which also separate the options of one.
+    """Split specs at commas, except at those between options of one spec.
 
     >>> split_specs("decavg,dechw:beta=1,theta=30,local")
     ['decavg', 'dechw:beta=1,theta=30', 'local']
@@ -158,7 +158,9 @@ def split_specs(text: str) -> list[str]:
         else:
             found.append(item)
     if not found:
-        raise InputError(f"--algorithms {text!r} names none; write --algorithms decavg,dechw")
+        raise InputError(
+            f"--algorithms {text!r} names no algorithm; write --algorithms decavg,dechw"
+        )
     return found
 
 
@@ -166,7 +168,7 @@ def split_specs(text: str) -> list[str]:
 def run_folder(
     out: Path | None, experiment: "Experiment", what: str | None = None
 ) -> Iterator[Path]:
-    """The folder that the user named, or a new one, which is removed again if it stays empty."""
+    """The folder that the user named, or a new one, which is removed if it stays empty."""
     from peerage.runs.run import new_folder
 
     if out is not None:
@@ -188,13 +190,13 @@ def progress(experiment: "Experiment") -> "Iterator[Watch]":
     from peerage.runs.summary import label
 
     console = Console(stderr=True)
-    if console.is_terminal:  # loading data and starting workers takes a moment
+    if console.is_terminal:  # loading data and starting workers takes time
         console.print(f"{label(experiment)}: preparing {experiment.nodes} nodes", style="dim")
     with ExitStack() as stack:
         bars: list[RunProgress] = []
 
         def watch(row: dict[str, Any]) -> None:
-            if not bars:  # not before the workers are forked: the bar has a thread
+            if not bars:  # only after the workers are forked, as the bar has a thread
                 bars.append(stack.enter_context(RunProgress()))
                 bars[0].start(label(experiment), experiment.rounds, row["round"])
             bars[0].advance(row["round"], row.get("accuracy"))
@@ -205,7 +207,7 @@ def progress(experiment: "Experiment") -> "Iterator[Watch]":
 
 
 def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_json: bool) -> None:
-    """Write the report of some runs; print their table and chart, or only the facts as JSON."""
+    """Write a report of runs; print their table and chart, or only the facts as JSON."""
     from peerage.records.rows import RunRecord
     from peerage.report.export import export
     from peerage.report.html import headline, privacy, where
@@ -228,7 +230,7 @@ def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_js
     curves = [record.curve("accuracy") for record in records]
     console.print(Chart(dict(zip(labels(records), curves, strict=True))))
     console.print(f"\n{headline(rows, where(records))}")
-    for said in (traffic(records), privacy(records)):
-        for name, sentence in said.items():
+    for sentences in (traffic(records), privacy(records)):
+        for name, sentence in sentences.items():
             console.print(f"{name}: {sentence}" if len(records) > 1 else sentence)
     console.print(f"Report: {report}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Whether a model fits the data, and whether it takes examples as float32 or as whole numbers."""
+"""Check that a model fits the data, and whether it takes examples as float32 or as integers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from peerage.errors import InputError
 from peerage.models.start import Architecture
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError)  # of a model that cannot take examples
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError)  # raised if examples do not fit
 
 
 def check_fit(architecture: Architecture, dataset: Dataset) -> torch.dtype:
     """The type of examples for the model: float32, or int64 if it looks them up in an embedding.
 
-    It is tried out, so that a model that does not fit the data says so before the run.
+    Runs the model on a few examples, so that a misfit is found before the run.
     """
     module = architecture.specimen().eval()
     if not list(module.parameters()):
@@ -28,20 +28,20 @@ def check_fit(architecture: Architecture, dataset: Dataset) -> torch.dtype:
             "leave at least one layer to train"
         )
     tables = [layer for layer in module.modules() if isinstance(layer, TABLES)]
-    # The smallest and the largest id show whether an embedding has a row for each.
+    # The smallest and the largest id show whether the embedding has a row for every id.
     x = _with_extremes(dataset) if tables else dataset.train_x[:2]
     dtype = torch.float32
-    with _requests(tables) as requested:
+    with _requests(tables) as requests:
         outcome = _attempt(module, x)
-    looked_up = any(_holds(indices, x) for indices in requested)
-    whole = (looked_up or isinstance(outcome, Exception)) and _is_whole(dataset)
-    if looked_up and not whole:
+    looked_up = any(_same_numbers(indices, x) for indices in requests)
+    try_integers = (looked_up or isinstance(outcome, Exception)) and _is_integer(dataset)
+    if looked_up and not try_integers:
         raise InputError(
-            f"model {architecture.name!r} looks the examples of {dataset.name} up in an "
-            "nn.Embedding, but they are not whole numbers; if they are bytes, which are divided by "
-            "255, say scale=false, else give whole numbers"
+            f"model {architecture.name!r} looks up the examples of {dataset.name} in an "
+            "nn.Embedding, but they are not integers; give integers, or use scale=false if they "
+            "are bytes, which are divided by 255"
         )
-    if whole:
+    if try_integers:
         as_integers = _attempt(module, x.long())
         if not isinstance(as_integers, Exception):
             dtype, outcome = torch.int64, as_integers
@@ -70,14 +70,14 @@ def common_dtype(
         module = architecture.specimen().eval()
         if isinstance(_attempt(module, dataset.train_x[:2].long()), Exception):
             raise InputError(
-                f"model {integers[0]!r} takes whole numbers only and model {name!r} takes none; "
+                f"model {integers[0]!r} takes only integers and model {name!r} takes none; "
                 "convert the examples inside the models, with x.long() or x.float()"
             )
     return torch.int64 if integers else torch.float32
 
 
 def _attempt(module: nn.Module, x: Tensor) -> tuple[int, ...] | Exception:
-    """The shape of the outputs, or what went wrong."""
+    """The shape of the outputs, or the error."""
     try:
         with torch.no_grad():
             return tuple(module(x).shape)
@@ -87,29 +87,29 @@ def _attempt(module: nn.Module, x: Tensor) -> tuple[int, ...] | Exception:
 
 @contextmanager
 def _requests(tables: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """A list that fills with what the embeddings are asked for."""
-    requested: list[Tensor] = []
+    """A list that collects the indices that the embeddings receive."""
+    requests: list[Tensor] = []
     hooks = [
-        table.register_forward_pre_hook(lambda _, inputs: requested.extend(inputs[:1]))
+        table.register_forward_pre_hook(lambda _, inputs: requests.extend(inputs[:1]))
         for table in tables
     ]
     try:
-        yield requested
+        yield requests
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _holds(indices: Tensor, x: Tensor) -> bool:
-    """Whether these are the numbers of the examples, rounded down, in any order.
+def _same_numbers(indices: Tensor, x: Tensor) -> bool:
+    """Whether the indices are the numbers of the examples, rounded down, in any order.
 
-    What else models look up, such as positions, are other numbers.
+    Other indices that models look up, such as positions, differ from them.
     """
     one, other = (part.long().flatten().sort().values for part in (indices, x))
     return torch.equal(one, other)
 
 
-def _is_whole(dataset: Dataset) -> bool:
+def _is_integer(dataset: Dataset) -> bool:
     return all(torch.equal(x, x.trunc()) for x in (dataset.train_x, dataset.test_x))
 
 

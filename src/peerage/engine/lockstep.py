@@ -1,4 +1,4 @@
-"""The engine: rounds in lockstep over a team of shards, wherever these live."""
+"""The engine: runs rounds in lockstep over a team of shards, in one process or several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ from peerage.work.evaluation import Deviations, consensus_distance
 
 
 class Team(Protocol):
-    """Shards that carry out orders, all at once if they can."""
+    """Shards that execute calls, in parallel if they can."""
 
     @property
     def shard_nodes(self) -> Sequence[Sequence[int]]:
         """Which nodes each shard holds."""
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Every shard's answer to `method(*arguments[shard])`."""
+        """Each shard's result of `method(*arguments[shard])`."""
 
     def open(self, place: Any) -> Tensor: ...
     def close(self) -> None: ...
 
 
 class SerialTeam:
-    """One shard with all nodes, in this process: the reference."""
+    """One shard with all nodes, in this process; the reference for other teams."""
 
     def __init__(self, world: World) -> None:
         self.shard_nodes = [range(world.nodes)]
@@ -45,21 +45,21 @@ class SerialTeam:
         return place
 
     def close(self) -> None:
-        """Nothing to end: there is no process but this one."""
+        """Do nothing: there are no other processes."""
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round came to: values of every node, in order, and of the network."""
+    """The result of a round: values of every node, in order, and of the network."""
 
     nodes: list[NodeReport]
     bytes: int
-    metrics: Mapping[str, float]  # by key, those of the network as a whole
+    metrics: Mapping[str, float]  # of the network as a whole, by key
     seconds: dict[str, float]
 
 
 class Model(NamedTuple):
-    """What a node holds of its model."""
+    """The tensors of a node's model."""
 
     params: Tensor  # [d] `node.params`
     evaluated: Tensor  # [d] `Algorithm.evaluated(node)`: the same tensor, unless overridden
@@ -67,7 +67,7 @@ class Model(NamedTuple):
 
 
 class Lockstep:
-    """Answers the coroutines of all nodes, one communication step after the other."""
+    """Runs the coroutines of all nodes, one exchange after the other."""
 
     def __init__(self, world: World, team: Team) -> None:
         self.world, self.team = world, team
@@ -92,34 +92,34 @@ class Lockstep:
         return self._merge(reports, sent, perf_counter() - start)
 
     def pre_round(self) -> int:
-        """Let the nodes find out what they need before the first round; the bytes they send."""
+        """Run the exchanges before the first round; returns the bytes sent."""
         if self.world.pre_round is None:
             return 0
         return self._run_exchanges(PRE_ROUND, self._all("pre_round"))
 
-    def _run_exchanges(self, round: int, steps: list[ShardOutput]) -> int:
-        """Carry messages until every node has finished; how many bytes were sent."""
+    def _run_exchanges(self, round: int, outputs: list[ShardOutput]) -> int:
+        """Deliver messages until every node has finished; returns the bytes sent."""
         absent = set(range(self.world.nodes)).difference(self.world.present(round))
-        office = MessageRouter(self.world.link_faults(round), absent)
+        router = MessageRouter(self.world.link_faults(round), absent)
         while True:
-            check_finite(round, steps)
-            for step in steps:
-                office.accept(step)
-            deliveries = office.deliver()
+            check_finite(round, outputs)
+            for output in outputs:
+                router.accept(output)
+            deliveries = router.deliver()
             if not deliveries:
-                return office.bytes
-            orders: list[dict[int, Any]] = [{} for _ in self.team.shard_nodes]
+                return router.bytes
+            per_shard: list[dict[int, Any]] = [{} for _ in self.team.shard_nodes]
             for node, packets in deliveries.items():
-                orders[self.owner[node]][node] = packets
-            steps = self.team.call("resume", [(order,) for order in orders])
+                per_shard[self.owner[node]][node] = packets
+            outputs = self.team.call("resume", [(packets,) for packets in per_shard])
 
     def evaluate_models(self, sent: int = 0) -> RoundReport:
-        """Judge the models as they are, after so many bytes were sent to get there."""
+        """Evaluate the models without a round; `sent` bytes are reported with the result."""
         start = perf_counter()
         return self._merge(self._all("evaluate_models"), sent, perf_counter() - start)
 
     def deviations(self, round: int) -> dict[str, dict[str, float]]:
-        """How the tensors of those who are there spread over parameters and over nodes (P4)."""
+        """Deviations over parameters and over the present nodes, tensor by tensor (P4)."""
         found = Deviations()
         with exclusive_torch():
             present = self.world.present(round)
@@ -129,12 +129,12 @@ class Lockstep:
             return found.layers()
 
     def released(self) -> list[int]:
-        """How many messages each node with data has released, where there is noise on them."""
+        """The number of noisy messages that each node with data has released."""
         counts = {node: count for part in self._all("released") for node, count in part.items()}
         return [counts[node] for node in sorted(counts)]
 
     def model(self, node: int) -> Model:
-        """Copies of what a node that keeps a model holds."""
+        """Copies of the model tensors of a node that keeps a model."""
         shard = self.owner[node]
         arguments = [
             (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.shard_nodes)
@@ -145,11 +145,11 @@ class Lockstep:
         return Model(params, evaluated, self.team.open(buffers).clone())
 
     def parameters(self, node: int) -> Tensor:
-        """[d] a copy of a node's parameters."""
+        """A copy of a node's parameters, [d]."""
         return self.model(node).params
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Write every shard's part; (trees, file of each node) go into the manifest."""
+        """Write each shard's part; returns (trees, file of each node) for the manifest."""
         names = [f"part-{i}.safetensors" for i in range(len(self.team.shard_nodes))]
         answers = self.team.call("save", [(str(folder / name),) for name in names])
         trees = {node: tree for answer in answers for node, tree in answer.items()}
@@ -173,6 +173,6 @@ class Lockstep:
         for report in reports:
             for name, values in report.squares.items():
                 squares.setdefault(name, {}).update(values)
-        several = sums and self.world.hub is None  # with a hub, there is one model
+        several = sums and self.world.hub is None  # a hub keeps the only model
         metrics = {"consensus": consensus_distance(sums, squares)} if several else {}
         return RoundReport(nodes, sent, metrics, {**seconds, "total": wall})

@@ -1,8 +1,8 @@
 """A team of worker processes, one per core, that exchange payloads through shared memory.
 
 Workers are forked, so they inherit data, models and classes defined anywhere without pickling.
-The shared memory is anonymous: it has no name that could be left behind, and the kernel frees it
-with the last process. Only orders and parcels (where a payload lies) go through pipes.
+The shared memory is anonymous: no name can be left behind, and the kernel frees it with the last
+process. Only calls and packets, which refer to payloads, go through pipes.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from peerage.engine.world import World
 from peerage.errors import InputError, PeerageError
 from peerage.workers import ENDED, Workers
 
-ALIGNMENT = 64  # bytes: a cache line, and what torch's own allocator gives
+ALIGNMENT = 64  # bytes: a cache line, as in torch's allocator
 MAP_NORESERVE = 0x4000  # the mmap module has no name for it before Python 3.13
-LEAST_ARENA = 1 << 26  # bytes: less is no use to anybody
+LEAST_ARENA = 1 << 26  # bytes; smaller arenas are useless
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 @dataclass(frozen=True)
 class SharedTensorRef:
-    """Where a tensor lies in shared memory."""
+    """The location of a tensor in shared memory."""
 
     worker: int
     offset: int
@@ -43,7 +43,7 @@ class SharedTensorRef:
 
 
 class Arena:
-    """Shared memory that one worker writes and all read; pages exist once they are touched."""
+    """Shared memory that one worker writes and all read; pages are allocated when touched."""
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | MAP_NORESERVE
@@ -58,7 +58,7 @@ class Arena:
 
 
 def reserve(count: int) -> list[Arena]:
-    """Arenas as large as the machine's memory, or as the system lets us reserve."""
+    """Arenas as large as the machine's memory, or as the system allows."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     while True:
         try:
@@ -73,13 +73,13 @@ def reserve(count: int) -> list[Arena]:
 
 
 class SharedStore:
-    """The store of a worker: it writes payloads one after the other into its own arena."""
+    """The store of a worker: writes payloads one after the other into the worker's arena."""
 
     def __init__(self, arenas: Sequence[Arena], worker: int) -> None:
         self.arenas, self.worker, self.used = arenas, worker, 0
 
     def empty(self, size: int) -> Tensor:
-        """Room for a vector [size] in shared memory: to send it later costs no copy."""
+        """An empty vector [size] in shared memory, which can be sent without a copy."""
         return self.open(self._place((size,), torch.float32))
 
     def put(self, tensor: Tensor) -> SharedTensorRef:
@@ -93,31 +93,31 @@ class SharedStore:
     def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedTensorRef:
         place = SharedTensorRef(self.worker, self.used, shape, dtype)
         end = self.used + prod(shape) * dtype.itemsize
-        room = len(self.arenas[self.worker].bytes)
-        if end > room:
+        capacity = len(self.arenas[self.worker].bytes)
+        if end > capacity:
             raise PeerageError(
-                f"the messages of one round need more than {room} bytes of shared memory in one "
-                "worker; use a smaller model or fewer nodes"
+                f"the messages of one round need more than {capacity} bytes of shared memory in "
+                "one worker; use a smaller model or fewer nodes"
             )
         self.used = -(-end // ALIGNMENT) * ALIGNMENT
         return place
 
     def open(self, place: SharedTensorRef) -> Tensor:
-        # `data` has a count of changes of its own; that of a view is the count of the whole arena.
+        # `data` has its own version counter; a view shares that of the whole arena.
         return self.arenas[place.worker].view(place).data
 
     def to_private(self, tensor: Tensor) -> Tensor:
-        """A tensor that stays as it is after `clear`: a copy if it lies in shared memory."""
+        """A tensor that stays valid after `clear`: a copy if it lies in shared memory."""
         address = tensor.data_ptr()
-        borrowed = any(arena.start <= address < arena.end for arena in self.arenas)
-        return tensor.clone() if borrowed and tensor.numel() else tensor
+        in_arena = any(arena.start <= address < arena.end for arena in self.arenas)
+        return tensor.clone() if in_arena and tensor.numel() else tensor
 
     def clear(self) -> None:
         self.used = 0
 
 
 class PoolTeam:
-    """Worker processes, each with a shard; nodes are spread by their expected work."""
+    """Worker processes with one shard each; nodes are distributed by their expected cost."""
 
     def __init__(self, world: World, workers: int) -> None:
         if not hasattr(os, "fork") or sys.platform == "darwin":
@@ -132,7 +132,7 @@ class PoolTeam:
         ]
         self.workers = Workers(_work, arguments)
         try:
-            self._gather()  # every worker reports when its nodes stand
+            self._gather()  # every worker reports when it has built its nodes
         except BaseException:
             self.close()
             raise
@@ -146,49 +146,49 @@ class PoolTeam:
         return self.arenas[place.worker].view(place)
 
     def close(self) -> None:
-        """End all workers, whatever they are doing, and wait until they are gone."""
+        """End all workers, even busy ones, and wait until they have exited."""
         self.workers.close()
         self.arenas = []
 
     def _gather(self) -> list[Any]:
-        """One answer of every worker, in their order."""
+        """One answer of each worker, in the order of the workers."""
         answers: dict[int, Any] = {}
-        everyone = range(len(self.shard_nodes))
-        for worker, answer in self.workers.receive(everyone):
+        workers = range(len(self.shard_nodes))
+        for worker, answer in self.workers.receive(workers):
             if answer is ENDED:
                 raise self.workers.died(worker)
             answers[worker] = answer
-            if len(answers) == len(everyone):
+            if len(answers) == len(workers):
                 break
-        return [answers[worker] for worker in everyone]
+        return [answers[worker] for worker in workers]
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep what is freed: models come and go, and fresh pages are slow."""
+    """Let the allocator keep freed memory: models are often reallocated, and new pages are slow."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         library.mallopt(M_TRIM_THRESHOLD, 256 << 20)
 
 
-def balance_nodes(work: Sequence[int], workers: int) -> list[list[int]]:
-    """Nodes dealt to workers, the heaviest first and always to the least loaded one.
+def balance_nodes(costs: Sequence[int], workers: int) -> list[list[int]]:
+    """The nodes of each worker; the most expensive first, each to the least loaded worker.
 
     >>> balance_nodes([5, 4, 3, 3, 3], 2)
     [[0, 3], [1, 2, 4]]
     """
-    workers = min(workers, len(work))
+    workers = min(workers, len(costs))
     heap = [(0, worker) for worker in range(workers)]
-    dealt: list[list[int]] = [[] for _ in range(workers)]
-    for node in sorted(range(len(work)), key=lambda node: (-work[node], node)):
+    shards: list[list[int]] = [[] for _ in range(workers)]
+    for node in sorted(range(len(costs)), key=lambda node: (-costs[node], node)):
         load, worker = heapq.heappop(heap)
-        dealt[worker].append(node)
-        heapq.heappush(heap, (load + work[node], worker))
-    return [sorted(nodes) for nodes in dealt]
+        shards[worker].append(node)
+        heapq.heappush(heap, (load + costs[node], worker))
+    return [sorted(nodes) for nodes in shards]
 
 
 def _work(pipe: Connection, world: World, nodes: Sequence[int], store: SharedStore) -> None:
-    """Carry out orders until the pipe closes."""
+    """Execute calls until the pipe closes."""
     keep_freed_memory()
     shard = Shard(world, nodes, store)
     pipe.send((True, None))

@@ -1,4 +1,4 @@
-"""From an experiment to a world: load, split, wire and check, before anything is written."""
+"""Build the world of an experiment: load and split data, build graph and models, check all."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -30,9 +30,9 @@ from peerage.work.context import Examples
 def prepare(
     experiment: Experiment, dataset: Dataset | None = None, *, share: bool = False
 ) -> World:
-    """Everything a run needs; `dataset` spares loading it once more.
+    """The world of an experiment; give `dataset` if it is already loaded.
 
-    A `share` is the data of one peer, which may lack classes that others have.
+    With `share`, the data are those of one peer, which may lack classes that others have.
     """
     for caveat in (*experiment.algorithm.caveats(), *experiment.noise.caveats()):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
@@ -65,13 +65,13 @@ def prepare(
         gains=experiment.init.gain.factors(graph).tolist(),
         cache=work_cache(),
     )
-    for caveat in whole_numbers(world):
+    for caveat in integer_caveats(world):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
     return world
 
 
-def whole_numbers(world: World) -> Iterable[str]:
-    """A warning about the tensors in messages that noise leaves as they are, if there are any."""
+def integer_caveats(world: World) -> Iterable[str]:
+    """A warning about integer tensors in messages, to which no noise is added."""
     if not world.noise.active:
         return
     names = {
@@ -82,13 +82,13 @@ def whole_numbers(world: World) -> Iterable[str]:
     }
     if names:
         yield (
-            "noise and clip leave tensors of whole numbers in messages as they are, here "
+            "noise and clip do not change integer tensors in messages, here "
             f"{', '.join(sorted(names))}; they have no privacy"
         )
 
 
 def work_cache() -> Path | None:
-    """Beside the data sets; nowhere for a user without a home folder, who can still run."""
+    """The folder of the data sets; None if the user has no home folder."""
     try:
         return cache_folder()
     except RuntimeError:
@@ -103,7 +103,7 @@ def load_dataset(experiment: Experiment) -> Dataset:
 
 
 def build_graph(experiment: Experiment, nodes: int) -> Graph:
-    """The graph of the experiment; of a single node that has the data of all, one without edges."""
+    """The graph of the experiment; without edges if one node has all the data."""
     if experiment.pooled and not experiment.algorithm.with_hub:
         return Complete().build(nodes, experiment.seed)
     graph: Graph = experiment.topology.build(nodes, experiment.seed)
@@ -111,7 +111,7 @@ def build_graph(experiment: Experiment, nodes: int) -> Graph:
 
 
 def check_weights(experiment: Experiment, graph: Graph) -> None:
-    """Metropolis weights are made of the degrees at both ends of a link that goes both ways."""
+    """Raise an error for Metropolis weights on a directed graph."""
     if graph.directed and getattr(experiment.algorithm, "weights", None) == "metropolis":
         raise InputError(
             "weights=metropolis requires an undirected graph, but this one is directed; "
@@ -135,25 +135,25 @@ def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any
         return parts, [np.empty(0, dtype=np.int64)] * len(parts)
     streams = [numpy_stream(experiment.seed, "validation", node) for node in range(len(parts))]
     pairs = [hold_out(p, labels, fraction, r) for p, r in zip(parts, streams, strict=True)]
-    return [train for train, _ in pairs], [held for _, held in pairs]
+    return [train for train, _ in pairs], [held_out for _, held_out in pairs]
 
 
 def test_examples(experiment: Experiment, dataset: Dataset, dtype: torch.dtype) -> Examples:
-    whole = Examples(dataset.test_x.to(dtype), dataset.test_y)
-    wanted = experiment.evaluation.samples
-    if wanted is None or wanted == len(whole):
-        return whole
-    if wanted > len(whole):
+    test_set = Examples(dataset.test_x.to(dtype), dataset.test_y)
+    count = experiment.evaluation.samples
+    if count is None or count == len(test_set):
+        return test_set
+    if count > len(test_set):
         raise InputError(
-            f"--eval-samples {wanted} is more than the {len(whole)} test examples of "
-            f"{dataset.name}; use {len(whole)} or fewer"
+            f"--eval-samples {count} is more than the {len(test_set)} test examples of "
+            f"{dataset.name}; use {len(test_set)} or fewer"
         )
-    order = numpy_stream(experiment.seed, "test").permutation(len(whole))[:wanted]
-    return whole.subset(torch.from_numpy(np.sort(order)))
+    order = numpy_stream(experiment.seed, "test").permutation(len(test_set))[:count]
+    return test_set.subset(torch.from_numpy(np.sort(order)))
 
 
 def with_model(experiment: Experiment, shape: tuple[int, ...]) -> Experiment:
-    """The experiment with a model; one that is left open is the usual one for examples like it."""
+    """The experiment with a model, by default the one for its data set or example shape."""
     if experiment.model:
         return experiment
     name = default_model(display_name(experiment.dataset, DATASETS), shape)
@@ -163,13 +163,13 @@ def with_model(experiment: Experiment, shape: tuple[int, ...]) -> Experiment:
 def build_architectures(
     experiment: Experiment, dataset: Dataset
 ) -> tuple[dict[str, Architecture], torch.dtype]:
-    """The architectures of all nodes, tried on the data, and the type of examples they take."""
+    """The architectures of all nodes, tested on the data, and the type of examples they take."""
     shared = experiment.init.start == "shared"
     architectures = name_architectures(experiment, dataset.shape, len(dataset.classes))
     dtypes = {}
     for name, architecture in architectures.items():
         dtypes[name] = check_fit(architecture, dataset)
-        # A start that cannot be drawn should be known before anything is written.
+        # Raises an error now, before anything is written, if initial weights cannot be drawn.
         architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
     return architectures, common_dtype(architectures, dtypes, dataset)
 

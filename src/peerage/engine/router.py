@@ -1,9 +1,8 @@
-"""The post office of the simulator: who may go on, and with which messages.
+"""Message routing in simulations: which nodes can continue, and with which messages.
 
-It moves parcels, which say where a payload lies, and never looks into one. A node that receives
-goes on when each of its senders has posted something or can post nothing more in this round. This
-depends on the algorithm alone, never on how nodes are spread over workers. A parcel that a fault
-takes away leaves an empty place in the box: it has come, and holds nothing.
+The router moves packets, which refer to payloads, and never reads a payload. A receiving node
+continues once each of its senders has sent a message or has finished the round. This depends on the
+algorithm alone, not on how nodes are distributed over workers. A lost packet is queued as None.
 """
 
 from collections import Counter, defaultdict, deque
@@ -18,37 +17,37 @@ from peerage.requests import Envelope, Enveloped
 
 @dataclass(frozen=True)
 class Packet(Enveloped):
-    """One message on its way: its envelope, and where the payload lies."""
+    """One message in transit: its envelope and a reference to its payload."""
 
     envelope: Envelope
     to: tuple[int, ...]
-    payload: Mapping[str, Any]  # name -> what the store of the engine calls a tensor
+    payload: Mapping[str, Any]  # name -> reference that the engine's store resolves to a tensor
     bytes: int  # of the payload, for one recipient
 
 
 @dataclass
 class ShardOutput:
-    """What a shard did until every one of its nodes waited or had finished."""
+    """What a shard did until each of its nodes waited or had finished."""
 
     packets: list[Packet] = field(default_factory=list)
     waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # node -> senders
     finished: list[int] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)  # in training
-    broken: list[int] = field(default_factory=list)  # before it, since the last round
-    spoilt: dict[int, str] = field(default_factory=dict)  # sender -> a tensor that is not finite
+    broken: list[int] = field(default_factory=list)  # before training, in the previous round
+    spoilt: dict[int, str] = field(default_factory=dict)  # sender -> tensor that is not finite
 
 
-def check_finite(round: int, steps: Iterable[ShardOutput]) -> None:
-    """Raise `Diverged` if numbers became NaN or infinite in training, or were sent like that."""
-    steps = list(steps)
-    check_combined(round - 1, (node for step in steps for node in step.broken))
-    diverged = sorted(node for step in steps for node in step.diverged)
+def check_finite(round: int, outputs: Iterable[ShardOutput]) -> None:
+    """Raise `Diverged` if numbers became NaN or infinite in training, or were sent as such."""
+    outputs = list(outputs)
+    check_combined(round - 1, (node for output in outputs for node in output.broken))
+    diverged = sorted(node for output in outputs for node in output.diverged)
     if diverged:
         raise Diverged(
             f"the loss or the parameters of {_nodes(diverged)} became NaN or infinite in round "
             f"{round + 1}; lower --lr (or the gain) and run again"
         )
-    spoilt = {node: name for step in steps for node, name in step.spoilt.items()}
+    spoilt = {node: name for output in outputs for node, name in output.spoilt.items()}
     if spoilt:
         name = spoilt[min(spoilt)]
         raise Diverged(
@@ -58,7 +57,7 @@ def check_finite(round: int, steps: Iterable[ShardOutput]) -> None:
 
 
 def check_combined(round: int, broken: Iterable[int]) -> None:
-    """Raise `Diverged` if a round left nodes with parameters that are NaN or infinite."""
+    """Raise `Diverged` if nodes ended a round with NaN or infinite parameters."""
     nodes = sorted(broken)
     if nodes:
         raise Diverged(
@@ -73,10 +72,10 @@ def _nodes(nodes: list[int]) -> str:
 
 
 class MessageRouter:
-    """One round's messages; `absent` nodes take no part in it."""
+    """Routes the messages of one round; `absent` nodes take no part in it."""
 
     def __init__(self, link_faults: LinkFaults, absent: Iterable[int] = ()) -> None:
-        # (recipient, sender) -> parcels in order; None is one that a fault has taken away
+        # (recipient, sender) -> packets in order; None is one that a fault has removed
         self.queues: defaultdict[tuple[int, int], deque[Packet | None]] = defaultdict(deque)
         self.waiting: dict[int, tuple[int, ...]] = {}
         self.finished: set[int] = set(absent)
@@ -84,41 +83,41 @@ class MessageRouter:
         self.sent_counts: Counter[tuple[int, int]] = Counter()
         self.bytes = 0
 
-    def accept(self, step: ShardOutput) -> None:
-        for packet in step.packets:
+    def accept(self, output: ShardOutput) -> None:
+        for packet in output.packets:
             sender = packet.sender
             for recipient in packet.to:
                 self.queues[recipient, sender].append(self._carry(packet, sender, recipient))
-        self.waiting |= step.waiting
-        self.finished.update(step.finished)
+        self.waiting |= output.waiting
+        self.finished.update(output.finished)
 
     def _carry(self, packet: Packet, sender: int, recipient: int) -> Packet | None:
-        """What arrives of a parcel; it counts if it was sent at all."""
+        """The packet, or None if it is lost; its bytes count unless the link is down."""
         if not self.link_faults.link_up(sender, recipient):
             return None
         self.bytes += packet.bytes
-        if not self.link_faults.faults.loss:  # then nobody asks for numbers
+        if not self.link_faults.faults.loss:  # only losses depend on the number
             return packet
         number = self.sent_counts[recipient, sender]
         self.sent_counts[recipient, sender] += 1
         return None if self.link_faults.message_lost(sender, recipient, number) else packet
 
     def deliver(self) -> dict[int, list[Packet]]:
-        """The parcels of every node that can go on; empty when the round is over."""
+        """The packets of every node that can continue; empty when the round is over."""
         ready = {
             node: senders for node, senders in self.waiting.items() if self._ready(node, senders)
         }
         if self.waiting and not ready:
             stuck = ", ".join(map(str, sorted(self.waiting)[:10]))
             raise PeerageError(
-                f"nodes {stuck} wait for messages that nobody will send; "
+                f"nodes {stuck} wait for messages that no node will send; "
                 "check that the algorithm's sends and receives match"
             )
         deliveries = {}
         for node, senders in ready.items():
             del self.waiting[node]
             queues = [self.queues.get((node, sender)) for sender in sorted(senders)]
-            arrived = [box.popleft() for box in queues if box]
+            arrived = [queue.popleft() for queue in queues if queue]
             deliveries[node] = [packet for packet in arrived if packet is not None]
         return deliveries
 

@@ -1,4 +1,4 @@
-"""Some of the nodes, driven in lockstep: what a worker does, and what `serial` does for all."""
+"""A shard: runs the coroutines of some nodes, in a worker, in `serial` or in a real peer."""
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ from peerage.work.context import LocalContext
 from peerage.work.evaluation import ConsensusSums, Movement, movement, score
 from peerage.work.training import Train, Trained
 
-PRE_ROUND = -1  # the round before the first, in which nodes learn about the network
+PRE_ROUND = -1  # number of the round before the first, in which nodes estimate the gain
 
 
 class Store(Protocol):
-    """Where payloads lie between sending and receiving."""
+    """Holds payloads between sending and receiving."""
 
     def empty(self, size: int) -> Tensor: ...
     def put(self, tensor: Tensor) -> Any: ...
@@ -46,7 +46,7 @@ class InProcessStore:
     """The store of a single process: a payload is the tensor itself."""
 
     def empty(self, size: int) -> Tensor:
-        """Room for a vector [size] that may be sent."""
+        """An empty vector [size] that may be sent."""
         return torch.empty(size)
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -56,77 +56,75 @@ class InProcessStore:
         return place
 
     def to_private(self, tensor: Tensor) -> Tensor:
-        """A tensor that stays as it is after `clear`."""
+        """A tensor that stays valid after `clear`."""
         return tensor
 
     def clear(self) -> None:
-        """Forget all payloads: here, they go when nobody holds them any more."""
+        """Do nothing: payloads are freed with their last reference."""
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node's round came to."""
+    """The result of a round of one node."""
 
     node: int
-    metrics: Mapping[str, float] = field(default_factory=dict)  # by key, those that it has
-    notes: Mapping[str, float] = field(default_factory=dict)  # the algorithm's own
-    moved: Movement | None = None  # if it was asked for
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by key
+    notes: Mapping[str, float] = field(default_factory=dict)  # of the algorithm
+    moved: Movement | None = None  # if it is recorded
 
 
 @dataclass(frozen=True)
 class ShardReport:
     nodes: list[NodeReport]
-    broken: list[int]  # nodes whose parameters are no longer finite numbers
-    spread: list[tuple[str, Any]]  # (architecture, place of the sum of parameters)
+    broken: list[int]  # nodes whose parameters are NaN or infinite
+    spread: list[tuple[str, Any]]  # (architecture, reference to the sum of parameters)
     squares: dict[str, dict[int, float]]
     seconds: dict[str, float]
 
 
 @dataclass
 class NodeRuntime:
-    """A node with the machinery around it."""
+    """A node, its coroutine, and what the engine records about it."""
 
     node: Node[Any]
     persistent_tensors: dict[str, Tensor] = field(default_factory=dict)
-    classes: Classes = field(default_factory=dict)  # of which its state may be made
+    classes: Classes = field(default_factory=dict)  # allowed in its state
     local: LocalContext | None = None
     coroutine: Coroutine[Any, Any, None] | None = None
     answer: Any = None
     train_loss: float = 0.0
     train_examples: int = 0
-    scores: dict[str, float] = field(default_factory=dict)  # by key of a metric; empty until judged
+    scores: dict[str, float] = field(default_factory=dict)  # by metric; empty until evaluated
     start: tuple[Tensor, ...] = ()  # parameters and buffers at the start of the round
-    before: Tensor | None = None  # parameters at the start of a round whose movement is measured
+    before: Tensor | None = None  # parameters at the start of a round whose movement is recorded
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
     moved: Movement | None = None
-    finite: tuple[Tensor, int] | None = None  # parameters that training left, and their version
-    broken: bool = False  # whether its parameters are no longer finite numbers
+    finite: tuple[Tensor, int] | None = None  # parameters from training, and their version
+    broken: bool = False  # whether its parameters are NaN or infinite
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was measured in this round, by key."""
+        """The metrics of this round, by key."""
         if not self.train_examples:
             return self.scores
         return self.scores | {"train_loss": self.train_loss / self.train_examples}
 
 
 RoundFunction = Callable[[Node[Any]], Coroutine[Any, Any, None]]
-VersionedTensor = tuple[
-    int, str, Tensor, int
-]  # sender, name, tensor, how often it had been changed
+VersionedTensor = tuple[int, str, Tensor, int]  # sender, name, tensor, version when sent
 
 
 class Shard:
-    """Drives the coroutines of its nodes; every method is one order of the lockstep engine."""
+    """Runs the coroutines of its nodes; the engine calls its public methods."""
 
     @exclusive_torch()
     def __init__(self, world: World, nodes: Sequence[int], store: Store) -> None:
         self.world, self.store = world, store
-        self.kept: set[int] = set()  # addresses of what nodes keep after this round
-        self.mean_cache: MeanCache = {}  # results that nodes of this shard have in common
+        self.kept: set[int] = set()  # addresses of the tensors that nodes keep after this round
+        self.mean_cache: MeanCache = {}  # results that nodes of this shard share
         self.opened: dict[tuple[int, int], Message] = {}  # messages of this round by sender, number
         self.models = {name: a.build_flat() for name, a in world.architectures.items()}
-        self.members = {node: self._member(node) for node in sorted(nodes)}
+        self.members = {node: self._make_runtime(node) for node in sorted(nodes)}
         self.held_out = {
             node: world.train.subset(world.validation[node])
             for node in self.members
@@ -134,13 +132,11 @@ class Shard:
         }
         self.seconds = no_time()
         self.spread = ConsensusSums()
-        self.sent: list[VersionedTensor] = []  # what must not change in this round
+        self.sent: list[VersionedTensor] = []  # must not change in this round
         self.evaluating = False
-        self.round_function: RoundFunction = (
-            world.algorithm.round
-        )  # what a node does from beginning to end
+        self.round_function: RoundFunction = world.algorithm.round
 
-    def _member(self, node: int) -> NodeRuntime:
+    def _make_runtime(self, node: int) -> NodeRuntime:
         world = self.world
         architecture = world.architecture(node)
         start = None if world.experiment.init.start == "shared" else node
@@ -148,7 +144,7 @@ class Shard:
         if world.model_owner(node) != node:
             params, buffers = torch.empty(0), torch.empty(0)
         counts = world.label_counts[node]
-        member = NodeRuntime(
+        runtime = NodeRuntime(
             Node(
                 id=node,
                 num_nodes=world.nodes,
@@ -163,16 +159,16 @@ class Shard:
                 hub=world.hub,
             )
         )
-        self._begin_round(member.node, 0, world.neighbours(0), world.out_neighbours(0))
-        # Not the streams of round 0: there, the same numbers would come again.
-        member.node.rng = torch_stream(world.seed, "init-node", node)
-        member.node.coin = torch_stream(world.seed, "init-coin")
-        member.node.state = world.algorithm.init(member.node)
-        member.classes = classes_in(member.node.state)
-        check_state(member.node.state, member.classes)
-        self._keep(member)
-        world.privacy_filter(node, member.persistent_tensors).set_reference([{"x": params}])
-        return member
+        self._begin_round(runtime.node, 0, world.neighbours(0), world.out_neighbours(0))
+        # Not the streams of round 0, which would repeat these numbers.
+        runtime.node.rng = torch_stream(world.seed, "init-node", node)
+        runtime.node.coin = torch_stream(world.seed, "init-coin")
+        runtime.node.state = world.algorithm.init(runtime.node)
+        runtime.classes = classes_in(runtime.node.state)
+        check_state(runtime.node.state, runtime.classes)
+        self._keep(runtime)
+        world.privacy_filter(node, runtime.persistent_tensors).set_reference([{"x": params}])
+        return runtime
 
     def _begin_round(
         self, node: Node[Any], round: int, neighbours: Neighbours, out_neighbours: Neighbours
@@ -188,7 +184,7 @@ class Shard:
 
     @exclusive_torch()
     def pre_round(self) -> ShardOutput:
-        """As `begin`, for what comes before the first round: its answer scales initial weights."""
+        """Begin the exchange before the first round, whose result scales the initial weights."""
         return self._start(PRE_ROUND, False, self._amplify)
 
     async def _amplify(self, node: Node[Any]) -> None:
@@ -198,26 +194,26 @@ class Shard:
             node.params = self.world.architecture(node.id).amplified(node.params, gain)
 
     def _start(self, round: int, evaluate: bool, round_function: RoundFunction) -> ShardOutput:
-        """Let everyone who is there begin to play."""
+        """Start the round of every present node."""
         self.round_function = round_function
         self.store.clear()
         self.mean_cache.clear()
         self.opened.clear()
         self._reset(round, evaluate)
         graph, out_neighbours = self.world.neighbours(round), self.world.out_neighbours(round)
-        for member in self.present:
-            node = member.node
+        for runtime in self.present:
+            node = runtime.node
             self._begin_round(node, round, graph, out_neighbours)
-            # Before the first round, nobody says anything about data.
+            # Before the first round, messages hold nothing about the data.
             node.privacy_filter = (
                 PrivacyFilter()
                 if round == PRE_ROUND
-                else self.world.privacy_filter(node.id, member.persistent_tensors)
+                else self.world.privacy_filter(node.id, runtime.persistent_tensors)
             )
-            member.start = (node.params, node.buffers)
-            measured = evaluate and self.world.experiment.evaluation.spread
-            member.before = node.params if measured else None
-            member.local = LocalContext(
+            runtime.start = (node.params, node.buffers)
+            recorded = evaluate and self.world.experiment.evaluation.spread
+            runtime.before = node.params if recorded else None
+            runtime.local = LocalContext(
                 node=node.id,
                 round=round,
                 seed=self.world.seed,
@@ -225,13 +221,13 @@ class Shard:
                 indices=self.world.parts[node.id],
                 architecture=node.architecture,
                 models=self.models,
-                persistent_tensors=member.persistent_tensors,
+                persistent_tensors=runtime.persistent_tensors,
                 held_out=self.held_out.get(node.id),
                 allocate=self.store.empty,
                 cache=self.world.cache,
             )
-            member.coroutine = None
-        return self._advance(member.node.id for member in self.present)
+            runtime.coroutine = None
+        return self._advance(runtime.node.id for runtime in self.present)
 
     @exclusive_torch()
     def resume(self, deliveries: Mapping[int, list[Packet]]) -> ShardOutput:
@@ -241,71 +237,71 @@ class Shard:
 
     @exclusive_torch()
     def finish(self) -> ShardReport:
-        """Close the round: check what the contract promises, and say what was measured."""
+        """End the round: check the rules of the contract, and report the metrics."""
         _check_unchanged(self.sent)
         self.kept.clear()
-        for member in self.present:
-            if member.before is not None:
-                member.moved = movement(member.before, member.node.params, member.trained)
-            self._settle(member)
-            self._evaluate_if_due(member)
+        for runtime in self.present:
+            if runtime.before is not None:
+                runtime.moved = movement(runtime.before, runtime.node.params, runtime.trained)
+            self._settle(runtime)
+            self._evaluate_if_due(runtime)
         return self._report()
 
     @exclusive_torch()
     def evaluate_models(self) -> ShardReport:
-        """Judge the models as they are, without a round."""
+        """Evaluate the models without a round."""
         self.store.clear()
         self._reset(PRE_ROUND, evaluate=True)
-        for member in self.present:
-            self._evaluate_if_due(member)
+        for runtime in self.present:
+            self._evaluate_if_due(runtime)
         return self._report()
 
     def _advance(self, nodes: Iterable[int]) -> ShardOutput:
-        step = ShardOutput()
+        output = ShardOutput()
         for node in sorted(nodes):
             received = _with_versions(self.members[node].answer or ())
             try:
-                self._drive(self.members[node], step)
+                self._drive(self.members[node], output)
             except PeerageError:
                 raise
             except Exception as error:
                 error.add_note(f"at node {node} in round {self.members[node].node.round}")
                 raise
             _check_unchanged(received)
-        return step
+        return output
 
-    def _drive(self, member: NodeRuntime, step: ShardOutput) -> None:
+    def _drive(self, runtime: NodeRuntime, output: ShardOutput) -> None:
         """Run one node until it waits for messages or its round is over."""
-        assert member.local is not None
-        node = member.node
-        if member.coroutine is None:
-            member.coroutine = self._coroutine(node)
+        assert runtime.local is not None
+        node = runtime.node
+        if runtime.coroutine is None:
+            runtime.coroutine = self._coroutine(node)
         while True:
             try:
-                request = self._timed("combine", member.coroutine.send, member.answer)
+                request = self._timed("combine", runtime.coroutine.send, runtime.answer)
             except StopIteration:
                 _check_awaited(node)
-                step.finished.append(node.id)
+                output.finished.append(node.id)
                 return
-            member.answer = None
+            runtime.answer = None
             if isinstance(request, Compute):
-                member.answer = self._timed(request.phase, request.run, member.local)
-                if isinstance(request, Train) and member.before is not None:
-                    member.trained.append((request.params, member.answer.params))
-                if isinstance(request, Train) and not self._note(member, member.answer):
-                    began_well = all(map(all_finite, member.start))
-                    (step.diverged if began_well else step.broken).append(node.id)
-                    step.finished.append(node.id)
-                    member.coroutine.close()
+                runtime.answer = self._timed(request.phase, request.run, runtime.local)
+                if isinstance(request, Train) and runtime.before is not None:
+                    runtime.trained.append((request.params, runtime.answer.params))
+                if isinstance(request, Train) and not self._note(runtime, runtime.answer):
+                    finite_start = all(map(all_finite, runtime.start))
+                    (output.diverged if finite_start else output.broken).append(node.id)
+                    output.finished.append(node.id)
+                    runtime.coroutine.close()
                     return
             elif isinstance(request, Send | Receive):
-                if self.world.experiment.evaluation.at == "exchange" and member.train_examples:
-                    self._evaluate_if_due(member)
+                if self.world.experiment.evaluation.at == "exchange" and runtime.train_examples:
+                    self._evaluate_if_due(runtime)
                 if isinstance(request, Receive):
-                    step.waiting[node.id] = request.senders
+                    output.waiting[node.id] = request.senders
                     return
-                step.packets.append(self._timed("exchange", self._post, node, request))
-                step.spoilt |= self._timed("exchange", self._spoilt, member, request.message)
+                output.packets.append(self._timed("exchange", self._packet, node, request))
+                output.spoilt |= self._timed("exchange", self._spoilt, runtime, request.message)
             else:
                 raise PeerageError(f"the algorithm awaited {request!r}, which is not a request")
 
@@ -314,37 +310,37 @@ class Shard:
         if not isinstance(coroutine, Coroutine):
             name = type(self.world.algorithm).__name__
             raise PeerageError(
-                f"{name}.round gave {coroutine!r} instead of a coroutine; "
+                f"{name}.round returned {coroutine!r} instead of a coroutine; "
                 "define it as `async def round(self, node)`"
             )
         return coroutine
 
-    def _spoilt(self, member: NodeRuntime, message: Message) -> dict[int, str]:
-        """The node and the name of a tensor that it sends, if that has NaN or infinite entries."""
+    def _spoilt(self, runtime: NodeRuntime, message: Message) -> dict[int, str]:
+        """{node: name of a tensor in its message with NaN or infinite entries}, or empty."""
         for name, tensor in message.payload.items():
-            if not self._is_finite(member, tensor):
-                return {member.node.id: name}
+            if not self._is_finite(runtime, tensor):
+                return {runtime.node.id: name}
         return {}
 
-    def _is_finite(self, member: NodeRuntime, tensor: Tensor) -> bool:
-        """Whether no entry is NaN or infinite; training has looked at its result already."""
-        known = member.finite
+    def _is_finite(self, runtime: NodeRuntime, tensor: Tensor) -> bool:
+        """Whether no entry is NaN or infinite; a result of training was checked already."""
+        known = runtime.finite
         unchanged = known is not None and tensor is known[0] and tensor._version == known[1]
         return unchanged or all_finite(tensor)
 
-    def _note(self, member: NodeRuntime, trained: Trained) -> bool:
-        """Record a training result; False if it is no longer made of finite numbers."""
+    def _note(self, runtime: NodeRuntime, trained: Trained) -> bool:
+        """Record a training result; returns False if it is NaN or infinite."""
         stats = trained.stats
-        member.finite = trained.params, trained.params._version
+        runtime.finite = trained.params, trained.params._version
         if trained.finite:
-            member.start = ()  # nothing asks for it any more, and models may be large
-        member.train_loss += stats.loss * stats.examples
-        member.train_examples += stats.examples
+            runtime.start = ()  # no longer needed, and models may be large
+        runtime.train_loss += stats.loss * stats.examples
+        runtime.train_examples += stats.examples
         return trained.finite
 
-    def _post(self, node: Node[Any], request: Send) -> Packet:
+    def _packet(self, node: Node[Any], request: Send) -> Packet:
         unknown = [
-            peer for peer in request.to if not 0 <= peer < self.world.nodes or peer == node.id
+            other for other in request.to if not 0 <= other < self.world.nodes or other == node.id
         ]
         if unknown:
             raise PeerageError(f"node {node.id} sent to {unknown[0]}, which is not another node")
@@ -362,7 +358,7 @@ class Shard:
         return Packet(message.envelope, request.to, places, size)
 
     def _open(self, packets: list[Packet]) -> list[Message]:
-        """The messages in the parcels; one that several nodes of this shard get is opened once."""
+        """The messages in the packets; one for several nodes of this shard is opened once."""
         messages = []
         for p in packets:
             message = self.opened.get((p.sender, p.number))
@@ -374,10 +370,10 @@ class Shard:
             messages.append(message)
         return messages
 
-    def _settle(self, member: NodeRuntime) -> None:
-        """What a node keeps must be whole and its own: payloads are forgotten after the round."""
-        node = member.node
-        check_state(node.state, member.classes)
+    def _settle(self, runtime: NodeRuntime) -> None:
+        """Check and copy what a node keeps: payloads are freed after the round."""
+        node = runtime.node
+        check_state(node.state, runtime.classes)
         if self.world.model_owner(node.id) != node.id:
             node.params, node.buffers = torch.empty(0), torch.empty(0)
         elif node.params.shape != (node.layout.size,) or node.params.dtype != torch.float32:
@@ -385,56 +381,56 @@ class Shard:
                 f"the algorithm gave node {node.id} parameters of shape {tuple(node.params.shape)} "
                 f"and type {node.params.dtype}; its model needs ({node.layout.size},) in float32"
             )
-        # A look at every model costs time. Without one, training or sending finds it a round later.
+        # Checking takes time. In other rounds, training or sending finds the error a round later.
         if self.evaluating or node.round + 1 == node.rounds:
             kept = (node.params, node.buffers)
-            member.broken = not all(self._is_finite(member, tensor) for tensor in kept)
-        self._keep(member)
+            runtime.broken = not all(self._is_finite(runtime, tensor) for tensor in kept)
+        self._keep(runtime)
 
-    def _keep(self, member: NodeRuntime) -> None:
-        """Give what a node keeps memory of its own, so that no other node can change it."""
-        node = member.node
+    def _keep(self, runtime: NodeRuntime) -> None:
+        """Give each tensor that a node keeps its own memory, which no other node can change."""
+        node = runtime.node
         node.params, node.buffers = self._to_private(node.params), self._to_private(node.buffers)
         node.state = map_tensors(self._to_private, node.state)
 
     def _to_private(self, tensor: Tensor) -> Tensor:
-        own = self.store.to_private(tensor)
-        if own.numel() and own.untyped_storage().data_ptr() in self.kept:
-            own = own.clone()
-        self.kept.add(own.untyped_storage().data_ptr())
-        return own
+        private = self.store.to_private(tensor)
+        if private.numel() and private.untyped_storage().data_ptr() in self.kept:
+            private = private.clone()
+        self.kept.add(private.untyped_storage().data_ptr())
+        return private
 
-    # Measuring
+    # Evaluation
 
     def _reset(self, round: int, evaluate: bool) -> None:
         self.evaluating = evaluate
-        there = set(self.world.present(round))
-        self.present = [member for id, member in self.members.items() if id in there]
+        present = set(self.world.present(round))
+        self.present = [runtime for id, runtime in self.members.items() if id in present]
         self.seconds = no_time()
         self.spread = ConsensusSums()
         self.sent = []
-        for member in self.members.values():
-            member.answer = None
-            member.train_loss, member.train_examples = 0.0, 0
-            member.scores = {}
-            member.before, member.trained, member.moved = None, [], None
-            member.start, member.finite, member.broken = (), None, False
+        for runtime in self.members.values():
+            runtime.answer = None
+            runtime.train_loss, runtime.train_examples = 0.0, 0
+            runtime.scores = {}
+            runtime.before, runtime.trained, runtime.moved = None, [], None
+            runtime.start, runtime.finite, runtime.broken = (), None, False
 
-    def _evaluate_if_due(self, member: NodeRuntime) -> None:
-        """Once in a round that is judged, and only those who keep a model."""
-        keeps = self.world.model_owner(member.node.id) == member.node.id
-        if self.evaluating and keeps and not member.broken and not member.scores:
-            self._timed("evaluate", self._evaluate, member)
+    def _evaluate_if_due(self, runtime: NodeRuntime) -> None:
+        """Evaluate a node that keeps a model, once in a round with evaluation."""
+        owns_model = self.world.model_owner(runtime.node.id) == runtime.node.id
+        if self.evaluating and owns_model and not runtime.broken and not runtime.scores:
+            self._timed("evaluate", self._evaluate, runtime)
 
-    def _evaluate(self, member: NodeRuntime) -> None:
-        node = member.node
+    def _evaluate(self, runtime: NodeRuntime) -> None:
+        node = runtime.node
         params = self.world.algorithm.evaluated(node)
         model = self.models[node.architecture]
         model.load(params, node.buffers)
-        member.scores = dict(vars(score(model, self.world.test)))
+        runtime.scores = dict(vars(score(model, self.world.test)))
         if node.id in self.held_out:
             held_out = vars(score(model, self.held_out[node.id]))
-            member.scores |= {VALIDATION + key: value for key, value in held_out.items()}
+            runtime.scores |= {VALIDATION + key: value for key, value in held_out.items()}
         self.spread.add(node.id, node.architecture, params)
 
     def _report(self) -> ShardReport:
@@ -451,81 +447,78 @@ class Shard:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - start
 
     def released(self) -> dict[int, int]:
-        """How many messages each node has released, of those that noise was laid over."""
-        veils = {
-            id: self.world.privacy_filter(id, member.persistent_tensors)
-            for id, member in self.members.items()
+        """The number of noisy messages that each node has released."""
+        filters = {
+            id: self.world.privacy_filter(id, runtime.persistent_tensors)
+            for id, runtime in self.members.items()
         }
-        return {
-            id: privacy_filter.messages
-            for id, privacy_filter in veils.items()
-            if privacy_filter.noise.active
-        }
+        return {id: filter.messages for id, filter in filters.items() if filter.noise.active}
 
     # Saving
 
     def model(self, node: int) -> tuple[Any, Any, Any]:
-        """Where copies of the node's parameters, evaluated parameters and buffers lie.
+        """References to copies of the node's parameters, evaluated parameters and buffers.
 
-        The first two are the same object where the algorithm evaluates the parameters themselves.
+        The first two are the same object if the algorithm evaluates `node.params`.
         """
         self.store.clear()
-        held = self.members[node].node
-        params, evaluated = held.params, self.world.algorithm.evaluated(held)
+        owner = self.members[node].node
+        params, evaluated = owner.params, self.world.algorithm.evaluated(owner)
         place = self.store.put(params)
         other = place if evaluated is params else self.store.put(evaluated)
-        return place, other, self.store.put(held.buffers)
+        return place, other, self.store.put(owner.buffers)
 
     def save(self, path: str) -> dict[str, Any]:
-        """Write everything that survives a round; the answer is the JSON part of it."""
+        """Write the tensors that survive a round; returns the JSON part of the state."""
         tensors: dict[str, Tensor] = {}
         trees = {}
-        for id, member in self.members.items():
-            tensors[f"{id}.params"] = member.node.params
-            if member.node.buffers.numel():
-                tensors[f"{id}.buffers"] = member.node.buffers
+        for id, runtime in self.members.items():
+            tensors[f"{id}.params"] = runtime.node.params
+            if runtime.node.buffers.numel():
+                tensors[f"{id}.buffers"] = runtime.node.buffers
             trees[str(id)] = {
-                "state": pack(member.node.state, tensors, f"{id}.state"),
-                "memory": pack(member.persistent_tensors, tensors, f"{id}.memory"),
+                "state": pack(runtime.node.state, tensors, f"{id}.state"),
+                "memory": pack(runtime.persistent_tensors, tensors, f"{id}.memory"),
             }
             if saves_evaluated(self.world.algorithm) and self.world.model_owner(id) == id:
-                tensors[f"{id}.evaluated"] = self.world.algorithm.evaluated(member.node)
-        save_file(_apart(tensors), path)
+                tensors[f"{id}.evaluated"] = self.world.algorithm.evaluated(runtime.node)
+        save_file(_with_own_storage(tensors), path)
         return trees
 
     def restore(
         self, folder: str, trees: Mapping[str, Any], parts: Mapping[str, str], rounds: int = 0
     ) -> None:
-        """Take over what `save` wrote after so many rounds; `parts` says where each node is."""
-        for id, member in self.members.items():
-            node, tree = member.node, trees[str(id)]
+        """Load what `save` wrote after `rounds` rounds; `parts` maps nodes to files."""
+        for id, runtime in self.members.items():
+            node, tree = runtime.node, trees[str(id)]
             with safe_open(Path(folder) / parts[str(id)], framework="pt") as file:
-                own = [key for key in file.keys() if key.startswith(f"{id}.")]  # noqa: SIM118
-                tensors = {key: file.get_tensor(key) for key in own}
+                keys = [key for key in file.keys() if key.startswith(f"{id}.")]  # noqa: SIM118
+                tensors = {key: file.get_tensor(key) for key in keys}
             if tensors[f"{id}.params"].shape != node.params.shape:
                 raise InputError(
                     f"the checkpoint holds {tensors[f'{id}.params'].numel()} parameters for node "
-                    f"{id}, the model has {node.params.numel()}; the experiment was changed"
+                    f"{id}, but the model has {node.params.numel()}; "
+                    "resume with the same experiment"
                 )
             node.params = tensors[f"{id}.params"]
             node.buffers = tensors.get(f"{id}.buffers", node.buffers)
             node.state = unpack(tree["state"], tensors, node.state)
-            member.persistent_tensors = unpack(tree["memory"], tensors, {})
+            runtime.persistent_tensors = unpack(tree["memory"], tensors, {})
         self._begin_last_round(rounds)
 
     def _begin_last_round(self, rounds: int) -> None:
-        """Put every node into the last round that it took part in: `evaluated` may depend on it."""
+        """Begin each node's last round again, as `evaluated` may depend on it."""
         graph = cache(
             lambda round: (self.world.neighbours(round), self.world.out_neighbours(round))
         )
-        for id, member in self.members.items():
+        for id, runtime in self.members.items():
             present = (r for r in reversed(range(rounds)) if self.world.faults.present(id, r))
             last = next(present, 0)
-            self._begin_round(member.node, last, *graph(last))
+            self._begin_round(runtime.node, last, *graph(last))
 
 
 def saves_evaluated(algorithm: Algorithm[Any]) -> bool:
-    """Whether checkpoints hold what metrics evaluate, beside `node.params`."""
+    """Whether checkpoints hold the evaluated parameters besides `node.params`."""
     return type(algorithm).evaluated is not Algorithm.evaluated
 
 
@@ -534,7 +527,7 @@ def _with_versions(messages: Iterable[Message]) -> list[VersionedTensor]:
 
 
 def _check_awaited(node: Node[Any]) -> None:
-    """A method of a node that was called without `await` has done nothing."""
+    """Raise an error if a method of the node was called without `await`."""
     forgotten = sorted({call.name for call in node.calls})
     if forgotten:
         raise PeerageError(
@@ -543,8 +536,8 @@ def _check_awaited(node: Node[Any]) -> None:
         )
 
 
-def _check_unchanged(stamped: Iterable[VersionedTensor]) -> None:
-    for sender, name, tensor, version in stamped:
+def _check_unchanged(tensors: Iterable[VersionedTensor]) -> None:
+    for sender, name, tensor, version in tensors:
         if tensor._version != version:
             raise PeerageError(
                 f"the algorithm changed tensor {name!r} of node {sender} in place after "
@@ -552,13 +545,13 @@ def _check_unchanged(stamped: Iterable[VersionedTensor]) -> None:
             )
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor with a storage of its own: the file format refuses any that share one."""
-    apart: dict[str, Tensor] = {}
-    taken: set[int] = set()
+def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, each with its own storage: safetensors rejects shared storage."""
+    separate: dict[str, Tensor] = {}
+    addresses: set[int] = set()
     for name, tensor in tensors.items():
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        alone = whole and tensor.is_contiguous() and tensor.data_ptr() not in taken
-        apart[name] = tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
-        taken.add(tensor.data_ptr())
-    return apart
+        alone = whole and tensor.is_contiguous() and tensor.data_ptr() not in addresses
+        separate[name] = tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
+        addresses.add(tensor.data_ptr())
+    return separate

@@ -1,4 +1,4 @@
-"""Everything a simulation is made of, resolved and checked, before any process is started."""
+"""The world: everything that a simulation needs, built and checked before any process starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from peerage.work.context import Examples
 
 @runtime_checkable
 class PreRound(Protocol):
-    """A protocol between nodes by which each learns the gain of its initial weights (P4)."""
+    """An exchange before round 1 in which each node estimates the gain of its weights (P4)."""
 
     async def estimate(self, node: Node[Any]) -> float: ...
 
@@ -32,10 +32,10 @@ class PreRound(Protocol):
 class World:
     """An experiment, and all that was loaded, split, built and checked for it.
 
-    All workers share it: they inherit it by forking and never change it.
+    Workers inherit it by forking and never change it.
     """
 
-    experiment: Experiment  # with nothing left open
+    experiment: Experiment  # with a model
     graph: Graph
     train: Examples
     test: Examples
@@ -46,7 +46,7 @@ class World:
     architectures: Mapping[str, Architecture]
     assignment: Sequence[str]  # node -> name of its architecture
     gains: Sequence[float]  # node -> factor on the initial weights
-    cache: Path | None = None  # where local work may keep what is dear to compute
+    cache: Path | None = None  # where local work may store expensive results
     noise_seed: int | None = field(default=None, repr=False)  # seed of the noise of a real peer
 
     @property
@@ -71,64 +71,64 @@ class World:
 
     @property
     def pre_round(self) -> PreRound | None:
-        """How nodes estimate the gain before the first round, if they do."""
+        """The exchange in which nodes estimate the gain before the first round, if any."""
         gain = self.experiment.init.gain
         return gain if isinstance(gain, PreRound) else None
 
     @property
     def nodes(self) -> int:
-        """All of them, also a hub."""
+        """The number of all nodes, including a hub."""
         return len(self.parts)
 
     @property
     def hub(self) -> int | None:
-        """The node without data that all others talk to, if the algorithm has one: the last."""
+        """The fixed hub, which is the last node and has no data; None without one."""
         return self.nodes - 1 if self.algorithm.with_hub else None
 
     @property
     def num_data_nodes(self) -> int:
-        """How many nodes have data."""
+        """The number of nodes with data."""
         return self.nodes if self.hub is None else self.nodes - 1
 
     def model_owner(self, node: int) -> int:
-        """Who keeps the model of a node between rounds: itself, or the hub for its clients."""
+        """The node that keeps a node's model between rounds: itself, or the hub."""
         return node if self.hub is None else self.hub
 
     def neighbours(self, round: int) -> Neighbours:
-        """Whom every node hears in this round, if no message gets lost."""
-        return self._members(self.graph.neighbours, round)
+        """The nodes from which each node receives in this round."""
+        return self._among_present(self.graph.neighbours, round)
 
     def out_neighbours(self, round: int) -> Neighbours:
-        """Who hears every node: the same, unless the graph is directed."""
-        return self._members(self.graph.out_neighbours, round)
+        """The nodes to which each node sends; the neighbours, unless the graph is directed."""
+        return self._among_present(self.graph.out_neighbours, round)
 
-    def _members(self, graph: Callable[[int], Neighbours], round: int) -> Neighbours:
-        """The graph among those who are there; one that changes anyway is drawn for them alone."""
+    def _among_present(self, graph: Callable[[int], Neighbours], round: int) -> Neighbours:
+        """The graph among the present nodes; a dynamic graph is drawn for these alone."""
         if isinstance(self.graph, DynamicGraph) and (self.faults.join or self.faults.leave):
             return self.graph.among(tuple(self.present(round)), round)
         return self.faults.membership(graph(round), round)
 
     def edge_weights(self, node: int, round: int) -> dict[int, float]:
-        """The weights that a node gives those whom it hears and itself, in a weighted graph."""
+        """The weights of a node's neighbours and of itself; empty if the graph is unweighted."""
         if not self.graph.weighted:
             return {}
         links = self.graph.links(round)
         row = slice(links.indptr[node], links.indptr[node + 1])
-        heard = zip(links.indices[row].tolist(), links.data[row].tolist(), strict=True)
-        own = 1.0 if self.graph.self_loops is None else float(self.graph.self_loops[node])
-        return {**dict(heard), node: own}
+        weights = zip(links.indices[row].tolist(), links.data[row].tolist(), strict=True)
+        self_loop = 1.0 if self.graph.self_loops is None else float(self.graph.self_loops[node])
+        return {**dict(weights), node: self_loop}
 
     def present(self, round: int) -> list[int]:
-        """The nodes that take part in this round; before the first, those that begin."""
+        """The nodes that take part in this round; before the first, those of the first."""
         return [node for node in range(self.nodes) if self.faults.present(node, max(round, 0))]
 
     def link_faults(self, round: int) -> LinkFaults:
-        """What happens to the messages of this round."""
+        """The link faults of this round."""
         faulty = self.faults != Faults()
         return LinkFaults(self.faults, self.seed, round) if faulty else NoLinkFaults()
 
     def privacy_filter(self, node: int, persistent_tensors: dict[str, Tensor]) -> PrivacyFilter:
-        """What becomes of a node's messages; a hub's data are those that others have released."""
+        """The privacy filter of a node; a hub needs none, as it has only released data."""
         noise = Noise() if node == self.hub else self.noise
         return PrivacyFilter(noise, self.algorithm.nonnegative, persistent_tensors, self.noise_seed)
 
@@ -139,19 +139,19 @@ class World:
         return self.architecture(node).layout
 
     def dimensions(self, kind: Architecture) -> Dimensions:
-        """What the shapes of messages of this architecture depend on."""
+        """The sizes on which the shapes of messages of this architecture depend."""
         buffers = kind.buffer_layout.size
         return Dimensions(kind.layout, buffers, self.nodes, len(self.classes), self.test.example)
 
     def expected_cost(self, node: int) -> int:
-        """The expected cost of a node's round, in examples."""
+        """The expected cost of a round, in examples, or 1 if all nodes take as many steps."""
         steps = getattr(getattr(self.algorithm, "local", None), "steps", None)
         return len(self.parts[node]) if steps is None else 1
 
     @cached_property
     def setup(self) -> dict[str, Any]:
-        """What reports show of the data, the graph and the models."""
-        counts = self.label_counts[: self.num_data_nodes]  # of those who have data, without a hub
+        """Facts about the data, the graph and the models, for reports."""
+        counts = self.label_counts[: self.num_data_nodes]  # without a hub
         constants = constants_of(self.architectures)
         return {
             "allocation": counts.tolist(),
@@ -167,20 +167,20 @@ class World:
 
     def restrict_to_node(self, node: int, noise_seed: int | None = None) -> "World":
         """The same world with the training data of one node only; `noise_seed` seeds its noise."""
-        own, held = self.parts[node], self.validation[node]
-        place = torch.arange(len(own) + len(held))
-        parts, validation = ([own[:0]] * self.nodes for _ in range(2))
-        parts[node], validation[node] = place[: len(own)], place[len(own) :]
-        train = self.train.subset(torch.cat([own, held]))
+        part, held_out = self.parts[node], self.validation[node]
+        indices = torch.arange(len(part) + len(held_out))
+        parts, validation = ([part[:0]] * self.nodes for _ in range(2))
+        parts[node], validation[node] = indices[: len(part)], indices[len(part) :]
+        train = self.train.subset(torch.cat([part, held_out]))
         return replace(self, train=train, parts=parts, validation=validation, noise_seed=noise_seed)
 
 
 def constants_of(architectures: Mapping[str, Architecture]) -> dict[str, str]:
-    """The hash of the frozen parameters of every architecture that has any."""
+    """Hashes of the frozen parameters, by architecture that has any."""
     hashes = {name: kind.constants_hash for name, kind in architectures.items()}
     return {name: known for name, known in hashes.items() if known is not None}
 
 
 def describe_example(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """What a model takes: with it, models can be built again without the data."""
+    """Shape and type of an example, from which models can be rebuilt without the data."""
     return {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}

@@ -1,9 +1,8 @@
-"""The experiment: one frozen, checked value that says everything about a run.
+"""The experiment: one frozen, checked value that describes a run completely.
 
-`experiment` has the value, `readers` what turns text and tables into its parts, `until` what ends a
-run early, `outside` algorithms in users' own files, `toml` the form in a file, `identity` what
-decides the result, `catalogue` the members of every family, and `recipes/` the experiments that are
-shipped.
+`experiment` has the value, `readers` parse its parts, `until` has stop conditions, `outside` loads
+algorithms from users' files, `toml` converts to and from TOML, `identity` selects the settings that
+determine the result, `catalogue` lists all families, and `recipes/` has experiment files.
 """
 
 from peerage.experiment.experiment import Engine, Evaluation, Experiment, Init

@@ -1,6 +1,6 @@
-"""What there is: every family of named values, with options and a sentence about each.
+"""The catalogue: every family of named values, with the options of each and a description.
 
-`python -m peerage.experiment.catalogue README.md` writes the tables in the document anew.
+`python -m peerage.experiment.catalogue README.md` updates the tables in that document.
 """
 
 import inspect
@@ -35,13 +35,13 @@ FAMILIES: dict[str, specs.Family] = {
 
 
 def recipes() -> dict[str, Path]:
-    """The experiments that come with the package, by name."""
+    """The experiment files that ship with the package, by name."""
     folder = Path(str(files("peerage.experiment") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def entries(family: str) -> list[dict[str, str]]:
-    """Name, options with their defaults, and the first sentence about each member of a family."""
+    """Name, options with defaults, and description of each member of a family."""
     if family == "recipes":
         return [_recipe(name, path) for name, path in recipes().items()]
     if family not in FAMILIES:
@@ -57,7 +57,7 @@ def first_sentence(cls: type[Any]) -> str:
 
 
 def markdown_table(family: str) -> str:
-    """A family as a table for the documents; algorithms also say where they come from."""
+    """A family as a Markdown table; algorithms also have a column for the paper."""
     rows = []
     for entry in entries(family):
         options = " ".join(f"`{option}`" for option in entry["options"].split(",") if option)
@@ -70,14 +70,14 @@ def markdown_table(family: str) -> str:
 
 
 def overview() -> str:
-    """All names in every family but the algorithms, one row each."""
-    names = {family: entries(family) for family in [*FAMILIES, "recipes"] if family != "algorithms"}
-    rows = [[k, ", ".join(f"`{e['name']}`" for e in found)] for k, found in names.items()]
+    """A Markdown table with the names in every family but the algorithms, one row per family."""
+    families = [family for family in [*FAMILIES, "recipes"] if family != "algorithms"]
+    rows = [[family, ", ".join(f"`{e['name']}`" for e in entries(family))] for family in families]
     return _markdown(["", "names"], rows)
 
 
 def paper(cls: type[Any]) -> str:
-    """The first paper (P0 to P4) and all preprints that the docstring of a class's module names."""
+    """The first paper (P0 to P4) and all preprints in the docstring of the class's module."""
     text = sys.modules[cls.__module__].__doc__ or ""
     preprints = re.findall(r"arXiv:(\d+\.\d+)", text)
     links = [f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in preprints]
@@ -85,7 +85,7 @@ def paper(cls: type[Any]) -> str:
 
 
 def refreshed(text: str) -> str:
-    """A document with new tables between `<!-- algorithms -->` and `<!-- /algorithms -->`, etc."""
+    """The document with new tables between marks: `<!-- losses -->` and `<!-- /losses -->`."""
     for name in ("families", *FAMILIES):
         before, start, rest = text.partition(f"<!-- {name} -->")
         _, end, after = rest.partition(f"<!-- /{name} -->")

@@ -1,4 +1,4 @@
-"""An experiment: one frozen, checked value that says everything about a run."""
+"""An experiment: one frozen, checked value that describes a run completely."""
 
 import math
 import tomllib
@@ -49,14 +49,14 @@ HUB = Star(centre="last")  # the graph of an algorithm with a hub
 
 
 class GraphBuilder(Protocol):
-    """What a topology must offer, also one of a user's own."""
+    """What every topology must implement, including a user's own."""
 
     def build(self, nodes: int, seed: int) -> Graph: ...
 
 
 @dataclass(frozen=True)
 class ReadBy:
-    """What fills a field: pydantic takes what this function returns, and checks nothing itself."""
+    """The function that reads a field; pydantic takes its result without further checks."""
 
     read: Callable[[Any], Any]
 
@@ -65,7 +65,7 @@ class ReadBy:
 
 
 class Section(BaseModel):
-    """A table of the experiment: frozen, and without unknown keys."""
+    """A frozen table of the experiment that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -85,29 +85,29 @@ class Init(Section):
     """The initial models."""
 
     start: Literal["shared", "independent"] = "independent"
-    scheme: Scheme = "torch"  # PyTorch's own defaults, or He with zero biases (P4)
-    bias: Bias | None = None  # zero, default or scaled; the scheme's own if left out
+    scheme: Scheme = "torch"  # PyTorch's defaults, or He with zero biases (P4)
+    bias: Bias | None = None  # zero, default or scaled; by default that of the scheme
     gain: Annotated[Gain, ReadBy(reader("gain", GAINS, "factors"))] = NoGain()
 
-    if TYPE_CHECKING:  # a gain may be given as text or as a table
+    if TYPE_CHECKING:  # a gain may also be text or a table
 
         def __init__(self, **values: Any) -> None: ...
 
 
 class Evaluation(Section):
-    """When and on what models are judged."""
+    """When and on which examples models are evaluated."""
 
-    every: int = 1  # rounds; the first and the last are always judged
-    growth: float | None = None  # instead: rounds whose numbers grow by this factor (P4: 1.1)
+    every: int = 1  # rounds; initial and final models are always evaluated
+    growth: float | None = None  # instead of `every`: factor between round numbers (P4: 1.1)
     samples: int | None = None  # examples of the test set, drawn once; all by default
     at: Literal["exchange", "end"] = "exchange"  # after local training, or after aggregation
-    validation: float = 0.0  # share of every node's data that is held out and judged as well
-    spread: bool = False  # record how the tensors of models spread and move as well (P4 Fig. 5)
+    validation: float = 0.0  # share of each node's data that is held out for validation
+    spread: bool = False  # also record the spread and movement of parameters (P4 Fig. 5)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.every < 1:
-            raise InputError(f"evaluation every {self.every} rounds is impossible; use 1 or more")
+            raise InputError(f"evaluation every must be at least 1 round, got {self.every}")
         if self.growth is not None and not 1 < self.growth < math.inf:
             raise InputError(f"growth must be above 1, such as 1.1, got {self.growth}")
         if self.growth is not None and self.every != 1:
@@ -115,23 +115,23 @@ class Evaluation(Section):
                 f"every={self.every} and growth={self.growth} exclude each other; give one of them"
             )
         if self.samples is not None and self.samples < 1:
-            raise InputError(f"evaluation on {self.samples} samples is impossible; use 1 or more")
+            raise InputError(f"evaluation samples must be at least 1, got {self.samples}")
         if not 0 <= self.validation < 1:
             raise InputError(f"validation must lie in [0, 1), got {self.validation}")
         return self
 
     def evaluated_rounds(self, rounds: int) -> frozenset[int]:
-        """The rounds of a run, numbered from 1, after which models are judged."""
+        """The rounds in which models are evaluated, numbered from 1."""
         if self.growth is None:
             return frozenset({*range(self.every, rounds + 1, self.every), rounds})
-        chosen = [1]
-        while chosen[-1] < rounds:
-            chosen.append(max(chosen[-1] + 1, math.ceil(chosen[-1] * self.growth)))
-        return frozenset({*chosen[:-1], rounds})
+        numbers = [1]
+        while numbers[-1] < rounds:
+            numbers.append(max(numbers[-1] + 1, math.ceil(numbers[-1] * self.growth)))
+        return frozenset({*numbers[:-1], rounds})
 
 
 class Engine(Section):
-    """What runs the nodes; it never changes a result."""
+    """The engine that runs the nodes; it does not change the result."""
 
     name: Literal["serial", "pool"] = "pool"
     workers: int | None = None  # of the pool; one per core by default
@@ -144,16 +144,16 @@ class Engine(Section):
 
 
 class Experiment(Section):
-    """Everything that decides about a run.
+    """All settings of a run.
 
-    Members of a family may be given as an object, as text (`"er:p=0.2"`) or as a table.
+    A member of a family may be an object, text (`"er:p=0.2"`) or a table.
     """
 
     algorithm: Annotated[Algorithm[Any], ReadBy(read_algorithm)] = DecHW()
     dataset: Annotated[
         DatasetSpec | Dataset, ReadBy(reader("dataset", DATASETS, "load", "train_x"))
     ] = Digits()
-    # One for all nodes, or several that nodes take in turn; a user's own is a module, or builds it.
+    # One for all nodes, or several that nodes take in turn; also a module, or a function for one.
     model: Annotated[
         tuple[Model | nn.Module | Callable[[], nn.Module], ...], ReadBy(read_models)
     ] = ()
@@ -162,28 +162,28 @@ class Experiment(Section):
     partition: Annotated[Partition, ReadBy(reader("partition", PARTITIONS, "split"))] = Dirichlet(
         alpha=0.2
     )
-    rounds: int = 20  # at most, if the run has something to end it earlier
+    rounds: int = 20  # at most, if `until` is set
     until: Annotated[StopCondition | None, ReadBy(read_until)] = None  # e.g. accuracy=0.469
-    local: Annotated[LocalSGD, ReadBy(read_local)] = LocalSGD()  # as in the algorithm
+    local: Annotated[LocalSGD, ReadBy(read_local)] = LocalSGD()  # same as in the algorithm
     init: Init = Init()
     faults: Annotated[Faults, ReadBy(read_faults)] = Faults()
-    noise: Annotated[Noise, ReadBy(read_noise)] = Noise()  # on all that nodes send
-    pooled: bool = False  # one node has the data of all: the centralised reference
-    assortativity: float | None = None  # rewire the graph to it, with the same degrees (P4)
+    noise: Annotated[Noise, ReadBy(read_noise)] = Noise()  # on all messages
+    pooled: bool = False  # one node has all data: the centralised reference
+    assortativity: float | None = None  # rewire the graph to this value, keeping degrees (P4)
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
     seed: int = 0
 
-    if TYPE_CHECKING:  # the fields have the types of what was read; text and tables are given too
+    if TYPE_CHECKING:  # arguments may also be text or tables
 
         def __init__(self, **values: Any) -> None: ...
 
     @model_validator(mode="before")
     @classmethod
     def _settle(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The algorithm decides what is left open: its local training, and the graph of a hub."""
-        given = read_algorithm(values.get("algorithm", cls.model_fields["algorithm"].default))
-        algorithm, local = settle_local(given, values.get("local"))
+        """Take local training and the graph of a hub from the algorithm, unless they are set."""
+        spec = values.get("algorithm", cls.model_fields["algorithm"].default)
+        algorithm, local = settle_local(read_algorithm(spec), values.get("local"))
         graph = {"topology": HUB} if algorithm.with_hub else {}
         return {**graph, **values, "algorithm": algorithm, "local": local}
 
@@ -199,11 +199,11 @@ class Experiment(Section):
         if self.algorithm.with_hub:
             self._check_hub()
         if self.pooled and (self.faults != Faults() or not isinstance(self.init.gain, NoGain)):
-            raise InputError("pooled means one node: it has no faults and no gain; leave them out")
+            raise InputError("pooled means a single node; remove the faults and the gain")
         if isinstance(self.init.gain, EstimatedGain) and self.faults.join:
             raise InputError(
-                "gain 'estimated' is found out by all nodes before the first round, so nobody can "
-                "join later; use --gain graph"
+                "gain 'estimated' requires all nodes before the first round, but some join later; "
+                "use --gain graph"
             )
         if self.until and self.until.metric.startswith("validation") and not self._held_out():
             raise InputError(f"until {self.until} needs held-out examples; add --validation 0.2")
@@ -217,34 +217,36 @@ class Experiment(Section):
         name = display_name(self.algorithm, ALGORITHMS)
         if self.topology != HUB:
             raise InputError(
-                f"algorithm {name!r} has a hub that all nodes talk to; leave --topology out "
-                "(it is star:centre=last), or choose an algorithm without a hub"
+                f"algorithm {name!r} has a hub, so its topology is star:centre=last; remove "
+                "--topology, or choose an algorithm without a hub"
             )
-        chosen = getattr(self.algorithm, "clients", None)
-        if chosen is not None and chosen > self.nodes:
+        clients = getattr(self.algorithm, "clients", None)
+        if clients is not None and clients > self.nodes:
             raise InputError(
-                f"algorithm {name!r} cannot choose {chosen} clients among {self.nodes} nodes; "
+                f"algorithm {name!r} cannot select {clients} clients among {self.nodes} nodes; "
                 f"use clients={self.nodes} or fewer, or more --nodes"
             )
         if len(self.model) > 1:
-            raise InputError(f"the hub of {name!r} merges equal models; give one --model for all")
+            raise InputError(
+                f"the hub of {name!r} requires equal architectures; use one --model for all nodes"
+            )
 
     def _held_out(self) -> bool:
         return self.evaluation.validation > 0
 
     @property
     def nodes_and_hub(self) -> int:
-        """How many nodes there are, also one without data."""
+        """The number of nodes, including a hub."""
         return self.nodes + bool(self.algorithm.with_hub)
 
     @property
     def work(self) -> LocalSGD:
-        """The work order of local training."""
+        """The settings of local training."""
         return self.local
 
     @classmethod
     def from_toml(cls, text: str, where: str = "experiment", **changes: Any) -> "Experiment":
-        """Read the text form; `changes` replace keys, or single keys of a table."""
+        """Read TOML text; `changes` replace keys, or single keys of a table."""
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -259,38 +261,38 @@ class Experiment(Section):
         return table_of(self)
 
 
-def settle_local(algorithm: Any, given: Any) -> tuple[Algorithm[Any], LocalSGD]:
-    """The algorithm and the section `local`, which hold the same work order afterwards.
+def settle_local(algorithm: Any, section: Any) -> tuple[Algorithm[Any], LocalSGD]:
+    """The algorithm and the section `local`, with the same settings of local training.
 
-    What is given counts; single keys are laid over the work order of the algorithm.
+    The section overrides the algorithm; keys that it does not set come from the algorithm.
     """
-    own = getattr(algorithm, "local", None)
-    if given is None:
-        return algorithm, own or LocalSGD()
-    if own is None:
+    default = getattr(algorithm, "local", None)
+    if section is None:
+        return algorithm, default or LocalSGD()
+    if default is None:
         name = display_name(algorithm, ALGORITHMS)
         raise InputError(
-            f"algorithm {name!r} does not take orders about local training; leave out "
-            "--lr, --epochs and the like (the section [local])"
+            f"algorithm {name!r} has no local training settings; remove --lr, --epochs and the "
+            "other flags of section [local]"
         )
-    if isinstance(given, Mapping) and isinstance(own, LocalSGD):
-        base = local_table(own)
-        if given.get("steps") is not None or given.get("epochs") is not None:
+    if isinstance(section, Mapping) and isinstance(default, LocalSGD):
+        base = local_table(default)
+        if section.get("steps") is not None or section.get("epochs") is not None:
             base = {key: value for key, value in base.items() if key not in ("steps", "epochs")}
-        given = {**base, **given}
-    local = read_local(given)
-    return algorithm if own == local else replace(algorithm, local=local), local
+        section = {**base, **section}
+    local = read_local(section)
+    return algorithm if default == local else replace(algorithm, local=local), local
 
 
 def reference(name: str, experiment: Experiment) -> Experiment:
-    """What to compare an experiment with, on the same total data and the same work per round.
+    """A baseline for an experiment, with the same total data and the same work per round.
 
-    centralised: one node holds the data of all; isolated: every node trains on its own data alone.
+    centralised: one node has all data; isolated: every node trains on its own data alone.
     """
     known = ("centralised", "isolated")
     if name not in known:
         raise InputError(f"unknown reference {name!r}; {did_you_mean(name, known)}")
-    # Nothing is averaged, so there are no messages to lose, and weights keep their size.
+    # Nothing is averaged: no message can be lost, and weights do not shrink.
     init = experiment.init.model_copy(update={"gain": NoGain()})
     changes = {
         "algorithm": Local(local=experiment.work),
@@ -313,5 +315,5 @@ def display_name(value: Any, family: specs.Family) -> str:
             return name
     if isinstance(value, nn.Module):
         return type(value).__name__
-    own = getattr(value, "name", None) or getattr(value, "__name__", None)
-    return str(own or type(value).__name__)
+    label = getattr(value, "name", None) or getattr(value, "__name__", None)
+    return str(label or type(value).__name__)

@@ -1,4 +1,4 @@
-"""The identity of an experiment: the settings that decide its result."""
+"""The identity of an experiment: the settings that determine its result."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,15 +19,15 @@ from peerage.work.training import LocalSGD
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
-    """The table of an experiment without the engine, which changes no result."""
+    """The table of an experiment without the engine, which does not change the result."""
     return {key: value for key, value in experiment.table().items() if key != "engine"}
 
 
 def run_key(experiment: Experiment) -> dict[str, Any]:
-    """What the identity says beyond the defaults; its hash is in the names of study folders.
+    """The settings in which an experiment differs from the defaults.
 
-    An option that a later version adds, with a default that changes nothing, leaves this as it is,
-    so that finished runs stay finished.
+    Its hash names study folders. An option that a later version adds, with a default that changes
+    no result, must not change it, so that finished runs stay finished.
     """
     table = identity(experiment)
     local = table.pop("local", local_table(LocalSGD()))
@@ -48,7 +48,7 @@ def run_key(experiment: Experiment) -> dict[str, Any]:
         "start": init.pop("start"),
         "evaluation": _beyond(table["evaluation"], defaults["evaluation"]),
     }
-    # What came later than the first finished runs counts only where it is used.
+    # Keys that are newer than the first finished runs are added only where they are used.
     if "correct" in local:
         key["correct"] = specs.table_text(local.pop("correct"), "correction", CORRECTIONS)
     key["local"] = _beyond(local, defaults["local"])
@@ -56,9 +56,9 @@ def run_key(experiment: Experiment) -> dict[str, Any]:
         if "gain" in init:
             init["gain"] = specs.table_text(init["gain"], "gain", GAINS)
         key["init"] = init
-    for name, usual in (("faults", Faults()), ("noise", Noise())):
+    for name, default in (("faults", Faults()), ("noise", Noise())):
         if name in table:
-            key[name] = _beyond(table[name], specs.plain(usual))
+            key[name] = _beyond(table[name], specs.plain(default))
     return key
 
 

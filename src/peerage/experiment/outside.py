@@ -1,4 +1,4 @@
-"""Algorithms kept outside the package: load a class from its file, and notice a changed file."""
+"""Algorithms outside the package: load a class from its file, and detect a changed file."""
 
 import hashlib
 import importlib.util
@@ -32,9 +32,9 @@ def load_class(path: Path, name: str) -> type[Algorithm[Any]]:
     return known[name]
 
 
-@cache  # equal files give the same classes; a file that was changed is loaded again
+@cache  # a changed file is loaded again
 def _load_module(path: Path, source: bytes) -> ModuleType:
-    # The path as the name of the module: two files may be called alike, or like another module.
+    # The module is named by its path: two files, or a file and a module, may have the same name.
     spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -47,12 +47,12 @@ def _load_module(path: Path, source: bytes) -> ModuleType:
         raise InputError(f"algorithm file {str(path)!r} cannot be loaded: {reason}") from error
     for cls in vars(module).values():
         if isinstance(cls, type) and cls.__module__ == spec.name:
-            source_hash(cls)  # now, as the file may change later
+            source_hash(cls)  # cached now, as the file may change later
     return module
 
 
 def source_file(cls: type[Any]) -> Path | None:
-    """The file that another program can import a class from; None for one of a script."""
+    """The file from which another program can import the class; None for a class of a script."""
     try:
         file = Path(inspect.getfile(cls)).absolute()
     except (OSError, TypeError):
@@ -60,12 +60,12 @@ def source_file(cls: type[Any]) -> Path | None:
     return file if file.is_file() and cls.__module__ != "__main__" else None
 
 
-@cache  # the code of this process stays what it was when it was loaded
+@cache  # the file may change after it was loaded
 def source_hash(cls: Any) -> str | None:
-    """SHA-256 over the file of a class outside the package."""
+    """SHA-256 over the file of a class outside the package; None for a class of the package."""
     file = source_file(cls)
-    own = cls.__module__.partition(".")[0] == "peerage"
-    return None if file is None or own else file_hash(file)
+    in_package = cls.__module__.partition(".")[0] == "peerage"
+    return None if file is None or in_package else file_hash(file)
 
 
 def file_hash(file: Path) -> str:
@@ -73,16 +73,16 @@ def file_hash(file: Path) -> str:
 
 
 def algorithm_record(algorithm: Algorithm[Any]) -> dict[str, str]:
-    """What records keep about the file of a user's own algorithm; nothing about the package's."""
+    """Path and hash of the file of a user's own algorithm; empty for one of the package."""
     cls: Any = type(algorithm)
     known = source_hash(cls)
     return {} if known is None else {FILE: str(source_file(cls)), HASH: known}
 
 
 def check_unchanged(record: Mapping[str, Any], algorithm: Algorithm[Any] | None) -> None:
-    """Raise an error if the algorithm's file is not the one that a run recorded.
+    """Raise an error if the algorithm's file has changed since the run.
 
-    Without the algorithm itself, the file is looked for where it was: it may not load any more.
+    Without the algorithm, the file at the recorded path is checked; it might no longer load.
     """
     if HASH not in record:
         return
@@ -93,6 +93,6 @@ def check_unchanged(record: Mapping[str, Any], algorithm: Algorithm[Any] | None)
         now = {FILE: str(file), HASH: file_hash(file)} if file.is_file() else {}
     if now and now[HASH] != record[HASH]:
         raise CheckpointError(
-            f"algorithm file {now[FILE]} was changed since this run; "
+            f"algorithm file {now[FILE]} has changed since this run; "
             "restore it, or run the experiment again"
         )

@@ -1,4 +1,4 @@
-"""What turns text, tables and objects into the parts of an experiment."""
+"""Readers: turn text, tables and objects into the parts of an experiment."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,10 +25,10 @@ from peerage.work.training import LocalSGD
 OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 
 
-def reader(kind: str, family: specs.Family, *model_server: str) -> Callable[[Any], Any]:
-    """Accepts the text, the table and the object form of a member of a family.
+def reader(kind: str, family: specs.Family, *attributes: str) -> Callable[[Any], Any]:
+    """A function that accepts a member of a family as text, table or object.
 
-    An object may be of a class of the user's own that offers one of these methods.
+    An object may be of a user's own class that has one of these attributes.
     """
 
     def read(value: Any) -> Any:
@@ -38,14 +38,12 @@ def reader(kind: str, family: specs.Family, *model_server: str) -> Callable[[Any
             if value.get("name") == PYTHON_OBJECT:
                 raise InputError(
                     f"this experiment's {kind} is a Python object ({value.get('value')}), which a "
-                    "file cannot hold; work on from Python, with the same object: "
-                    "peerage.resume(folder, experiment=...), or verify in the same way"
+                    "file cannot hold; use peerage.resume(folder, experiment=...) or "
+                    "peerage.verify with the same object"
                 )
             return specs.from_table(value, kind, family)
-        forgotten = isinstance(value, type) and hasattr(
-            value, model_server[0]
-        )  # Ring instead of Ring()
-        if forgotten or not any(hasattr(value, name) for name in model_server):
+        is_class = isinstance(value, type) and hasattr(value, attributes[0])  # Ring, not Ring()
+        if is_class or not any(hasattr(value, name) for name in attributes):
             raise InputError(
                 f"{kind} cannot be {shorten(repr(value), 80)}; give a name such as "
                 f"{next(iter(family))!r}, a table with a name, or an object"
@@ -56,7 +54,7 @@ def reader(kind: str, family: specs.Family, *model_server: str) -> Callable[[Any
 
 
 def read_algorithm(value: Any) -> Algorithm[Any]:
-    """As `reader`, and also `file.py:Class:key=value` for an algorithm kept outside the package."""
+    """As `reader`, but also accepts `file.py:Class:key=value` for one outside the package."""
     name = (
         value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else ""
     )
@@ -91,8 +89,8 @@ def read_models(value: Any) -> tuple[Any, ...]:
     """One model for all nodes, or several that nodes take in turn."""
     if value is None:
         return ()
-    one_by_one = value if isinstance(value, list | tuple) else [value]
-    return tuple(reader("model", MODELS, "build", "__call__")(item) for item in one_by_one)
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple(reader("model", MODELS, "build", "__call__")(item) for item in items)
 
 
 def read_local(value: Any) -> LocalSGD:
@@ -132,7 +130,7 @@ def read_noise(value: Any) -> Noise:
     noise: Noise = specs.construct(Noise, value, "noise")
     if "delta" in value and not noise.private:
         raise InputError(
-            f"delta={noise.delta:g} is what epsilon is computed for; "
-            "give the noise a sigma above 0 and a clip as well"
+            f"delta={noise.delta:g} requires differential privacy; "
+            "also set sigma above 0 and a clip"
         )
     return noise

@@ -25,8 +25,8 @@ from peerage.work.training import LocalSGD
 if TYPE_CHECKING:
     from peerage.experiment.experiment import Experiment
 
-PYTHON_OBJECT = "python-object"  # stands in a file for a value that only the program has
-# Tables of which single keys may be changed.
+PYTHON_OBJECT = "python-object"  # stands for a value that a file cannot hold
+# Tables whose single keys may be changed.
 SECTIONS = ("local", "init", "faults", "noise", "evaluation", "engine")
 
 
@@ -34,7 +34,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
     """Plain values that describe the experiment completely."""
     models = [_family_table(model, "model", MODELS) for model in experiment.model]
     init, evaluation = experiment.init, experiment.evaluation
-    # What came later is written only where it is used: older runs can still be resumed.
+    # Newer keys are written only where they are used, so that older runs can be resumed.
     unused = None if evaluation.spread else {"spread"}
     has_local = hasattr(experiment.algorithm, "local")
     rewired = experiment.assortativity is not None
@@ -73,12 +73,12 @@ def local_table(work: LocalSGD) -> dict[str, Any]:
 
 
 def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with changes laid over it: single keys of a section, everything else whole."""
+    """The table with changes: they replace single keys of a section, and all else as a whole."""
     result = dict(table)
     for key, value in changes.items():
         old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = {**dict(old or {}), **value} if key in SECTIONS and both else value
+        mergeable = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = {**dict(old or {}), **value} if key in SECTIONS and mergeable else value
     return result
 
 
@@ -103,7 +103,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")  # the one character that JSON allows and TOML does not
+    return text.replace("\x7f", "\\u007f")  # the only character that JSON allows and TOML forbids
 
 
 def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]:
@@ -118,12 +118,12 @@ def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:
     if cls in ALGORITHMS.values():
         return specs.to_table(algorithm, "algorithm", ALGORITHMS)
     options = specs.plain(algorithm)
-    # Loading a script again would run it again, so its classes count as known to the program only.
+    # Loading a script would run it again, so its classes are written as Python objects.
     file = source_file(cls)
     if file and "." not in cls.__qualname__ and _fits_in_file(algorithm, options):
         return {"name": f"{file}:{cls.__name__}", **options}
-    shown = {key: v for key, v in options.items() if isinstance(v, str | bool | int | float)}
-    return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **shown}
+    scalars = {key: v for key, v in options.items() if isinstance(v, str | bool | int | float)}
+    return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **scalars}
 
 
 def _noise_table(noise: Noise) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def _noise_table(noise: Noise) -> dict[str, Any]:
 
 
 def _fits_in_file(algorithm: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the options, read back from a file, make an equal algorithm."""
+    """Whether the options, written to a file and read again, give an equal algorithm."""
     try:
-        again = specs.construct(type(algorithm), tomllib.loads(toml(options)), "algorithm")
+        copy = specs.construct(type(algorithm), tomllib.loads(toml(options)), "algorithm")
     except (InputError, TypeError, ValueError):
         return False
-    if hasattr(again, "local"):  # has its own section
-        again = replace(again, local=algorithm.local)
-    return bool(again == algorithm)
+    if hasattr(copy, "local"):  # has its own section
+        copy = replace(copy, local=algorithm.local)
+    return bool(copy == algorithm)

@@ -1,4 +1,4 @@
-"""What ends a run before its last round: a metric and the value that it must reach."""
+"""Stop conditions: end a run early, once a metric has reached a value."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ STOP_METRICS = {key: metric for metric in METRICS for key in metric.targets}
 
 @dataclass(frozen=True)
 class StopCondition:
-    """End a run once the mean over the nodes has got this far: `accuracy=0.469`."""
+    """Ends a run once a metric of the network has reached a value: `accuracy=0.469`."""
 
     metric: str
     value: float
@@ -21,15 +21,15 @@ class StopCondition:
     def __post_init__(self) -> None:
         metric = STOP_METRICS[self.metric]
         if metric.scale == "fraction" and not 0 < self.value <= 1:
-            raise InputError(f"until {self} is never reached: {metric.name} lies between 0 and 1")
+            raise InputError(f"until {self} cannot be reached; {metric.name} lies between 0 and 1")
 
     def reached(self, row: Mapping[str, Any]) -> bool:
-        """Whether the network row of a round has got there; one that was not judged has not."""
-        found = row.get(self.metric)
-        if found is None:
+        """Whether a network row has reached the value; False if it was not evaluated."""
+        value = row.get(self.metric)
+        if value is None:
             return False
         higher = STOP_METRICS[self.metric].better == "higher"
-        return bool(found >= self.value if higher else found <= self.value)
+        return bool(value >= self.value if higher else value <= self.value)
 
     def __str__(self) -> str:
         return f"{self.metric}={self.value!r}"
@@ -41,7 +41,7 @@ def read_until(value: Any) -> StopCondition | None:
     metric, _, number = str(value).replace(" ", "").partition("=")
     if metric not in STOP_METRICS:
         raise InputError(
-            f"until {value!r} does not begin with something that is measured; "
+            f"until {value!r} does not start with a known metric; "
             f"{did_you_mean(metric, STOP_METRICS)}, as in accuracy=0.9"
         )
     try:
@@ -49,5 +49,5 @@ def read_until(value: Any) -> StopCondition | None:
     except ValueError:
         target = math.nan
     if not math.isfinite(target):
-        raise InputError(f"until {value!r} gives {metric} no number; write {metric}=0.9")
+        raise InputError(f"until {value!r} has no number for {metric}; write {metric}=0.9")
     return StopCondition(metric, target)

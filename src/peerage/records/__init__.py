@@ -1,1 +1,1 @@
-"""What a run leaves behind: rows of metrics, checkpoints, and where it ran."""
+"""The records of a run: rows of metrics, checkpoints and the environment."""

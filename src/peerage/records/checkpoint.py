@@ -1,8 +1,8 @@
-"""Checkpoints of a run: written aside, hashed, and renamed into place at a round boundary.
+"""Checkpoints of a run: written to a temporary folder after a round, hashed, then renamed.
 
-`checkpoint/round-000012/` holds one safetensors file per worker and `manifest.json`, which lists
-their hashes, which file holds which node, and the JSON part of every node's state, under a hash of
-its own. The newest two are kept.
+`checkpoint/round-000012/` holds one safetensors file per worker and `manifest.json`. The manifest
+holds the hashes of the files, the file of each node, the JSON part of each node's state, and its
+own hash. The newest two checkpoints are kept.
 """
 
 import errno
@@ -18,52 +18,53 @@ from typing import Any, Protocol
 from peerage.errors import CheckpointError
 from peerage.files import disk_errors, write_bytes
 
-KEPT = 2
+KEPT = 2  # checkpoints
 
 
 class Checkpointable(Protocol):
-    """An engine, or one node's: whatever has nodes to save."""
+    """An object with nodes to save: an engine, or a real peer."""
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Write files; the JSON part of every node, and which file holds it."""
+        """Write files; returns the JSON part of each node's state, and the file of each node."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     folder: Path
-    round: int  # rounds that are finished
+    round: int  # number of finished rounds
     trees: dict[str, Any]
     parts: dict[str, str]
 
 
 def save(engine: Checkpointable, run: Path, round: int, remedy: str = "") -> None:
-    """Write the state after `round` rounds; whatever happens, older checkpoints stay readable."""
+    """Write the state after `round` rounds; older checkpoints stay readable if this fails."""
     home = run / "checkpoint"
     final = home / f"round-{round:06d}"
-    aside = home / f".round-{round:06d}.{os.getpid()}"
+    temporary = home / f".round-{round:06d}.{os.getpid()}"
     remedy = remedy or f"run `peerage resume {run}`"
     with disk_errors(final, remedy):
-        for left in home.glob(".round-*"):  # by a process that was killed while it wrote
-            shutil.rmtree(left, ignore_errors=True)
+        for folder in home.glob(".round-*"):  # of a process that was killed while writing
+            shutil.rmtree(folder, ignore_errors=True)
         try:
-            aside.mkdir(parents=True)
-            trees, parts = _save_parts(engine, aside)
-            hashes = {name: _hash_and_sync(aside / name) for name in sorted(set(parts.values()))}
+            temporary.mkdir(parents=True)
+            trees, parts = _save_parts(engine, temporary)
+            names = sorted(set(parts.values()))
+            hashes = {name: _hash_and_sync(temporary / name) for name in names}
             manifest = {"round": round, "files": hashes, "parts": parts, "trees": trees}
-            sealed = {"sha256": _hash_of(manifest), "content": manifest}
-            # Not through write_json: a state may hold an infinity, which must come back as one.
-            write_bytes(aside / "manifest.json", json.dumps(sealed).encode(), remedy)
+            hashed = {"sha256": _hash_of(manifest), "content": manifest}
+            # Not write_json, which turns infinities in a state into null.
+            write_bytes(temporary / "manifest.json", json.dumps(hashed).encode(), remedy)
             if final.exists():  # a round that is written again after an earlier resume
                 shutil.rmtree(final)
-            os.replace(aside, final)
+            os.replace(temporary, final)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     for old in finished(run)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def finished(run: Path) -> list[Path]:
-    """The folders of whole checkpoints, oldest first."""
+    """The folders of complete checkpoints, oldest first."""
     return sorted(path for path in (run / "checkpoint").glob("round-*") if path.is_dir())
 
 
@@ -73,7 +74,7 @@ def latest_round(run: Path) -> int | None:
 
 
 def load(run: Path) -> Checkpoint | None:
-    """The newest checkpoint, every file checked against its hash; None if there is none yet."""
+    """The newest checkpoint, with all hashes verified; None if there is none yet."""
     folders = finished(run)
     if not folders:
         return None
@@ -81,12 +82,12 @@ def load(run: Path) -> Checkpoint | None:
     remedy = f"delete {folder} and resume again"
     remedy += f" from {folders[-2].name}" if len(folders) > 1 else ", which starts over"
     try:
-        sealed = json.loads((folder / "manifest.json").read_bytes())
-        manifest = sealed["content"]
-        if _hash_of(manifest) != sealed["sha256"]:
+        hashed = json.loads((folder / "manifest.json").read_bytes())
+        manifest = hashed["content"]
+        if _hash_of(manifest) != hashed["sha256"]:
             raise CheckpointError(f"{folder / 'manifest.json'} is corrupted; {remedy}")
-        for name, digest in manifest["files"].items():
-            if _hash(folder / name) != digest:
+        for name, sha256 in manifest["files"].items():
+            if _hash(folder / name) != sha256:
                 raise CheckpointError(f"checkpoint file {folder / name} is corrupted; {remedy}")
         return Checkpoint(folder, manifest["round"], manifest["trees"], manifest["parts"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -94,13 +95,13 @@ def load(run: Path) -> Checkpoint | None:
 
 
 def _save_parts(engine: Checkpointable, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """`engine.save`, with one kind of error for whatever the disk refuses."""
+    """Call `engine.save`, and raise every disk error as OSError."""
     try:
         return engine.save(folder)
     except Exception as error:
-        # The library that writes tensors, and a worker, tell of it in their text only.
-        told = re.search(r"os error (\d+)", str(error))
-        number = int(told[1]) if told else errno.ENOSPC if "No space left" in str(error) else None
+        # Safetensors and workers report the error number only in the text.
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.ENOSPC if "No space left" in str(error) else None
         if number is None:
             raise
         raise OSError(number, os.strerror(number)) from error

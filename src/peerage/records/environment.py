@@ -1,4 +1,4 @@
-"""Where a run took place: versions and machine, for whoever wants to repeat it."""
+"""The environment of a run: versions and machine."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ def _version(package: str) -> str | None:
 
 
 def _platform() -> str:
-    return platform.platform()  # asks uname in a process of its own, once
+    return platform.platform()  # runs uname in a subprocess, once
 
 
 def _cpu() -> str:
@@ -42,10 +42,10 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-@cache  # the code of this process stays what it was when it was loaded
+@cache  # the checkout may change after the code was loaded
 def _commit(file: Path) -> str | None:
-    """The commit of the checkout that this file of the package lies in, if it is tracked there."""
-    # An installed copy may lie inside somebody else's checkout, which does not track it.
+    """The commit of the checkout that contains and tracks this file, if any."""
+    # An installed copy may be inside the checkout of another project, which does not track it.
     tracked = _git(file.parent, "ls-files", file.name)
     return _git(file.parent, "rev-parse", "HEAD") if tracked else None
 

@@ -1,7 +1,7 @@
-"""Metrics: the one definition of every number that measures a round.
+"""Metrics: one definition of every number that describes a round.
 
 Rows, summaries, tables, figures, targets (`until`) and the collected rows of real peers follow from
-`METRICS`. A new metric of a model is an entry of `SCORES` here and a field of `Score` in
+`METRICS`. To add a metric of a model, add an entry to `SCORES` here and a field to `Score` in
 `work/evaluation.py`.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-VALIDATION = "validation_"  # before the key of a score on held-out examples
-# Over the nodes, by what the key ends with: the mean has the key of the metric itself.
+VALIDATION = "validation_"  # prefix of the key of a score on held-out examples
+# Statistics over the nodes, by suffix of the key; the mean has none.
 STATISTICS: Mapping[str, Callable[[Any], Any]] = {
     "": np.mean,
     "_std": np.std,
@@ -23,44 +23,44 @@ STATISTICS: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that every node has in a round, or the network as a whole; the rest is for reports.
+    """A number of each node in a round, or of the network, and how reports show it.
 
-    `summary` and `column` count for scores on the test set only.
+    `summary` and `column` apply only to scores on the test set.
     """
 
     key: str  # in rows and summaries
     name: str
     better: Literal["higher", "lower"]
-    source: Literal["test", "validation", "training", "network"] = "test"  # on what it is measured
+    source: Literal["test", "validation", "training", "network"] = "test"  # what is evaluated
     scale: Literal["fraction", "number", "log"] = "number"  # fractions are shown in percent
     summary: tuple[str, ...] = ("",)  # statistics of the last evaluated round in a summary
     column: bool = True  # whether the table of runs has a column for it
-    title: str = ""  # of its curves, if not its name
-    caption: str = ""  # how to read them
+    title: str = ""  # of its figure (default: its name)
+    caption: str = ""  # of its figure
 
     @property
     def label(self) -> str:
-        """For the axis of a figure."""
+        """The label of an axis."""
         return self.name if self.source == "network" else f"{self.source} {self.name}"
 
     @property
     def endings(self) -> tuple[str, ...]:
-        """Which statistics a row of the network has."""
+        """The suffixes of the statistics in a row of the network."""
         return tuple(STATISTICS) if self.source == "test" else ("",)
 
     @property
     def targets(self) -> list[str]:
-        """Keys that can end a run: the mean and, if higher is better, the lowest of all nodes."""
-        lowest = [f"{self.key}_min"] if self.better == "higher" and "_min" in self.endings else []
-        return [self.key, *lowest]
+        """Keys for `until`: the mean and, if higher is better, the minimum over the nodes."""
+        minimum = [f"{self.key}_min"] if self.better == "higher" and "_min" in self.endings else []
+        return [self.key, *minimum]
 
     def statistics(self, values: Sequence[float]) -> dict[str, float]:
-        """What a row of the network holds about the values of its nodes."""
+        """The statistics of the nodes' values for a row of the network, by key."""
         x = np.array(values)
         return {self.key + ending: float(STATISTICS[ending](x)) for ending in self.endings}
 
 
-# Of a model on the test set. `Score` has a field for each.
+# Metrics of a model on the test set. `Score` has a field for each.
 SCORES = (
     Metric(
         "accuracy",
@@ -68,13 +68,13 @@ SCORES = (
         "higher",
         scale="fraction",
         summary=("", "_std"),
-        column=False,  # the table has several that are about accuracy
-        caption="Higher is better, and so is earlier; the line is the mean over the nodes, and the "
-        "band is one standard deviation over the nodes to either side.",
+        column=False,  # the table has other columns about accuracy
+        caption="Higher is better. The line is the mean over the nodes, and the band is one "
+        "standard deviation over the nodes to either side.",
     ),
     Metric("loss", "loss", "lower", column=False),
 )
-# In the order of a row.
+# In their order in a row.
 METRICS = (
     *SCORES,
     Metric("train_loss", "loss", "lower", source="training"),
@@ -85,8 +85,8 @@ METRICS = (
         source="network",
         scale="log",
         title="Agreement",
-        caption="How far the models of the nodes are apart (logarithmic); a falling curve means "
-        "that they agree more and more.",
+        caption="Distance between the models of the nodes (logarithmic); a falling curve means "
+        "that they approach each other.",
     ),
     *(Metric(VALIDATION + m.key, m.name, m.better, "validation", m.scale) for m in SCORES),
 )

@@ -1,8 +1,9 @@
-"""What a run leaves behind: the only door between a run and everything people look at afterwards.
+"""The records of a run: written by runs, and the only input of reports.
 
 A run is a folder with `experiment.toml`, `setup.json`, `metrics.jsonl`, `summary.json` and
-`environment.json`. Rows of `metrics.jsonl` count finished rounds: row 0 is the initial models.
-Files other than the metrics are written aside and renamed, so a reader never sees half of one.
+`environment.json`. `round` in `metrics.jsonl` counts finished rounds, so 0 is the initial models.
+All files except the metrics are written under a temporary name and renamed, so that readers never
+see a partial file.
 
 A row of the network (`scope` is "network") has `round`, `nodes`, `bytes` (sent in this round by all
 nodes), `bytes_total` (since the start) and `seconds` (by phase, means over the workers; `total` is
@@ -27,7 +28,7 @@ Row = dict[str, Any]
 
 
 class MetricWriter:
-    """Appends rows, each handed to the operating system before `append` returns."""
+    """Appends rows; each is passed to the operating system before `append` returns."""
 
     def __init__(self, path: Path, remedy: str = "") -> None:
         self.path, self._remedy = Path(path), remedy
@@ -39,7 +40,7 @@ class MetricWriter:
     def append(self, row: Mapping[str, object]) -> None:
         line = memoryview(dumps(row).encode() + b"\n")
         with disk_errors(self.path, self._remedy):
-            while line:  # an unbuffered write may take only a part
+            while line:  # an unbuffered write may be partial
                 line = line[self._file.write(line) :]
 
     def close(self) -> None:
@@ -58,24 +59,24 @@ class MetricWriter:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All rows; a last line that a crash cut short is ignored."""
+    """All rows; an incomplete last line, left by a crash, is ignored."""
     return [row for row, _ in _rows(path)]
 
 
 def truncate_after(path: Path, round: int) -> None:
-    """Forget all rows after a round, so that a resumed run can write them again."""
+    """Remove all rows after a round, so that a resumed run can write them again."""
     write_bytes(path, b"".join(line for row, line in _rows(path) if row["round"] <= round))
 
 
 def replace_last_row(path: Path, row: Mapping[str, object], remedy: str = "") -> None:
-    """Put another row in the place of the last one."""
+    """Replace the last row."""
     lines = [line for _, line in _rows(path)]
     write_bytes(path, b"".join(lines[:-1]) + dumps(row).encode() + b"\n", remedy)
 
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """A run as its folder tells it, finished or not."""
+    """The records of a run, finished or not."""
 
     folder: Path
     experiment: dict[str, Any]
@@ -118,21 +119,21 @@ class RunRecord:
 
     @property
     def rounds(self) -> int:
-        """Finished rounds, counted in the metrics: the summary of a killed run is out of date."""
+        """Finished rounds according to the metrics, as the summary of a killed run is outdated."""
         return max((row["round"] for row in self.network), default=0)
 
     @property
     def unrepeatable(self) -> str:
-        """Why no simulation could send the messages of these real peers again, or nothing."""
+        """Why a simulation cannot repeat this run of real peers; empty if it can."""
         if self.experiment.get("noise", {}).get("sigma", 0):
-            return "its peers drew noise from secrets of their own"
+            return "its peers drew noise from secret seeds"
         wire = self.summary.get("wire", "fp32")
         if wire != "fp32":
-            return f"its messages were rounded to {wire}, which a simulation does not"
+            return f"its messages were rounded to {wire}, unlike those of a simulation"
         return ""
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
-        """Rounds and values of the network rows that have a (finite) value under this key."""
+        """Rounds and values of the network rows with a finite value for this key."""
         pairs = [(row["round"], row.get(key)) for row in self.network]
         known = [(round, float(value)) for round, value in pairs if value is not None]
         return [round for round, _ in known], [value for _, value in known]
@@ -143,7 +144,7 @@ class RunRecord:
         return {row["node"]: float(row[key]) for row in rows if row.get(key) is not None}
 
     def notes(self, name: str) -> dict[int, tuple[list[int], list[float]]]:
-        """For every node that noted a number under this name: the rounds, and the values then."""
+        """Rounds and values of the notes with this name, by node."""
         found: dict[int, tuple[list[int], list[float]]] = {}
         for row in self.nodes:
             value = row.get("notes", {}).get(name)
@@ -161,13 +162,13 @@ class RunRecord:
 
 
 def read_status(folder: Path) -> str | None:
-    """How a run stands by its summary alone; None if it has none, as when it was killed early."""
+    """The status of a run in its summary; None without one, as after an early kill."""
     path = folder / "summary.json"
     return str(read_json(path).get("status", "running")) if path.exists() else None
 
 
 def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
-    """Each row with the line it came from."""
+    """Each row with its line."""
     lines = read_bytes(path).splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         row = _parse(line)
@@ -189,7 +190,7 @@ def _parse(line: bytes) -> Row | None:
 
 
 def _drop_partial_line(path: Path) -> None:
-    """Cut the half line that a crash left, so that the next row does not continue it."""
+    """Remove an incomplete last line, left by a crash, or end a complete one."""
     content = path.read_bytes()
     start = content.rstrip(b"\n").rfind(b"\n") + 1
     last = content[start:]

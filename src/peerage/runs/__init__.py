@@ -1,1 +1,1 @@
-"""Runs: execute, resume, verify, plan, and read what was saved."""
+"""Runs: run, resume, verify and plan them, and load saved models."""

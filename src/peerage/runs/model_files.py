@@ -1,6 +1,6 @@
-"""Files with one trained model, for programs that do not know Peerage.
+"""Files with one trained model, for programs that do not use Peerage.
 
-All have the names of the plain module and row-major tensors. `safetensors` and `pt` hold a state
+Names are those of the plain module, and tensors are row-major. `safetensors` and `pt` hold a state
 dictionary, `onnx` the network itself, for batches of any size.
 """
 
@@ -19,20 +19,20 @@ from peerage.files import write_bytes
 from peerage.runs.saved import SavedModel
 
 ENDINGS = {".safetensors": "safetensors", ".pt": "pt", ".pth": "pt", ".onnx": "onnx"}
-CLOSE = 1e-3  # largest deviation of outputs that rounding explains, relative to the largest output
+TOLERANCE = 1e-3  # largest deviation by rounding, relative to the largest output
 
 
 def write_model(
     model: SavedModel, path: Path, format: str | None = None, *, force: bool = False
 ) -> str:
-    """Write a model to a new file and return its format, by default that of the file's ending."""
+    """Write a model to a new file and return its format, by default from the file's ending."""
     format = check_target(path, format, force)
     write_bytes(path, FORMATS[format](model), "write the model again")
     return format
 
 
 def check_target(path: Path, format: str | None, force: bool) -> str:
-    """The format of a file that can be written; raises an InputError for any other."""
+    """The format of the file; raises an InputError if the file cannot be written."""
     if format is None:
         format = ENDINGS.get(path.suffix)
         if format is None:
@@ -52,7 +52,7 @@ def check_target(path: Path, format: str | None, force: bool) -> str:
 
 
 def _safetensors(model: SavedModel) -> bytes:
-    metadata = {"format": "pt", **_texts(model)}  # "pt" tells other libraries whose tensors
+    metadata = {"format": "pt", **_texts(model)}  # "pt" marks tensors of PyTorch
     return safetensors.torch.save(model.state_dict(), metadata)
 
 
@@ -63,10 +63,10 @@ def _pt(model: SavedModel) -> bytes:
 
 
 def _onnx(model: SavedModel) -> bytes:
-    """Traced by torch's older exporter: the newer needs more packages and ten seconds to start.
+    """The model as ONNX, traced by torch's older exporter.
 
-    A trace holds what depends on the values or the number of the examples as a constant, so the
-    file is tried on other examples.
+    The newer one needs more packages and ten seconds to start. In a trace, whatever depends on the
+    values or the number of examples is constant, so the result is tested on other examples.
     """
     import onnx
 
@@ -78,13 +78,13 @@ def _onnx(model: SavedModel) -> bytes:
             torch.onnx.export(
                 module,
                 (model.example,),
-                file,  # type: ignore[arg-type]  # the older exporter takes one that is open
+                file,  # type: ignore[arg-type]  # the older exporter takes an open file
                 input_names=["x"],
                 output_names=["logits"],
                 dynamic_axes=axes,
                 dynamo=False,
             )
-    except Exception as error:  # whatever a module of the user's own may do to an exporter
+    except Exception as error:  # a user's own module may fail in any way
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
             f"torch cannot export {model.architecture.name} to ONNX: {reason}; use safetensors or "
@@ -98,31 +98,31 @@ def _onnx(model: SavedModel) -> bytes:
 
 
 def _check_outputs(model: SavedModel, module: torch.nn.Module, proto: Any) -> None:
-    """Compare the outputs of the file and of the module for a batch of another size."""
+    """Raise an error if file and module give different outputs for a batch of another size."""
     from onnx.reference import ReferenceEvaluator
 
     shape = (3, *model.example.shape[1:])
     stream = torch.Generator().manual_seed(0)
     x = torch.rand(shape, generator=stream).to(model.example.dtype)
     with torch.no_grad():
-        wanted = module(x)
+        expected = module(x)
     try:
         outputs: Any = ReferenceEvaluator(proto).run(None, {"x": x.numpy()})
         found = torch.from_numpy(outputs[0])
-        same = found.shape == wanted.shape and float((found - wanted).abs().max()) <= (
-            CLOSE * max(float(wanted.abs().max()), 1.0)
+        same = found.shape == expected.shape and float((found - expected).abs().max()) <= (
+            TOLERANCE * max(float(expected.abs().max()), 1.0)
         )
-    except Exception:  # a network that was traced for one size fails in many ways
+    except Exception:  # a network traced for one batch size fails in many ways
         same = False
     if not same:
         raise InputError(
-            f"{model.architecture.name} as ONNX gives other outputs than the module, perhaps "
-            "because it treats batches or values differently; use safetensors or pt"
+            f"{model.architecture.name} gives other outputs as ONNX than as a module, perhaps "
+            "because it depends on the batch size or on values; use safetensors or pt"
         )
 
 
 def _texts(model: SavedModel) -> dict[str, str]:
-    """Where the model comes from, as files hold it."""
+    """The origin of the model, as metadata of a file."""
     return {key: str(value) for key, value in model.facts.items()}
 
 

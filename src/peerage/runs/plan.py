@@ -1,7 +1,7 @@
-"""Before a network is set up: what its graph, its model and its algorithm will cost and risk.
+"""Plan a network before it is set up: costs and risks of its graph, model and algorithm.
 
-Nothing is trained: the numbers follow from the graph and the sizes, what experiments of the papers
-have shown is quoted as such, and what cannot be known beforehand is called unknown.
+Nothing is trained. The numbers follow from the graph and the sizes, results of the papers are cited
+as such, and whatever cannot be known in advance is shown as unknown.
 """
 
 import math
@@ -25,22 +25,22 @@ from peerage.report.tables import percent, size
 __all__ = ["NetworkPlan", "Range", "page", "payload_factor", "plan"]
 
 FLOAT = 4  # bytes of a number in single precision
-SETTLED = 1e-3  # of the initial differences between peers are left: from then on training counts
-EXCESS = 2.0  # mean excess degree; at 1 a random graph falls apart (P4 section 5)
+SETTLED = 1e-3  # share of the initial differences below which training dominates
+MIN_EXCESS_DEGREE = 2.0  # mean excess degree; at 1 a random graph disconnects (P4 section 5)
 HUB_LINKS = 10  # times the mean degree
-HUB_BYTES = 1e9  # in a round
+HUB_BYTES = 1e9  # per round
 WIDTH = 80  # columns of the page
 
 PLATEAU = (
-    "if peers start independently, the loss first stays on a plateau that lasts longer the more "
-    "peers there are: like n on complete and 4-regular graphs with SGD (measured for n = 8 to 64), "
-    "like n^0.64 on Barabasi-Albert graphs (n = 32 to 256), like n^0.4 with AdamW (P4 Fig. 3); "
-    "with the gain there was none. How many rounds it lasts here is unknown"
+    "with independent initial models, the loss first stays on a plateau that grows with the number "
+    "of nodes: as n on complete and 4-regular graphs with SGD (measured for n = 8 to 64), as "
+    "n^0.64 on Barabasi-Albert graphs (n = 32 to 256), as n^0.4 with AdamW (P4 Fig. 3). With the "
+    "gain there was none. Its length for this network is unknown"
 )
 
 
 class Range(NamedTuple):
-    """Over the peers."""
+    """Minimum, mean and maximum over the nodes."""
 
     least: float
     mean: float
@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """What is worth knowing about a network before it starts; of a dynamic graph, its round 0."""
+    """Facts about a network before it starts; for a dynamic graph, those of round 0."""
 
     topology: str
     model: str
@@ -59,20 +59,21 @@ class NetworkPlan:
     edges: int
     directed: bool
     dynamic: bool
-    degree: Range  # how many others a peer hears
+    degree: Range  # number of neighbours
     excess_degree: float | None  # <k^2> / <k> - 1; None without links
     components: int
     largest_component: float  # share of the nodes
-    strongly_connected: bool  # in every component, everyone hears of everyone
-    gain: Range | None  # 1 / ||v|| of a peer's component
+    strongly_connected: bool  # every component is strongly connected
+    gain: Range | None  # 1 / ||v|| of a node's component
     spectral_gap: float | None
     mixing_time: float | None  # rounds; None if infinite or unknown
     mixing_time_exact: bool  # otherwise an upper bound
     parameters: int
     layers: int
-    payload: float | None  # numbers per parameter in a message; None if unknown, as what follows
-    sent: Range | None  # bytes of a peer in a round
-    memory: Range | None  # bytes of a peer
+    # None if the algorithm does not state its cost:
+    payload: float | None  # numbers per parameter in a message
+    sent: Range | None  # bytes per node and round
+    memory: Range | None  # bytes per node
 
     @property
     def gain_sqrt(self) -> float:
@@ -81,7 +82,7 @@ class NetworkPlan:
 
     @property
     def stabilisation(self) -> int | None:
-        """Rounds after which the slowest difference between peers is a thousandth: an estimate."""
+        """Estimated rounds until the slowest difference between nodes is a thousandth."""
         if not self.spectral_gap:
             return None
         if self.spectral_gap >= 1:
@@ -101,7 +102,7 @@ class NetworkPlan:
         return tuple(_warnings(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: all fields and what follows from them; ranges are tables."""
+        """All fields and derived values, for JSON; ranges are tables."""
         table = asdict(self)
         for name in ("degree", "gain", "sent", "memory"):
             found: Range | None = getattr(self, name)
@@ -125,10 +126,9 @@ def plan(
 ) -> NetworkPlan:
     """The plan of a network; `topology`, `model` and `algorithm` are names to show.
 
-    In a round a peer sends `payload` numbers per parameter to each listener, or None if that is
-    unknown. It holds its model, gradients, `optimizer_floats` numbers per parameter (1 with
-    momentum, 2 with Adam) and the messages of all that it hears; its data and activations come on
-    top.
+    In a round, a node sends `payload` numbers per parameter to each out-neighbour, or None if that
+    is unknown. It holds its model, gradients, `optimizer_floats` numbers per parameter (1 with
+    momentum, 2 with Adam) and the messages of its neighbours; data and activations are not counted.
     """
     for name, value in (("parameters", parameters), ("layers", layers), ("rounds", rounds)):
         if value < 1:
@@ -137,12 +137,12 @@ def plan(
         raise InputError(f"payload must be a number from 0 up, got {payload}")
     if optimizer_floats < 0:
         raise InputError(f"optimizer_floats must be at least 0, got {optimizer_floats}")
-    links = adjacency_matrix(graph)  # row i: whom i hears
-    heard = np.diff(links.indptr).astype(np.float64)
+    links = adjacency_matrix(graph)  # row i: neighbours of i
+    neighbours = np.diff(links.indptr).astype(np.float64)
     out_neighbours = np.bincount(links.indices, minlength=graph.nodes)
     parts = np.bincount(component_labels(graph))
     strong = csgraph.connected_components(links, connection="strong")[0] == len(parts)
-    report = describe(graph) if strong else None  # otherwise there is no stationary vector
+    report = describe(graph) if strong else None  # otherwise, no stationary vector exists
     message = None if payload is None else FLOAT * parameters * payload
     model_bytes = FLOAT * parameters * (2 + optimizer_floats)
     return NetworkPlan(
@@ -154,7 +154,7 @@ def plan(
         edges=links.nnz if graph.directed else links.nnz // 2,
         directed=graph.directed,
         dynamic=graph.dynamic,
-        degree=_range(heard),
+        degree=_range(neighbours),
         excess_degree=mean_excess_degree(graph) if links.nnz else None,
         components=len(parts),
         largest_component=float(parts.max()) / graph.nodes,
@@ -167,16 +167,16 @@ def plan(
         layers=layers,
         payload=payload,
         sent=None if message is None else _range(message * out_neighbours),
-        memory=None if message is None else _range(model_bytes + message * heard),
+        memory=None if message is None else _range(model_bytes + message * neighbours),
     )
 
 
 def payload_factor(algorithm: str, dimensions: Dimensions) -> float | None:
     """Numbers per parameter that cross a link in a round; None if the algorithm does not state it.
 
-    The second round counts, as the first may hold what is sent once.
+    It is that of the second round, as the first may include data that are sent only once.
     """
-    experiment = Experiment(algorithm=algorithm, topology="complete")  # refuses one with a hub
+    experiment = Experiment(algorithm=algorithm, topology="complete")  # rejects one with a hub
     cost = experiment.algorithm.cost(1, dimensions, examples=0.0)
     return None if cost is None else float(cost.vectors)
 
@@ -209,50 +209,50 @@ def _graph_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
         ("settled", _settled_text(plan)),
     ]
     if plan.dynamic:
-        rows.insert(1, ("note", "the graph changes in every round; the numbers are of round 0"))
+        rows.insert(1, ("note", "the graph changes every round; the numbers are those of round 0"))
     return rows
 
 
 def _start_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
     if plan.gain is None:
-        return [("gain", "there is none, as the network has no common model")]
+        return [("gain", "none, as the network has no common model")]
     gain = plan.gain.mean
     comparison = f"1 / |v|; sqrt(n) = {plan.gain_sqrt:.4g}"
     if plan.gain.most - plan.gain.least > 1e-9 * plan.gain.most:
         each = f"{plan.gain.least:.4g} to {plan.gain.most:.4g}, by component"
         return [("gain", f"{each} ({comparison})"), ("plateau", PLATEAU)]
     if gain < 1 + 1e-9:
-        return [("gain", "1: there is nobody to average with")]
-    shrunk = (
-        f"averaging shrinks independent initial weights to 1/{gain:.4g} of their deviation, and a "
+        return [("gain", "1, as no node has a neighbour to average with")]
+    effect = (
+        f"averaging shrinks the deviation of independent initial weights to 1/{gain:.4g}, and a "
         f"signal through {plan.layers} layers of them to about {gain**-plan.layers:.2g} (weights "
-        "only: biases and normalisation change that)"
+        "only; biases and normalisation change this)"
     )
-    return [("gain", f"{gain:.4g} ({comparison})"), ("without it", shrunk), ("plateau", PLATEAU)]
+    return [("gain", f"{gain:.4g} ({comparison})"), ("without it", effect), ("plateau", PLATEAU)]
 
 
 def _cost_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
     model = f"{plan.model}: {plan.parameters:,} parameters, {size(FLOAT * plan.parameters)}"
     if plan.sent is None or plan.memory is None:
-        unknown = f"{plan.algorithm}: unknown what it sends; its method `cost` can state that"
-        named = ("sent per peer", "sent in total", "memory per peer")
-        return [("model", model), ("algorithm", unknown), *((name, "unknown") for name in named)]
+        unknown = f"{plan.algorithm}: unknown payload; its method `cost` can state it"
+        names = ("sent per node", "sent in total", "memory per node")
+        return [("model", model), ("algorithm", unknown), *((name, "unknown") for name in names)]
     per_round = plan.sent.mean * plan.nodes
     plural = "" if plan.payload == 1 else "s"
     sends = f"sends {plan.payload:.3g} number{plural} per parameter and link"
     if plan.payload == 0:
-        sends = "sends no parameters; what else it may send is not counted here"
+        sends = "sends no parameters; other tensors are not counted"
     return [
         ("model", model),
         ("algorithm", f"{plan.algorithm}: {sends}"),
-        ("sent per peer", f"{_spread(plan.sent, size)} in a round"),
+        ("sent per node", f"{_spread(plan.sent, size)} per round"),
         (
             "sent in total",
-            f"{size(per_round)} in a round, "
+            f"{size(per_round)} per round, "
             f"{size(per_round * plan.rounds)} in {plan.rounds:,} rounds",
         ),
         (
-            "memory per peer",
+            "memory per node",
             f"{_spread(plan.memory, size)}: model, gradients, optimiser and messages, without data "
             "and activations",
         ),
@@ -263,44 +263,44 @@ def _warnings(plan: NetworkPlan) -> Iterator[str]:
     if plan.components > 1:
         yield (
             f"the graph has {plan.components:,} components, the largest with "
-            f"{percent(plan.largest_component)} of the nodes: components never learn from each "
+            f"{percent(plan.largest_component)} of the nodes, and components never learn from each "
             "other; add links or choose a denser graph"
         )
     if not plan.strongly_connected:
         yield (
-            "the graph is not strongly connected: some peers are not heard by all, so there is no "
-            "common model and no gain; add links in the other direction"
+            "the graph is not strongly connected: messages of some nodes do not reach all others, "
+            "so there is no common model and no gain; add links in the other direction"
         )
     complete = plan.degree.least == plan.nodes - 1
-    if plan.excess_degree is not None and plan.excess_degree < EXCESS and not complete:
+    if plan.excess_degree is not None and plan.excess_degree < MIN_EXCESS_DEGREE and not complete:
         yield (
-            f"the mean excess degree is {plan.excess_degree:.3g}: random graphs fall apart at 1, "
-            f"and a few lost links may split this one; aim for {EXCESS:g} or more"
+            f"the mean excess degree is {plan.excess_degree:.3g}: random graphs disconnect at 1, "
+            f"and a few lost links may split this one; aim for {MIN_EXCESS_DEGREE:g} or more"
         )
     yield from _hub_warnings(plan)
     if _mixing_at_least(plan) > plan.rounds:
         yield (
-            f"mixing takes more than the {plan.rounds:,} rounds planned: distant peers will hardly "
-            "hear of each other; plan more rounds or add links"
+            f"mixing takes more than the planned {plan.rounds:,} rounds: distant nodes will hardly "
+            "influence each other; plan more rounds or add links"
         )
 
 
 def _hub_warnings(plan: NetworkPlan) -> Iterator[str]:
     if plan.degree.most > HUB_LINKS * plan.degree.mean:
         yield (
-            f"the busiest peer hears {plan.degree.most:.0f} others, "
-            f"{plan.degree.most / plan.degree.mean:.0f} times the mean: it decides how fast a "
-            "round is, and the network depends on it; choose a more even graph"
+            f"the busiest node has {plan.degree.most:.0f} neighbours, "
+            f"{plan.degree.most / plan.degree.mean:.0f} times the mean: it limits the speed of "
+            "rounds, and the network depends on it; choose a more even graph"
         )
     if plan.sent is not None and plan.sent.most > HUB_BYTES:
         yield (
-            f"the busiest peer sends {size(plan.sent.most)} in a round; "
+            f"the busiest node sends {size(plan.sent.most)} per round; "
             "choose fewer links, a smaller model or compression"
         )
 
 
 def _mixing_at_least(plan: NetworkPlan) -> float:
-    """What the mixing time certainly is; 0 where nothing is known or it is infinite.
+    """A lower bound on the mixing time; 0 if it is unknown or infinite.
 
     If only an upper bound is known: (1 / gap - 1) ln 2 (Levin, Peres, Wilmer, theorem 12.5).
     """
@@ -322,7 +322,7 @@ def _settled_text(plan: NetworkPlan) -> str:
     if plan.stabilisation is None:
         return "unknown"
     return (
-        f"after about {plan.stabilisation:,} rounds (estimate: by then initial differences have "
+        f"after about {plan.stabilisation:,} rounds (estimate: initial differences have then "
         "shrunk to a thousandth, and training moves models more than averaging does)"
     )
 

@@ -1,4 +1,4 @@
-"""Runs: from an experiment to a folder of records, and again after a crash."""
+"""Run an experiment, record it in a folder, and resume it after an interruption."""
 
 import fcntl
 import os
@@ -41,33 +41,33 @@ from peerage.vectors import named_tensors
 
 Watch = Callable[[Row], None]  # called with the network row of every finished round
 
-CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every says how often
-ENDING = 1.0  # seconds that the workers of a killed run may hold its lock: they end after it
+CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every is set
+ENDING = 1.0  # seconds for which the workers of a killed run may still hold its lock
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     The model of a node is the one that metrics evaluate, `Algorithm.evaluated(node)`, at the end of
     the last round: `module` and `state_dict` return it, `evaluated` holds its vector. `parameters`
     are `node.params`, with which the algorithm would continue; most algorithms evaluate these. With
-    evaluation at `exchange` (the default), the last rows were recorded before the last aggregation,
-    so they are not of these models; with evaluation at `end` they are.
+    evaluation at `exchange` (the default), the last rows describe the models before the last
+    aggregation; with evaluation at `end`, they describe these models.
     """
 
     experiment: Experiment
     summary: dict[str, Any]
     rows: list[Row]
     parameters: Sequence[Tensor] = field(repr=False)  # node -> [d] `node.params`
-    evaluated: Sequence[Tensor] = field(repr=False)  # node -> [d] what metrics evaluate
+    evaluated: Sequence[Tensor] = field(repr=False)  # node -> [d] evaluated parameters
     buffers: Sequence[Tensor] = field(repr=False)  # node -> [b] running statistics
     architectures: Sequence[Architecture] = field(repr=False)  # of every node
     folder: Path | None = None
 
     @property
     def accuracy(self) -> float:
-        """The final mean over the nodes, as a fraction."""
+        """The final mean accuracy over the nodes, as a fraction."""
         return float(self.summary["accuracy"])
 
     @property
@@ -75,7 +75,7 @@ class Result:
         return str(self.summary["digest"])
 
     def state_dict(self, node: int) -> dict[str, Tensor]:
-        """The evaluated model of a node by name, for `load_state_dict` of a module like it."""
+        """The evaluated model of a node, for `load_state_dict` of a module of its architecture."""
         return named_tensors(self.module(node))
 
     def module(self, node: int) -> nn.Module:
@@ -99,9 +99,9 @@ def run(
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
 ) -> Result:
-    """Run an experiment; with `out`, keep its records and checkpoints in that new folder.
+    """Run an experiment; with `out`, write its records and checkpoints to that new folder.
 
-    `dataset` is the experiment's own, for callers that have already loaded it for another run.
+    `dataset` is the experiment's data set, if the caller has already loaded it.
     """
     check_every(checkpoint_every)
     folder = Path(out) if out is not None else None
@@ -125,17 +125,17 @@ def resume(
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
 ) -> Result:
-    """Continue a run after its last checkpoint, with the same bits as an uninterrupted one.
+    """Continue a run from its last checkpoint; the result is the same, bit by bit.
 
-    `experiment` is needed only if the run's own used Python objects; `engine` may change what runs
-    the nodes, which changes no result.
+    `experiment` is needed only if that of the run has Python objects. `engine` replaces settings of
+    the engine, which do not change the result.
     """
     check_every(checkpoint_every)
     folder = Path(folder)
     if is_network_run(folder):
         raise CheckpointError(
-            f"{folder} is of a network of real peers, which cannot be resumed as a simulation; "
-            f"run it anew with `peerage up {folder / 'experiment.toml'}`"
+            f"{folder} is a network of real peers, which cannot be resumed as a simulation; "
+            f"run it again with `peerage up {folder / 'experiment.toml'}`"
         )
     given = experiment is not None
     experiment = load_experiment(folder, experiment)
@@ -151,20 +151,20 @@ def resume(
             check_same(folder, world.experiment)
         if (folder / "setup.json").exists():
             check_constants(folder, read_json(folder / "setup.json"), world.setup)
-        for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote
-            left.unlink(missing_ok=True)
+        for file in folder.glob(".*.tmp"):  # of a process that was killed while writing
+            file.unlink(missing_ok=True)
         if (folder / "metrics.jsonl").exists():
             truncate_after(folder / "metrics.jsonl", saved.round if saved else -1)
         return _Run(world, folder, checkpoint_every, watch).go(saved)
 
 
 def is_network_run(folder: Path) -> bool:
-    """Whether real peers played in this folder, or are to play."""
+    """Whether the folder is of a network of real peers, started or not."""
     return (folder / "network.toml").exists()
 
 
 def load_experiment(folder: Path, given: Experiment | None = None) -> Experiment:
-    """The experiment of a run, or the one given for it; both need the algorithm as it was."""
+    """The experiment of a run, or the given one; the algorithm's file must be unchanged."""
     if (folder / "environment.json").exists():
         record = read_json(folder / "environment.json")
         check_unchanged(record, given.algorithm if given else None)
@@ -184,21 +184,21 @@ def _experiment_text(folder: Path) -> str:
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
-    """Refuse to continue a run with another experiment than the one it began with."""
+    """Raise an error if the experiment is not the one that the run began with."""
     text = _experiment_text(folder)
-    with suppress(InputError):  # a Python object cannot be read back, and is compared as it is
-        text = Experiment.from_toml(text).to_toml()  # with options that did not exist at the time
+    with suppress(InputError):  # a Python object cannot be read; its text is compared
+        text = Experiment.from_toml(text).to_toml()  # adds options of later versions
     old, new = (tomllib.loads(one) for one in (text, experiment.to_toml()))
     for key in {**old, **new}:
         if key != "engine" and old.get(key) != new.get(key):
             raise InputError(
-                f"run {folder} began with {key} = {old.get(key)}, the experiment given now has "
+                f"run {folder} began with {key} = {old.get(key)}, but the given experiment has "
                 f"{new.get(key)}; resume with the same experiment"
             )
 
 
 def check_constants(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Frozen parameters are in no checkpoint: its models need those that the run began with."""
+    """Raise an error if frozen parameters differ from the run's: no checkpoint holds them."""
     if old.get("constants") != new.get("constants"):
         raise CheckpointError(
             f"run {folder} began with other frozen parameters than the model has now; "
@@ -207,7 +207,7 @@ def check_constants(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 class _Run:
-    """One run on its way: the loop over rounds, and what it writes down."""
+    """One run: the loop over its rounds, and its records."""
 
     def __init__(
         self,
@@ -223,37 +223,34 @@ class _Run:
         self.started = perf_counter()
         self.seconds_before = 0.0  # spent by earlier processes on this run
         self.bytes_total = 0
-        self.last_save = (
-            perf_counter(),
-            0.0,
-        )  # when the last checkpoint was done, how long it took
+        self.last_save = (perf_counter(), 0.0)  # end and duration of the last checkpoint
 
     def go(self, saved: checkpoint.Checkpoint | None = None) -> Result:
         if self.folder is not None:
-            self._take_up(self.folder)
+            self._open_records(self.folder)
         self._summarise("running")
         try:
             with self._engine() as engine:
                 if saved is not None:
                     engine.restore(saved.folder, saved.trees, saved.parts, saved.round)
                 self._rounds(engine, saved.round if saved else 0)
-                keepers = [self.world.model_owner(node) for node in range(self.world.nodes)]
-                models = {node: engine.model(node) for node in dict.fromkeys(keepers)}
+                owners = [self.world.model_owner(node) for node in range(self.world.nodes)]
+                models = {node: engine.model(node) for node in dict.fromkeys(owners)}
                 released = engine.released()
         except BaseException as error:
-            better = self._failed(error)
-            if better is error:
+            explained = self._record_failure(error)
+            if explained is error:
                 raise
-            raise better from None
+            raise explained from None
         finally:
             if self.writer is not None:
                 self.writer.close()
-        parameters, evaluated, buffers = zip(*(models[node] for node in keepers), strict=True)
+        parameters, evaluated, buffers = zip(*(models[node] for node in owners), strict=True)
         architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
-        kept = [model.params for model in models.values()]
-        hashed = digest(kept, [self.world.layout(node) for node in models])
+        final = [model.params for model in models.values()]
+        sha256 = digest(final, [self.world.layout(node) for node in models])
         privacy = privacy_report(self.world.noise, released) if self.world.noise.active else None
-        summary = self._summarise("finished", digest=hashed, privacy=privacy)
+        summary = self._summarise("finished", digest=sha256, privacy=privacy)
         return Result(
             self.experiment,
             summary,
@@ -265,8 +262,8 @@ class _Run:
             self.folder,
         )
 
-    def _take_up(self, folder: Path) -> None:
-        """Open the metrics, and remember what an earlier process has already recorded there."""
+    def _open_records(self, folder: Path) -> None:
+        """Open the metrics, and read the rows that an earlier process recorded."""
         if not (folder / "setup.json").exists():
             write_json(folder / "setup.json", self.world.setup)
         if not (folder / "environment.json").exists():
@@ -289,24 +286,24 @@ class _Run:
 
     def _rounds(self, engine: Lockstep, done: int) -> None:
         last = self.experiment.rounds
-        judged = self.experiment.evaluation.evaluated_rounds(last)
+        evaluated = self.experiment.evaluation.evaluated_rounds(last)
         if done == 0:
             self._record(0, engine.evaluate_models(engine.pre_round()), engine)
         for round in range(done, last):
-            if self._enough():  # asked before a round: a resumed run may have got there already
+            if self._target_reached():  # before the round: a resumed run may have reached it
                 return
-            report = engine.round(round, evaluate=round + 1 in judged)
+            report = engine.round(round, evaluate=round + 1 in evaluated)
             self._record(round + 1, report, engine)
-            if self.folder is not None and (self._enough() or self._save_is_due(round + 1)):
+            if self.folder is not None and (self._target_reached() or self._save_is_due(round + 1)):
                 start = perf_counter()
                 checkpoint.save(engine, self.folder, round + 1)
                 self.last_save = (perf_counter(), perf_counter() - start)
 
-    def _enough(self) -> bool:
-        """Whether the last round was judged and has got as far as the run is to go."""
+    def _target_reached(self) -> bool:
+        """Whether the last round was evaluated and has met the stop condition."""
         until, row = self.experiment.until, self.rows[-1]
-        judged = row["round"] > 0 and "accuracy" in row
-        return until is not None and judged and until.reached(row)
+        evaluated = row["round"] > 0 and "accuracy" in row
+        return until is not None and evaluated and until.reached(row)
 
     def _save_is_due(self, round: int) -> bool:
         if round == self.experiment.rounds:
@@ -322,7 +319,7 @@ class _Run:
         row = network_row(round, report, self.bytes_total, len(report.nodes) - hubs)
         if self.experiment.evaluation.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
-        # The network row comes last: a round counts once all of its rows are there.
+        # The network row comes last: it marks the rows of the round as complete.
         for new in [*node_rows(round, report), row]:
             self.rows.append(new)
             if self.writer is not None:
@@ -330,31 +327,31 @@ class _Run:
         if self.watch is not None:
             self.watch(row)
 
-    def _failed(self, error: BaseException) -> BaseException:
-        """Write down how the run ended; the error to raise, with what the user can do next."""
+    def _record_failure(self, error: BaseException) -> BaseException:
+        """Record how the run ended; returns the error to raise, with a remedy."""
         round = 1 + max((row["round"] for row in self.rows), default=-1)
         if isinstance(error, KeyboardInterrupt | Interrupted):
             status, error = (
                 "interrupted",
-                Interrupted(f"interrupted in round {round}" + self._next()),
+                Interrupted(f"interrupted in round {round}" + self._remedy()),
             )
         elif isinstance(error, WorkerDied):
-            status, error = "failed", WorkerDied(f"{error} in round {round}" + self._next())
+            status, error = "failed", WorkerDied(f"{error} in round {round}" + self._remedy())
         else:
             status = "diverged" if isinstance(error, Diverged) else "failed"
             if isinstance(error, Diverged) and self.folder is not None:
-                error = Diverged(f"{error}; the rounds before are kept in {self.folder}")
-        # A disk that refused the run's records refuses this one as well.
+                error = Diverged(f"{error}; the earlier rounds are in {self.folder}")
+        # If the disk failed for other records of the run, it fails for this one too.
         with suppress(PeerageError):
             self._summarise(status, message=str(error))
         return error
 
-    def _next(self) -> str:
+    def _remedy(self) -> str:
         if self.folder is None:
             return "; nothing was saved, as the run has no folder"
         last = checkpoint.latest_round(self.folder)
-        kept = f"the last checkpoint is of round {last}" if last else "there is no checkpoint yet"
-        return f"; {kept}; continue with `peerage resume {self.folder}`"
+        saved = f"the last checkpoint is of round {last}" if last else "there is no checkpoint yet"
+        return f"; {saved}; continue with `peerage resume {self.folder}`"
 
     def _summarise(
         self,
@@ -379,7 +376,7 @@ class _Run:
 
 
 def new_folder(experiment: Experiment, home: Path, what: str | None = None) -> Path:
-    """Make a folder that nobody has taken yet, with a name that says what ran, and when."""
+    """Create a new folder, named by the algorithm (or `what`), the data set and the time."""
     names = (
         what or display_name(experiment.algorithm, ALGORITHMS),
         display_name(experiment.dataset, DATASETS),
@@ -389,14 +386,14 @@ def new_folder(experiment: Experiment, home: Path, what: str | None = None) -> P
     number = 1
     with disk_errors(base):
         home.mkdir(parents=True, exist_ok=True)
-        while not _made(folder):
+        while not _created(folder):
             number += 1
             folder = base.with_name(f"{base.name}-{number}")
     return folder
 
 
-def _made(folder: Path) -> bool:
-    """Unlike a look before, this cannot give one folder to two processes."""
+def _created(folder: Path) -> bool:
+    """Create a folder; returns False if it exists, so that no two processes share one."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -423,11 +420,11 @@ def check_empty(folder: Path) -> None:
 
 @contextmanager
 def new_run_folder(folder: Path) -> Iterator[None]:
-    """Make and lock a run folder; take it away again if nothing of the run got that far."""
+    """Create and lock a run folder; remove it if no experiment file was written."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        check_empty(folder)  # once more: another process may have been faster
+        check_empty(folder)  # again: another process may have been faster
         try:
             yield
         finally:
@@ -437,20 +434,20 @@ def new_run_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder while this one works in it."""
+    """Lock the folder against other processes."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {str(folder)!r}")
     with open(folder / ".lock", "w") as file:
         deadline = monotonic() + ENDING
-        while not _taken(file):
+        while not _locked(file):
             if monotonic() > deadline:
                 raise CheckpointError(f"another process is working in {folder}; wait for it")
             sleep(ENDING / 50)
         yield
 
 
-def _taken(file: IO[str]) -> bool:
-    """Whether the lock is ours now."""
+def _locked(file: IO[str]) -> bool:
+    """Try to take the lock; returns whether this process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""Trained models from a folder: of a run, of a network of real peers, or of one of its peers.
+"""Load trained models from the folder of a run, of a network of real peers, or of one peer.
 
-A model is the one that metrics evaluate, `Algorithm.evaluated(node)`, as it was when the last
-checkpoint was written. Building it needs no data: `setup.json` says what an example looks like.
+A model is the one that metrics evaluate, `Algorithm.evaluated(node)`, at the last checkpoint.
+Building it needs no data, as `setup.json` holds shape and type of an example.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ Vectors = tuple[Tensor, Tensor]  # params [d], buffers [b]
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model from a checkpoint, and where it comes from."""
+    """A model from a checkpoint, and its origin."""
 
     architecture: Architecture
     params: Tensor  # [d]
@@ -48,32 +48,32 @@ class SavedModel:
         return self.architecture.module(self.params, self.buffers)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The model by name, for `load_state_dict` of a module like it."""
+        """The model, for `load_state_dict` of a module of the same architecture."""
         return named_tensors(self.module())
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The last checkpoints in a folder, and what it takes to build models from them."""
+    """The last checkpoints in a folder, and all that is needed to build models from them."""
 
     folder: Path
-    experiment: Experiment  # with the defaults in place of Python objects that no model needs
-    algorithm: Algorithm[Any] | None  # None: a Python object that the folder cannot hold
+    experiment: Experiment  # with defaults for Python objects on which no model depends
+    algorithm: Algorithm[Any] | None  # None if it is a Python object, which no file can hold
     architectures: Sequence[Architecture]  # nodes take them in turn
     example: Tensor  # [1, *shape] zeros: an input that fits
-    nodes: int  # also a hub
+    nodes: int  # including a hub
     hub: int | None
     places: Mapping[int, Path]  # node -> folder with its checkpoint and metrics
     origin: Mapping[str, Any]  # names of run, algorithm and data set, and a hash
     _checkpoints: dict[Path, Checkpoint] = field(default_factory=dict, repr=False)
 
     def choose(self, which: int | str | None) -> SavedModel:
-        """The model of a node, of the `best` one, the `mean`, or the only one there is (None)."""
+        """The model of a node, of the `best` node, the `mean`, or the only model (None)."""
         only = next(iter(self.places)) if len(self.places) == 1 < self.nodes else None
         if only is not None and which not in (None, only, str(only)):
             raise InputError(
-                f"{self.folder} holds the model of node {only} only, got --node {which}; leave "
-                "--node out"
+                f"{self.folder} holds only the model of node {only}, got --node {which}; "
+                "remove --node"
             )
         if which == "mean":
             return self.mean()
@@ -89,15 +89,15 @@ class SavedRun:
         return self.model(self.kept[0])
 
     def model(self, node: int) -> SavedModel:
-        """The evaluated model of a node; of a client, the one that the hub keeps."""
+        """The evaluated model of a node; for a client, that of the hub."""
         if not 0 <= node < self.nodes:
             raise InputError(
                 f"{self.folder} has no node {node}; its nodes are 0 to {self.nodes - 1}"
             )
-        return self._saved(node, self._vectors(self._keeper(node)))
+        return self._saved(node, self._vectors(self._model_owner(node)))
 
     def best(self) -> SavedModel:
-        """The model with the highest last recorded accuracy, on held-out data if there are any."""
+        """The model with the highest last accuracy, on held-out data if there are any."""
         rows = self._last_rows()
         for key in ("validation_accuracy", "accuracy"):
             known = {node: row[key] for node, row in rows.items() if row.get(key) is not None}
@@ -108,17 +108,17 @@ class SavedRun:
         raise InputError(f"{self.folder} has no recorded accuracy; choose a node by its number")
 
     def mean(self) -> SavedModel:
-        """The mean of the models of the last round, where the algorithm says that it has one."""
+        """The mean of the models of the last round, unless they are personal."""
         remedy = "choose --node best or the number of a node"
         name = self.origin["algorithm"]
         if self.algorithm is None:
             raise InputError(
-                f"algorithm {name} is a Python object, which cannot be asked whether its models "
-                f"have a mean; {remedy}, or give the experiment in Python"
+                f"algorithm {name} is a Python object, so it is unknown whether its models have a "
+                f"mean; {remedy}, or give the experiment in Python"
             )
         if self.algorithm.personal:
             raise InputError(
-                f"algorithm {name} gives every node a model of its own, and such models have no "
+                f"algorithm {name} gives every node a personal model, and such models have no "
                 f"meaningful mean; {remedy}"
             )
         rounds = {node: self._checkpoint(node).round for node in self.kept}
@@ -131,8 +131,8 @@ class SavedRun:
         late = next((node for node in nodes if rounds[node] < newest), None)
         if late is not None:
             raise InputError(
-                f"a mean needs models of one round, and the checkpoint of node {late} is of round "
-                f"{rounds[late]}, the newest of round {newest}; {remedy}"
+                f"a mean requires models of one round, but the checkpoint of node {late} is of "
+                f"round {rounds[late]} and the newest of round {newest}; {remedy}"
             )
         mean = _mean(self._vectors(node) for node in nodes)
         return self._saved(nodes[0], mean, {"node": "mean", "nodes": nodes})
@@ -141,10 +141,10 @@ class SavedRun:
 
     @property
     def kept(self) -> list[int]:
-        """The nodes whose models are here."""
-        return sorted({self._keeper(node) for node in self.places})
+        """The nodes whose models are in the folder."""
+        return sorted({self._model_owner(node) for node in self.places})
 
-    def _keeper(self, node: int) -> int:
+    def _model_owner(self, node: int) -> int:
         """The node whose checkpoint holds the model of a node: itself, or the hub."""
         model_owner = node if self.hub is None else self.hub
         if model_owner not in self.places:
@@ -165,7 +165,7 @@ class SavedRun:
         facts = {
             **self.origin,
             "node": node,
-            "round": self._checkpoint(self._keeper(node)).round,
+            "round": self._checkpoint(self._model_owner(node)).round,
             "rounds_planned": self.experiment.rounds,
             "architecture": architecture.name,
             "parameters": architecture.layout.size,
@@ -176,12 +176,12 @@ class SavedRun:
     # Files
 
     def _checkpoint(self, node: int) -> Checkpoint:
-        """The last one of a node, read once."""
+        """The last checkpoint of a node, read once."""
         place = self.places[node]
         if place not in self._checkpoints:
             saved = checkpoint.load(place)
             if saved is None:
-                raise CheckpointError(f"{place} has no checkpoint yet; let it finish a round first")
+                raise CheckpointError(f"{place} has no checkpoint yet; wait for its first one")
             self._checkpoints[place] = saved
         return self._checkpoints[place]
 
@@ -196,7 +196,7 @@ class SavedRun:
                     for name in ("params", "evaluated", "buffers")
                     if f"{node}.{name}" in tensors.keys()  # noqa: SIM118 (no mapping)
                 }
-        except (OSError, SafetensorError) as error:  # a run that goes on removes old checkpoints
+        except (OSError, SafetensorError) as error:  # an active run removes old checkpoints
             raise CheckpointError(f"cannot read {file}: {error}; try again") from None
         expected = self.algorithm is not None and saves_evaluated(self.algorithm)
         if expected and "evaluated" not in held:
@@ -207,7 +207,7 @@ class SavedRun:
         return held.get("evaluated", held["params"]), held.get("buffers", torch.empty(0))
 
     def _last_rows(self) -> dict[int, Row]:
-        """The last evaluation of every kept model, up to its checkpoint."""
+        """The last evaluated row of each model in the folder, up to its checkpoint."""
         last = {node: self._checkpoint(node).round for node in self.kept}
         files = dict.fromkeys(self.places[node] / "metrics.jsonl" for node in self.kept)
         rows = [row for file in files for row in read_metrics(file) if "accuracy" in row]
@@ -219,18 +219,18 @@ class SavedRun:
 
 
 class RunRecord(records.RunRecord):
-    """A run as its folder tells it, finished or not, with the models of its last checkpoint."""
+    """The records of a run, finished or not, with the models of its last checkpoint."""
 
     def state_dict(self, node: int, *, experiment: Experiment | None = None) -> dict[str, Tensor]:
-        """The evaluated model of a node by name, as `Result.state_dict` returns it.
+        """The evaluated model of a node, as `Result.state_dict` returns it.
 
-        Of a run that is not finished, it is the model of the last checkpoint. `experiment` is
-        needed only if the run's own has a Python object for its model.
+        For an unfinished run, it is the model of the last checkpoint. `experiment` is needed only
+        if the run's model is a Python object.
         """
         return open_run(self.folder, experiment=experiment).model(node).state_dict()
 
     def module(self, node: int, *, experiment: Experiment | None = None) -> nn.Module:
-        """As `state_dict`, as a module in evaluation mode."""
+        """The model of `state_dict` as a module in evaluation mode."""
         return open_run(self.folder, experiment=experiment).model(node).module()
 
 
@@ -239,8 +239,8 @@ def open_run(
 ) -> SavedRun:
     """The models in the folder of a run, of a network, or of one real peer.
 
-    `experiment` is needed if the run's own has a Python object for its model; `network` is the
-    network file of a peer, if it is neither in its folder nor in one of the two above.
+    `experiment` is needed if the run's model is a Python object. `network` is the network file of a
+    peer, if it is neither in its folder nor in one of the two above.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -248,31 +248,31 @@ def open_run(
             f"there is no folder {str(folder)!r}; give one that `peerage run`, `peerage up` or "
             "`peerage node` made"
         )
-    claims = [
+    files = [
         *folder.glob("peer.json"),
         *folder.glob("*/peer.json"),
         *folder.glob("peers/*/peer.json"),
     ]
-    if not claims:
+    if not files:
         name = folder.absolute().name
         return _open(folder, name, folder / "experiment.toml", {}, [folder], experiment)
-    source = _network_file(folder, claims[0].parent) if network is None else network
+    source = _network_file(folder, files[0].parent) if network is None else network
     table = read_toml(source)
-    peers = {claim.parent: read_json(claim) for claim in claims}
+    peers = {file.parent: read_json(file) for file in files}
     places = {int(p["node"]): at for at, p in peers.items() if p.get("run") == table.get("run")}
     if not places:
         raise InputError(
-            f"{source} is the network file of run {table.get('run')}, and {folder} of another; "
-            "give the right one with --network"
+            f"{source} is the network file of run {table.get('run')}, but {folder} is of another "
+            "run; give the right file with --network"
         )
-    file = source.parent / str(table.get("experiment"))
+    experiment_file = source.parent / str(table.get("experiment"))
     setups = [folder, *places.values()]
-    return _open(folder, str(table["run"]), file, places, setups, experiment)
+    return _open(folder, str(table["run"]), experiment_file, places, setups, experiment)
 
 
 def _network_file(folder: Path, peer: Path) -> Path:
-    above = [peer.absolute(), *peer.absolute().parents[:2]]
-    found = next((home for home in above if (home / "network.toml").exists()), None)
+    folders = [peer.absolute(), *peer.absolute().parents[:2]]
+    found = next((one for one in folders if (one / "network.toml").exists()), None)
     if found is None:
         raise InputError(
             f"there is no network.toml in {folder} or above it; give the network file of this peer "
@@ -289,7 +289,7 @@ def _open(
     setups: Iterable[Path],
     given: Experiment | None,
 ) -> SavedRun:
-    """From the experiment's file, the places of peers (none: a run), and where setups may lie."""
+    """Open a run, or a network with the folders of its peers in `places`."""
     table = read_toml(file)
     experiment = given or _read(table, folder)
     objects = [] if given else [k for k in ("algorithm", "dataset") if _is_object(table.get(k))]
@@ -324,11 +324,11 @@ def _open(
 
 
 def _read(table: dict[str, Any], folder: Path) -> Experiment:
-    """The experiment, as far as models depend on it: the rest may have been Python objects."""
+    """The experiment, with defaults for Python objects on which no model depends."""
     models = table.get("model", [])
     if any(map(_is_object, models if isinstance(models, list) else [models])):
         raise InputError(
-            f"the model of {folder} is a Python object, which a file cannot hold; from Python, use "
+            f"the model of {folder} is a Python object, which a file cannot hold; use "
             "peerage.RunRecord.load(folder).state_dict(node, experiment=...)"
         )
     init = {key: value for key, value in table.get("init", {}).items() if not _is_object(value)}
@@ -338,7 +338,7 @@ def _read(table: dict[str, Any], folder: Path) -> Experiment:
 def _setup(
     folders: Iterable[Path], folder: Path, experiment: Experiment, complete: bool
 ) -> dict[str, Any]:
-    """What the folder says of its data; an older one does not, and the data must be loaded."""
+    """The setup of a run; that of an older version has no example, so the data are loaded."""
     files = [one / "setup.json" for one in folders]
     found = [read_json(file) for file in files if file.exists()]
     setup = next((one for one in found if "example" in one), found[0] if found else {})
@@ -346,8 +346,8 @@ def _setup(
         return setup
     if not complete:
         raise InputError(
-            f"{folder} is of an older version, and its experiment has Python objects; from Python, "
-            "use peerage.RunRecord.load(folder).state_dict(node, experiment=...)"
+            f"{folder} is of an older version, and its experiment has Python objects; use "
+            "peerage.RunRecord.load(folder).state_dict(node, experiment=...)"
         )
     data = load_dataset(experiment)
     return {
@@ -358,7 +358,7 @@ def _setup(
 
 
 def _is_object(value: Any) -> bool:
-    """Whether this stands in a file for a Python object."""
+    """Whether a value from a file stands for a Python object."""
     return isinstance(value, Mapping) and value.get("name") == PYTHON_OBJECT
 
 
@@ -368,7 +368,7 @@ def _name(value: Any) -> str:
 
 
 def _mean(vectors: Iterable[Vectors]) -> Vectors:
-    """The mean of parameters and of buffers, added up in double precision."""
+    """The means of parameters and of buffers, summed in double precision."""
     count, params, buffers = 0, torch.zeros(1).double(), torch.zeros(1).double()
     for x, b in vectors:
         count, params, buffers = count + 1, params + x, buffers + b

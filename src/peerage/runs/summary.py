@@ -1,4 +1,4 @@
-"""What a run came to: rows, summary, digest and label, for engines and real peers alike."""
+"""Rows, summary, digest and label of a run, for simulations and real peers."""
 
 import hashlib
 import math
@@ -33,12 +33,12 @@ def summary_of(
     message: str = "",
     privacy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a run came to so far, from its rows."""
+    """The summary of a run so far, from its rows."""
     experiment = world.experiment
     network = [row for row in rows if row["scope"] == "network"]
-    judged = [row for row in network if row.get("accuracy") is not None]
-    best = max(judged, key=lambda row: float(row["accuracy"]), default=None)
-    final: Row = judged[-1] if judged else {}
+    evaluated = [row for row in network if row.get("accuracy") is not None]
+    best = max(evaluated, key=lambda row: float(row["accuracy"]), default=None)
+    final: Row = evaluated[-1] if evaluated else {}
     return {
         "run": run,
         "status": status,
@@ -59,8 +59,8 @@ def summary_of(
     }
 
 
-def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -> Row:
-    row: Row = {"scope": "network", "round": round, "nodes": peers}
+def network_row(round: int, report: RoundReport, bytes_total: int, nodes: int) -> Row:
+    row: Row = {"scope": "network", "round": round, "nodes": nodes}
     row |= _values(report, (m for m in METRICS if m.source == "training"))
     row |= {"bytes": report.bytes, "bytes_total": bytes_total}
     row |= _values(report, (m for m in METRICS if m.source != "training"))
@@ -72,7 +72,7 @@ def network_row(round: int, report: RoundReport, bytes_total: int, peers: int) -
 
 
 def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
-    """Those of the network, and statistics over the nodes of those that nodes have."""
+    """Values of the network's metrics, and statistics over the nodes for the others."""
     row: Row = {}
     for metric in metrics:
         values = [n.metrics[metric.key] for n in report.nodes if metric.key in n.metrics]
@@ -84,7 +84,7 @@ def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
 
 
 def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
-    """Those that were judged."""
+    """Rows of the nodes that were evaluated."""
     return (node_row(round, n) for n in report.nodes if "accuracy" in n.metrics)
 
 
@@ -92,7 +92,7 @@ def node_row(round: int, n: NodeReport) -> Row:
     row: Row = {"scope": "node", "round": round, "node": n.node}
     row |= {m.key: n.metrics[m.key] for m in METRICS if m.key in n.metrics}
     if n.notes:
-        # As a file holds them: what is not finite is null there.
+        # As in the file, where a number that is not finite is null.
         row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
     return row
 
@@ -106,7 +106,7 @@ def digest(parameters: Sequence[Tensor], layouts: Sequence[Layout]) -> str:
 
 
 def label(experiment: Experiment) -> str:
-    """A short name for tables and legends: the class, and the options that are not the defaults."""
+    """A short name for tables and legends: the class, and options other than the defaults."""
     algorithm = experiment.algorithm
     cls = type(algorithm)
     options = specs.text(algorithm, "algorithm", {"": cls}).removeprefix(":")
@@ -142,7 +142,7 @@ def gain_label(experiment: Experiment) -> str:
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
-    """What peers did in all their lives, of which each has forgotten the ones before."""
+    """Totals over all restarts of the peers; a restarted peer does not know its earlier counts."""
     counters: Counter[str] = Counter()
     for row in rows:
         counters.update(row.get("troubles", {}))

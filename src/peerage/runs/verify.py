@@ -1,4 +1,4 @@
-"""Run the experiment of a run again, and compare every number with its records."""
+"""Repeat a run and compare every number with its records."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from peerage.records.metrics import METRICS
 from peerage.records.rows import Row, RunRecord, read_metrics
 from peerage.runs.run import Watch, is_network_run, load_experiment, run
 
-# What it takes all models at one place to measure.
+# Keys that real peers do not record, as they depend on the models of all nodes.
 UNSEEN = (*(m.key for m in METRICS if m.source == "network"), "layers", "moved")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a second run gave the same numbers, and if not, where they part."""
+    """Whether a second run gave the same numbers, and otherwise the first difference."""
 
     same: bool
     digest: str
@@ -27,9 +27,9 @@ class Verdict:
 def verify(
     folder: str | Path, *, experiment: Experiment | None = None, watch: Watch | None = None
 ) -> Verdict:
-    """Run the experiment of a finished run again and compare every number with its records.
+    """Repeat a finished run and compare every number with its records.
 
-    What real peers did is simulated: with nothing lost between them, that gives the same bits.
+    A run of real peers is simulated; if no message was lost, the results are bit-identical.
     """
     folder = Path(folder)
     record = RunRecord.load(folder)
@@ -37,11 +37,11 @@ def verify(
     if record.status != "finished":
         remedy = f"finish it with `peerage resume {folder}`"
         if real:
-            remedy = f"run it anew with `peerage up {folder / 'experiment.toml'}`"
+            remedy = f"run it again with `peerage up {folder / 'experiment.toml'}`"
         if record.status == "diverged":
             remedy = "run the experiment again with a lower --lr"
         raise CheckpointError(
-            f"run {folder} is {record.status}, so there is no result to verify; {remedy}"
+            f"run {folder} is {record.status}, so it has no result to verify; {remedy}"
         )
     experiment = load_experiment(folder, experiment)
     if real and record.unrepeatable:
@@ -63,22 +63,22 @@ def first_difference(old: list[Row], new: list[Row]) -> str:
                 where = f"node {a['node']}, " if a.get("scope") == "node" else ""
                 return f"{where}round {a['round']}: {key} was {a.get(key)}, is now {b.get(key)}"
     return (
-        "" if len(old) == len(new) else f"{len(old)} rows were recorded, there are now {len(new)}"
+        "" if len(old) == len(new) else f"{len(old)} rows were recorded, the new run has {len(new)}"
     )
 
 
 def network_difference(old: list[Row], new: list[Row]) -> str:
-    """The first number of real peers that a simulation does not give, or that they do not have."""
+    """The first difference between the rows of real peers and those of the simulation."""
     recorded = {_place(row): row for row in old}
     for row in new:
         found = recorded.pop(_place(row), None)
         if found is None:
-            who = f"node {row['node']}" if row["scope"] == "node" else "the network"
-            return f"{who} recorded nothing about round {row['round']}"
+            source = f"node {row['node']}" if row["scope"] == "node" else "the network"
+            return f"{source} recorded nothing for round {row['round']}"
         difference = first_difference([found], [_without(row, UNSEEN)])
         if difference:
             return difference
-    return f"{len(recorded)} rows were recorded that there are not now" if recorded else ""
+    return f"{len(recorded)} recorded rows are missing from the new run" if recorded else ""
 
 
 def _place(row: Row) -> tuple[str, int, int | None]:

@@ -117,7 +117,7 @@ def test_a_peer_that_missed_a_round_is_named(network):
     network.gather()
     verdict = pg.verify(network.home)
     assert not verdict.same
-    assert verdict.difference == "node 1 recorded nothing about round 2"
+    assert verdict.difference == "node 1 recorded nothing for round 2"
 
 
 def test_a_number_that_is_another_is_named(network):
@@ -127,7 +127,7 @@ def test_a_number_that_is_another_is_named(network):
     network.gather()
     done = peerage("verify", network.home)
     assert done.code == 1
-    assert "is not reproduced: node 2, round 1: accuracy was 0.125, is now 0." in done.err
+    assert "was not reproduced: node 2, round 1: accuracy was 0.125, is now 0." in done.err
 
 
 def test_models_that_are_others_are_found(network):
@@ -148,7 +148,7 @@ def test_a_network_with_noise_cannot_be_verified(tmp_path):
 def test_a_network_that_rounded_its_messages_cannot_be_verified(network):
     network.gather(wire="bf16")
     message = complaint(peerage("verify", network.home))
-    assert message.endswith("its messages were rounded to bf16, which a simulation does not")
+    assert message.endswith("its messages were rounded to bf16, unlike those of a simulation")
 
 
 # Not to be mistaken for a simulation
@@ -156,10 +156,10 @@ def test_a_network_that_rounded_its_messages_cannot_be_verified(network):
 
 def test_a_network_is_not_resumed_as_a_simulation(network):
     network.gather("interrupted")
-    with pytest.raises(CheckpointError, match="of a network of real peers, which cannot be resume"):
+    with pytest.raises(CheckpointError, match="is a network of real peers, which cannot be resume"):
         pg.resume(network.home)
     message = complaint(peerage("resume", network.home))
-    assert message.endswith(f"run it anew with `peerage up {network.home / 'experiment.toml'}`")
+    assert message.endswith(f"run it again with `peerage up {network.home / 'experiment.toml'}`")
     assert not (network.home / "checkpoint").exists()
     taken = complaint(peerage("run --out", network.home))
     assert taken == f"output folder '{network.home}' already holds a run; choose another --out"

@@ -86,7 +86,7 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     verdict = pg.verify(tmp_path / "up", watch=(calm := []).append)
     assert not verdict.same
     missed = min(set(range(31)) - {row["round"] for row in rows})
-    assert verdict.difference == f"node 2 recorded nothing about round {missed}"
+    assert verdict.difference == f"node 2 recorded nothing for round {missed}"
     assert summary["accuracy"] == pytest.approx(calm[-1]["accuracy"], abs=0.02)
 
 
@@ -146,7 +146,7 @@ def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp
     assert [row["nodes"] for row in record.network] == [2] * (record.rounds + 1)
     assert record.summary["digest"] is None
     assert [peer["state"] for peer in record.summary["peers"]] == ["stopped"] * 2
-    assert "is interrupted, so there is no result" in complaint(peerage("verify", record.folder))
+    assert "is interrupted, so it has no result" in complaint(peerage("verify", record.folder))
     assert peerage("report", record.folder).code == 0
 
 
