@@ -249,9 +249,9 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--kill 1@2 --restart 1@4", "restart names round 4; the rounds are 1 to 3"),
         ("--kill oops", "kill 'oops' is not of the form NODE@ROUND, such as 7@10"),
         ("--message-timeout 0", "step must be a number of seconds above 0"),
-        ("--until accuracy=0.9", "until needs the mean over all nodes"),
+        ("--until accuracy=0.9", "until requires the mean over all nodes"),
         ("--wire fp8", "wire must be one of fp32, bf16; got 'fp8'"),
-        ("--spread", "spread needs all models at one place, and no peer has them"),
+        ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
 def test_up_complains_before_it_starts_anything(flags, message, tmp_path):
@@ -325,7 +325,7 @@ def test_an_experiment_that_is_not_there(ready):
     ("old", "new", "message"),
     [
         ('name = "node-1"', 'name = "node-0"', "two peers have the name 'node-0'"),
-        ('name = "node-1"', 'name = "Node 1"', "must be of small letters"),
+        ('name = "node-1"', 'name = "Node 1"', "must consist of lower-case letters"),
         (r'address = ".*"', 'address = "nowhere"', "is not HOST:PORT"),
         ("run = ", "ran = ", "has no key 'ran'; did you mean 'run'?"),
         (r"\[\[peer\]\]\nname = \"node-1\"\naddress = .*\n", "", "lists 1 peers"),
