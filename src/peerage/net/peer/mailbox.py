@@ -29,7 +29,7 @@ class SenderQueue:
     # sequence number -> packet and its bytes
     arrived: dict[int, tuple[Packet | None, int]] = field(default_factory=dict)
     asked: int = 0  # how many times the node has received from the sender
-    missed: set[int] = field(default_factory=set)  # sequence numbers that came too late for it
+    missed: set[int] = field(default_factory=set)  # sequence numbers not here when asked for
     sent: int | None = None  # the number of messages, once the sender is done
 
     def pending(self) -> bool:

@@ -156,14 +156,14 @@ async def _run_until_signal(peer: Peer) -> None:
 
 def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
-    heard, of = row["heard"]
+    received, expected = row["heard"]
     log.info(
-        "round %d of %d%s, heard %d of %d",
+        "round %d of %d%s, received %d of %d messages",
         row["round"],
         peer.world.rounds,
         accuracy,
-        heard,
-        of,
+        received,
+        expected,
         extra={"row": row},
     )
 

@@ -130,7 +130,7 @@ class Peer(Receiver):
         return self.shard.members[self.me].node.params
 
     async def _catch_up(self, first: int) -> int:
-        """Return the round to start with: that of the others if they are further."""
+        """Return the round to start with: that of the others if they are ahead."""
         view = self.tracker.view(first)
         newest = view.start_round()
         if newest == first:
@@ -291,8 +291,8 @@ class Peer(Receiver):
         # In the executor: a slow disk must not delay answers to other peers.
         await self._compute(self.recorder.save_checkpoint, round + 1)
 
-    def _quarantine_senders(self, heard: set[int]) -> None:
-        self.quarantine.failed(heard)
+    def _quarantine_senders(self, senders: set[int]) -> None:
+        self.quarantine.failed(senders)
         for peer in self.quarantine.banned_peers - self.assembler.blocked_peers.keys():
             log.error(
                 "ignoring %s from now on: its messages made rounds fail here",
