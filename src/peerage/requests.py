@@ -23,6 +23,7 @@ from peerage.errors import InputError
 if TYPE_CHECKING:
     from peerage.work.context import LocalContext
 
+PRE_ROUND = -1  # number of the round before the first, in which nodes estimate the gain
 UNNUMBERED = -1  # number of a message that was not sent through a node
 # The types of tensors that a message may contain, in every engine, by their safetensors names.
 DTYPES = {

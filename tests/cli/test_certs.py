@@ -77,12 +77,12 @@ def test_the_same_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("init", "authority.pem is already there: an authority is never overwritten"),
+        ("init", "authority.pem already exists, and an authority is never overwritten"),
         ("init --years 0", "years must lie between 1 and 100, got 0"),
-        ("add node-1", "node-1.pem is already there: an identity is never overwritten"),
+        ("add node-1", "node-1.pem already exists, and an identity is never overwritten"),
         ("add Node-2", "such as node-3; got 'Node-2'"),
         ("add node-2 node-2", "identity 'node-2' is given twice; name each once"),
-        ("add node-2 node-1", "node-1.pem is already there"),
+        ("add node-2 node-1", "node-1.pem already exists"),
         ("add node-2 --days 0", "days must lie between 1 and 36500, got 0"),
         ("add node-2 --days 9999", "9999 days are more than the authority 'trial' has left"),
         ("add node-2 --days many", "'many'"),
@@ -104,7 +104,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
 def test_without_an_authority(tmp_path: Path, line: str) -> None:
     folder = tmp_path / "none"
     said = complaint(peerage(f"certs {line} --folder", folder))
-    assert said.endswith(f"make an authority with `peerage certs init --folder {folder}`")
+    assert said.endswith(f"create an authority with `peerage certs init --folder {folder}`")
     assert not folder.exists()
 
 

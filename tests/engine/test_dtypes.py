@@ -122,7 +122,7 @@ def test_a_type_that_is_not_declared_breaks_the_law_and_is_not_sent():
     lying = Typed(sent="bfloat16", declared="float32")
     with pytest.raises(AssertionError, match="breaks the law 'declared'"):
         check_law("declared", lying)
-    text = "node . sends tensor 'more' as torch.bfloat16, and speaks declares torch.float32"
+    text = "node . sends tensor 'more' as torch.bfloat16, but message_schema declares torch.float32"
     with pytest.raises(InputError, match=text):
         play(toy(lying, rounds=1), wire="bf16")
 

@@ -23,7 +23,8 @@ from peerage.errors import InputError
 from peerage.net.deploy.parent_pipe import VARIABLE, exit_with_parent
 
 if TYPE_CHECKING:
-    from peerage.net.deploy.up import PeerProgress, Show
+    from peerage.net.deploy.process import PeerProgress
+    from peerage.net.deploy.up import Show
 
 Rejoin = Annotated[
     str, typer.Option(help="Model that a restarted peer continues with: own or neighbour.")

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Protocol, Self
 from torch import Tensor
 
 from peerage.engine.router import MessageRouter, ShardOutput, check_combined, check_finite
-from peerage.engine.shard import PRE_ROUND, InProcessStore, NodeReport, Shard, ShardReport
+from peerage.engine.shard import InProcessStore, NodeReport, Shard, ShardReport
 from peerage.engine.world import World
 from peerage.isolation import exclusive_torch
 from peerage.records.phases import no_time
+from peerage.requests import PRE_ROUND
 from peerage.work.evaluation import Deviations, consensus_distance
 
 

@@ -22,14 +22,21 @@ from peerage.privacy import PrivacyFilter
 from peerage.randomness import torch_stream
 from peerage.records.metrics import VALIDATION
 from peerage.records.phases import no_time
-from peerage.requests import UNNUMBERED, Compute, MeanCache, Message, Receive, Send, check_dtype
+from peerage.requests import (
+    PRE_ROUND,
+    UNNUMBERED,
+    Compute,
+    MeanCache,
+    Message,
+    Receive,
+    Send,
+    check_dtype,
+)
 from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
 from peerage.vectors import all_finite
 from peerage.work.context import LocalContext
 from peerage.work.evaluation import ConsensusSums, Movement, movement, score
 from peerage.work.training import Train, Trained
-
-PRE_ROUND = -1  # number of the round before the first, in which nodes estimate the gain
 
 
 class Store(Protocol):

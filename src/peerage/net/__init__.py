@@ -1,1 +1,1 @@
-"""The network engine: one real process per node, which trusts nobody's messages."""
+"""The network engine: one process per node, and every message is validated."""

@@ -16,7 +16,7 @@ import peerage as pg
 from peerage.engine.prepare import prepare
 from peerage.errors import CheckpointError
 from peerage.net.deploy.collect import RecordCollector, totals
-from peerage.net.deploy.up import PeerProcess, PeerProgress
+from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.records import checkpoint
 from peerage.records.rows import MetricWriter, Row, RunRecord, read_metrics
 from peerage.report.html import notes, page

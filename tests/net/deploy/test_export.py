@@ -27,7 +27,8 @@ from peerage.models import MODELS, default_model
 from peerage.net.deploy import export as exporting
 from peerage.net.deploy.collect import final_models
 from peerage.net.deploy.export import Host, assign_hosts, export, parse_host, read_hosts
-from peerage.net.deploy.up import PeerProcess, PeerProgress, free_ports
+from peerage.net.deploy.process import PeerProcess, PeerProgress
+from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity
@@ -192,9 +193,9 @@ def test_the_last_peer_of_four_is_the_hub(place):
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        ("digits", "is about digits, which is built in"),
+        ("digits", "uses digits, which is built in"),
         ("mnist:train=2000", "PEERAGE_DATA=data venv/bin/python -m peerage data get mnist\n"),
-        ("npz:path=all.npz", "is about npz:path=all.npz, which has to be there"),
+        ("npz:path=all.npz", "uses npz:path=all.npz, which must exist"),
     ],
 )
 def test_the_readme_says_where_data_come_from(dataset, said, place):
@@ -395,7 +396,7 @@ def test_an_authority_may_be_used_again(place):
     authority = Authority.create(Path("certs"), "lab")
     done = peerage(f"export {SETTINGS} --certs certs --out one")
     assert (done.code, done.err) == (0, "")
-    assert done.lines[-1].startswith("keep certs to yourself")
+    assert done.lines[-1].startswith("keep certs secret")
     assert sorted(os.listdir("one")) == ["node-0", "node-1", "node-2"]
     assert Identity.load(Path("one/node-2/certs"), "node-2").trust()
     issued = authority.issued()
@@ -411,7 +412,7 @@ def test_who_had_a_name_before_can_use_it_again_and_that_is_said(place):
     authority.issue("guest", into=Path("elsewhere"))
     done = peerage(f"export {SETTINGS} --certs certs --out one")
     assert done.code == 0
-    assert done.err.startswith("warning: the authority in certs has given out node-1 before, and")
+    assert done.err.startswith("warning: the authority in certs has issued node-1 before, and")
     assert done.err.count("\n") == 1
     authority.revoke("node-1")
     authority.revoke("node-0")
@@ -496,7 +497,7 @@ def test_a_folder_that_holds_something_is_left_alone(place):
         ("10.0.0.300\n", "hosts.txt line 1: '10.0.0.300' is not a host"),
         ("https://a\n", "hosts.txt line 1: 'https://a' is not HOST or HOST:PORT"),
         ("fe80::1%eth0\n", "hosts.txt line 1: 'fe80::1%eth0' is not HOST or HOST:PORT"),
-        ("0.0.0.0\n", "hosts.txt line 1: nobody can be reached at 0.0.0.0"),
+        ("0.0.0.0\n", "hosts.txt line 1: 0.0.0.0 is not the address of a machine"),
         ("a\nb\nA:7400\n", "hosts.txt line 3: a:7400 is already in line 1; name it once, or"),
         ("[::1]\n0::1\n", "hosts.txt line 2: [::1]:7400 is already in line 1"),
     ],
@@ -521,12 +522,12 @@ def test_hosts_that_cannot_be_read(place):
         ("--port 0", "--port must lie between 1 and 65535, got 0"),
         ("--port 65536", "--port must lie between 1 and 65535, got 65536"),
         ("--nodes 4 --port 65535", "4 peers: node-3 would get port 65536 of 10.0.0.10"),
-        ("--until accuracy=0.9", "until needs the mean over all nodes"),
-        ("--centralised", "pooled means one node with all data, which is no network"),
+        ("--until accuracy=0.9", "until requires the mean over all nodes"),
+        ("--centralised", "pooled trains one node on all data and cannot use a network"),
         ("--topology regular:k=7", "k must be smaller than the 3 nodes, got 7"),
         ("--certs nowhere", "peerage certs init --folder nowhere"),
         ("--out hosts.txt", "output folder 'hosts.txt' is a file"),
-        ("--algorithm own.py:Own", "the algorithm 'Own' is kept outside the package"),
+        ("--algorithm own.py:Own", "the algorithm 'Own' is not part of the package"),
     ],
 )
 def test_export_complains_before_it_writes_anything(flags, message, place):

@@ -134,7 +134,7 @@ def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp
     lines = [line for line in err.splitlines() if not line.startswith("rounds ")]
     assert len(lines) == 1
     found = re.fullmatch(
-        r"error: interrupted in round (\d+); what the peers have is in (.*)", lines[0]
+        r"error: interrupted in round (\d+); the records of the peers are in (.*)", lines[0]
     )
     assert found
     assert found[2] == str(tmp_path / "up")
@@ -244,15 +244,15 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
     ("flags", "message"),
     [
         ("--kill 9@2", "kill names node 9; the nodes are 0 to 2"),
-        ("--restart 1@2", "node 1 cannot be restarted in round 2 before a kill"),
-        ("--kill 1@3 --restart 1@2", "node 1 cannot be restarted in round 2 before a kill"),
+        ("--restart 1@2", "node 1 cannot be restarted in round 2 before it is killed"),
+        ("--kill 1@3 --restart 1@2", "node 1 cannot be restarted in round 2 before it is killed"),
         ("--kill 2@500", "kill names round 500; the rounds are 1 to 3"),
         ("--kill 1@2 --restart 1@4", "restart names round 4; the rounds are 1 to 3"),
         ("--kill oops", "kill 'oops' is not of the form NODE@ROUND, such as 7@10"),
         ("--message-timeout 0", "message must be a number of seconds above 0"),
-        ("--until accuracy=0.9", "until needs the mean over all nodes"),
+        ("--until accuracy=0.9", "until requires the mean over all nodes"),
         ("--wire fp8", "wire must be one of fp32, bf16; got 'fp8'"),
-        ("--spread", "spread needs all models at one place, and no peer has them"),
+        ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
 def test_up_complains_before_it_starts_anything(flags, message, tmp_path):
@@ -326,7 +326,7 @@ def test_an_experiment_that_is_not_there(ready):
     ("old", "new", "message"),
     [
         ('name = "node-1"', 'name = "node-0"', "two peers have the name 'node-0'"),
-        ('name = "node-1"', 'name = "Node 1"', "must be of small letters"),
+        ('name = "node-1"', 'name = "Node 1"', "must consist of lower-case letters"),
         (r'address = ".*"', 'address = "nowhere"', "is not HOST:PORT"),
         ("run = ", "ran = ", "has no key 'ran'; did you mean 'run'?"),
         (r"\[\[peer\]\]\nname = \"node-1\"\naddress = .*\n", "", "lists 1 peers"),

@@ -17,14 +17,15 @@ from support.networking import BROKEN, Stage, on_stage, play
 import peerage as pg
 from peerage import DecAvg, FedAvg, Local
 from peerage.errors import PeerageError
-from peerage.net.deploy.up import LocalNetwork, PeerProcess, PeerProgress
+from peerage.net.deploy.process import PeerProcess, PeerProgress
+from peerage.net.deploy.up import LocalNetwork
 from peerage.net.peer.network import Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.recorder import PAUSED
 from peerage.testing import toy
 
 THREE = {"nodes": 3, "partition": "iid", "topology": "complete"}
-WAITING = "in contact with none of the others: round"
+WAITING = "no other peer is reachable: round"
 
 
 async def waiting(peer: Peer) -> None:
@@ -94,7 +95,7 @@ def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm,
         " waits for "
         + ", ".join(f"node-{n} ({peers[0].network.members[n].address})" for n in (1, 2))
     )
-    assert len(lines(caplog, "in contact with others again, continuing with round")) == 1
+    assert len(lines(caplog, "another peer is reachable again, continuing with round")) == 1
 
 
 def test_a_message_that_waits_for_all_others_is_not_given_up(tmp_path):

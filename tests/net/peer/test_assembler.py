@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from peerage.engine.router import Packet
 from peerage.net.peer import assembler
-from peerage.net.peer.assembler import IDLE, MessageAssembler
+from peerage.net.peer.assembler import IDLE_TIMEOUT, MessageAssembler
 from peerage.net.peer.mailbox import Mailbox
 from peerage.net.wire.header import Header, MessagePolicy, Rejected, done, header_bytes
 from peerage.net.wire.payload import encode
@@ -84,7 +84,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     """With room for two messages."""
-    monkeypatch.setattr(assembler, "PARTIAL", 0)
+    monkeypatch.setattr(assembler, "PARTIAL_BYTES", 0)
     return Box()
 
 
@@ -233,7 +233,7 @@ def test_room_is_free_again_when_a_message_is_complete(box, clock):
 def test_a_transfer_that_stands_still_makes_room(box, clock):
     for sender in (1, 2):
         box.accept(message(sender)[0])
-    clock[0] += IDLE
+    clock[0] += IDLE_TIMEOUT
     moving, payload = message(2)
     box.assembler.chunk(moving, 0, payload[:10])
     assert box.refused(box.accept, message(3)[0]) == "full"  # just not yet
@@ -248,7 +248,7 @@ def test_idle_transfers_stay_while_there_is_room(box, clock):
     header, payload = message(1)
     box.accept(header)
     box.assembler.chunk(header, 0, payload[:100])
-    clock[0] += 100 * IDLE
+    clock[0] += 100 * IDLE_TIMEOUT
     box.accept(message(2)[0])
     assert box.accept(header) == 100
 
@@ -264,7 +264,7 @@ def test_whatever_senders_do_memory_is_bounded(steps):
     """Seven senders with three messages each, and room for two."""
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembler, "PARTIAL", 0)
+        patch.setattr(assembler, "PARTIAL_BYTES", 0)
         patch.setattr(assembler, "monotonic", lambda: now[0])
         box = Box()
         for sender, sequence, act in steps:
@@ -285,9 +285,9 @@ def test_whatever_senders_do_memory_is_bounded(steps):
 
 
 def test_nothing_of_a_blocked_sender_is_taken(box):
-    box.assembler.blocked_peers[1] = "its messages broke rounds here"
+    box.assembler.blocked_peers[1] = "its messages made rounds fail here"
     header, _ = message(1)
-    with pytest.raises(Rejected, match="node 1 is not heard: its messages broke rounds here"):
+    with pytest.raises(Rejected, match="node 1 is blocked: its messages made rounds fail here"):
         box.accept(header)
     assert box.counters == {"sender": 1}
     assert (box.heard, box.held) == ([], 0)

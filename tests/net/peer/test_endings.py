@@ -20,7 +20,7 @@ from peerage.net.peer.endings import Endings
 from peerage.net.peer.mailbox import Mailbox
 from peerage.net.peer.network import Network, Timeouts
 from peerage.net.peer.peer import Peer
-from peerage.net.peer.traffic import WORDS, Outbox
+from peerage.net.peer.traffic import MAX_DONE, Outbox
 from peerage.net.wire.header import DATA, DONE, Header, Rejected, done
 from peerage.net.wire.transport import MemoryNetwork, MemoryTransport, Transport, Unreachable
 from peerage.testing import toy
@@ -272,7 +272,7 @@ def test_members_cannot_fill_the_memory_with_announcements():
         return peer, queued
 
     peer, queued = asyncio.run(flood())
-    assert queued <= WORDS
+    assert queued <= MAX_DONE
     assert peer.endings._waiting == {1: 9999, 2: 9999}
 
 

@@ -165,7 +165,7 @@ def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
         reached = network.round(0)
         # A round that was recorded, and not saved yet, is played again.
         endings = [
-            f"error: stopped in round {round}; start it again to go on from its last round"
+            f"error: stopped in round {round}; start it again to continue from its last round"
             for round in (reached, reached + 1)
         ]
         assert last in endings
@@ -213,11 +213,11 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ("--data npy:path=gone", "unknown dataset 'npy'; did you mean 'npz'?"),
         ("--data npz:path=mine.npz --test npz:path=gone.npz", "gone.npz does not exist"),
         ("--data npz:path=mine.npz --test npz:path=other.npz", "--test other has examples of sha"),
-        ("--data npz:path=mine.npz --classes 1", "mine has labels of 2 classes, and --classes"),
+        ("--data npz:path=mine.npz --classes 1", "mine has 2 classes, but --classes"),
         ("--data npz:path=mine.npz --classes a,b,a", "--classes 'a,b,a' names 'a' twice"),
         ("--data npz:path=mine.npz --classes 0", "--classes must be at least 1"),
-        ("--test npz:path=mine.npz", "--test is about data of one's own; give --data as well"),
-        ("--classes 10", "--classes is about data of one's own; give --data as well"),
+        ("--test npz:path=mine.npz", "--test requires --data"),
+        ("--classes 10", "--classes requires --data"),
         ("--out mine.npz", "cannot write mine.npz: File exists; choose a folder that you may"),
         ("--out mine.npz/deeper", "cannot write mine.npz/deeper: Not a directory; choose a fol"),
         ("--out /proc/nobody/writes", "cannot write /proc/nobody/writes: "),

@@ -165,7 +165,7 @@ def test_a_peer_whose_data_lacks_a_class_needs_to_know_how_many_there_are():
     world = prepare_own(experiment, 1, few, classes=3)
     assert world.label_counts.shape == (5, 3)
     assert world.setup["examples"] == [0, 20, 0, 0, 0]
-    with pytest.raises(InputError, match="has labels of 2 classes, and --classes says 1"):
+    with pytest.raises(InputError, match="has 2 classes, but --classes is 1"):
         prepare_own(experiment, 1, few, classes=1)
 
 
@@ -305,7 +305,7 @@ def test_half_precision_and_packing_change_little_and_save_bytes():
 
 
 def test_an_algorithm_that_adds_up_on_both_ends_refuses_half_precision():
-    with pytest.raises(InputError, match="needs messages as they were sent; use wire fp32"):
+    with pytest.raises(InputError, match="requires lossless messages; use wire fp32"):
         network_of(toy(EVERY["fednl"]), wire="bf16")
 
 
@@ -417,7 +417,7 @@ def test_one_who_runs_another_experiment_is_left_out(caplog):
     assert isinstance(found[3], InputError)
     assert "local.lr is 0.2 here and 0.1 there" in str(found[3])
     assert [peer.finished for peer in peers] == [peers[0].world.rounds] * 3 + [0]
-    assert "node-3 runs another experiment: local.lr is 0.1 here and 0.2 there" in caplog.text
+    assert "node-3, which runs another experiment: local.lr is 0.1 here and 0.2" in caplog.text
 
 
 def test_disks_that_are_full_everywhere_end_everybody(tmp_path, monkeypatch):

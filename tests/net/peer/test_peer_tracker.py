@@ -13,7 +13,6 @@ from support.networking import SkippingLoop, network_of, skip
 
 from peerage import DecAvg, FedAvg
 from peerage.engine.prepare import prepare
-from peerage.engine.shard import PRE_ROUND
 from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.network import Network
@@ -21,6 +20,7 @@ from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import State, View
 from peerage.net.wire.header import Rejected
 from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
+from peerage.requests import PRE_ROUND
 from peerage.testing import toy
 
 ESSENCE = {"local.lr": "0.1", "rounds": "9"}
@@ -306,10 +306,10 @@ def test_every_peer_has_a_life_of_its_own(known):
             {"local.lr": "0.2", "rounds": "8"},
             "local.lr is 0.1 here and 0.2 there; rounds is 9 here and 8 there",
         ),
-        ({}, "something"),
-        (ESSENCE, "something"),  # whatever that means
-        ([1, 2], "something"),
-        (None, "something"),
+        ({}, "unknown difference"),
+        (ESSENCE, "unknown difference"),
+        ([1, 2], "unknown difference"),
+        (None, "unknown difference"),
     ],
 )
 def test_a_peer_with_another_experiment_is_found_and_asked_no_more(
@@ -327,7 +327,7 @@ def test_a_peer_with_another_experiment_is_found_and_asked_no_more(
 
     play(known, act)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"node-1 runs another experiment: {text}"]
+    assert lines == [f"ignoring node-1, which runs another experiment: {text}"]
 
 
 def test_a_difference_is_told_in_few_words(known):
@@ -383,8 +383,8 @@ def test_missing_peers_are_named_now_and_then_and_left_out_in_the_end(known, cap
     play(known, act)
     missing = "node-2 (127.0.0.1:10002), node-3 (127.0.0.1:10003)"
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[-1] == f"beginning without {missing}"
-    assert set(lines[:-1]) == {f"waiting for {missing}"}
+    assert lines[-1] == f"starting without {missing}"
+    assert set(lines[:-1]) == {f"waiting for {missing} to start"}
     assert 3 <= len(lines[:-1]) <= 5  # after 3 seconds, and then every 15
 
 
@@ -558,5 +558,5 @@ def test_names_with_and_without_addresses(known):
 def test_long_lists_of_names_are_cut():
     experiment = toy(DecAvg(), nodes=9, partition="iid")
     tracker = Scene((network_of(experiment), prepare(experiment))).tracker
-    listed = tracker.names(tracker.everybody, addresses=False)
+    listed = tracker.names(tracker.other_peers, addresses=False)
     assert listed == "node-1, node-2, node-3, node-4, node-5 and 3 more"

@@ -56,7 +56,7 @@ def test_classes_are_a_number_or_names(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0", "--classes must be at least 1, or names as in cat,dog,horse, got 0"),
+        ("0", "--classes must be at least 1, or names like cat,dog,horse, got 0"),
         ("-2", "at least 1, .* got -2"),
         ("cat,dog,cat", "--classes 'cat,dog,cat' names 'cat' twice; write --classes cat,dog,horse"),
         ("cat,,dog", "--classes 'cat,,dog' has an empty name"),
@@ -108,10 +108,14 @@ def test_classes_that_have_numbers_only_take_names_in_their_order():
     ("own", "classes", "message"),
     [
         (("cat", "dog"), ("cat", "dig"), "mine has a class 'dog' that --classes lacks; did you m"),
-        (("cat", "dog"), 3, "--classes 3 does not say which classes mine lacks beside cat, dog; n"),
-        (("cat", "dog"), 1, "mine has labels of 2 classes, and --classes says 1; give the number"),
-        (None, 1, "mine has labels of 2 classes, and --classes says 1"),
-        (None, ("cat",), "mine has labels of 2 classes, and --classes names 1; name all classes"),
+        (
+            ("cat", "dog"),
+            3,
+            "--classes 3 does not name the classes that mine lacks besides cat, dog; n",
+        ),
+        (("cat", "dog"), 1, "mine has 2 classes, but --classes is 1; give the number"),
+        (None, 1, "mine has 2 classes, but --classes is 1"),
+        (None, ("cat",), "mine has 2 classes, but --classes names 1; name all classes"),
         (None, ("0", "2"), "mine has a class '1' that --classes lacks"),
     ],
 )
@@ -142,11 +146,12 @@ def test_a_shared_test_set_takes_the_place_of_the_own():
         ),
         (
             data([0, 1, 2], name="all"),
-            "--test all has 3 classes and mine has 2; say with --classes",
+            "--test all has 3 classes and mine has 2; "
+            "name all classes of the whole network with --classes",
         ),
         (
             data([0, 1], ("cat", "fox"), "all"),
-            "--test all calls a class 'fox' that mine calls 'dog'; name all classes of the whole",
+            "--test all has a class 'fox' where mine has 'dog'; name all classes of the whole",
         ),
     ],
 )

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerage.engine.shard import PRE_ROUND
 from peerage.net.peer.progress import State, View, has_begun
+from peerage.requests import PRE_ROUND
 
 PEERS = (1, 2, 3)
 

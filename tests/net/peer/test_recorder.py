@@ -97,12 +97,12 @@ def test_what_is_late_is_added_to_the_last_row(scene):
     scene.transport.counters["bytes_sent"] += 10
     scene.counters["late"] += 1
     scene.counters["undelivered"] += 1
-    scene.recorder.add_late_news()
+    scene.recorder.add_late_counts()
     [row] = read_metrics(scene.recorder.folder / "metrics.jsonl")
     assert (row["wire_bytes"], row["troubles"]) == (110, {"late": 2, "undelivered": 1})
     assert scene.recorder.rows == [row]
     before = (scene.recorder.folder / "metrics.jsonl").read_bytes()
-    scene.recorder.add_late_news()  # nothing is counted twice
+    scene.recorder.add_late_counts()  # nothing is counted twice
     assert (scene.recorder.folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -127,7 +127,7 @@ def test_without_a_folder_rows_are_kept_and_nothing_is_written(world, tmp_path, 
     scene.recorder.resume(OWNER)
     scene.record(1, wire=5)
     scene.transport.counters["bytes_sent"] += 1
-    scene.recorder.add_late_news()
+    scene.recorder.add_late_counts()
     scene.recorder.show_pause("waiting for node-2")
     scene.recorder.remember_releases()
     scene.recorder.save_checkpoint(1)

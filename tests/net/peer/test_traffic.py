@@ -15,7 +15,14 @@ from support.networking import network_of, run_skipping, skip
 
 from peerage import DecAvg, DecHW, FedAvg
 from peerage.engine.prepare import prepare
-from peerage.net.peer.traffic import LARGEST, SLOW, WORDS, Outbox, message_policy, size_of
+from peerage.net.peer.traffic import (
+    HONEST_REASONS,
+    MAX_DONE,
+    OPEN_ENDED_BYTES,
+    Outbox,
+    message_policy,
+    size_of,
+)
 from peerage.net.wire.header import DATA, REASONS, Header, Rejected, done
 from peerage.net.wire.payload import LAYOUT_LIMIT
 from peerage.net.wire.transport import QUERY_TIMEOUT, MemoryNetwork, MemoryTransport, Unreachable
@@ -204,8 +211,8 @@ def test_refusals_are_counted_every_time_and_logged_once(caplog):
         scene = play(act)
     assert scene.counters == {"refused shape": 3, "refused dtype": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        "node 1 refused a message: tensor x has another shape",
-        "node 1 refused a message: tensor x has another type",
+        "node 1 rejected a message: tensor x has another shape",
+        "node 1 rejected a message: tensor x has another type",
     ]
 
 
@@ -216,22 +223,22 @@ def test_that_a_message_comes_at_the_wrong_time_is_not_logged(reason, caplog):
         await scene.put(message(0))
 
     assert play(act).counters == {f"refused {reason}": 1}
-    assert bool(caplog.records) == (reason not in SLOW)
+    assert bool(caplog.records) == (reason not in HONEST_REASONS)
 
 
 def test_only_so_many_words_may_wait():
     async def act(scene: Scene) -> None:
         scene.line.open.clear()
         await scene.put(message(0))
-        for _ in range(WORDS):
-            assert scene.outbox.has_room_for_words()
+        for _ in range(MAX_DONE):
+            assert scene.outbox.has_room_for_done()
             scene.outbox.put(message(1))
             scene.outbox.put(word(1))
-        assert not scene.outbox.has_room_for_words()
+        assert not scene.outbox.has_room_for_done()
         scene.line.open.set()
         await scene.settle()
         await scene.outbox.flush(PATIENCE)
-        assert scene.outbox.has_room_for_words()
+        assert scene.outbox.has_room_for_done()
 
     play(act)
 
@@ -316,8 +323,11 @@ def test_a_closed_outbox_sends_nothing_more():
         ({"x": TensorSpec((10,)), "b": TensorSpec((2, 3), torch.uint8)}, 46),
         ({"x": TensorSpec((10,)), "y": TensorSpec((5, 5))}, 140),
         ({"s": TensorSpec(())}, 4),
-        ({"x": TensorSpec((None,))}, LARGEST),
-        ({"x": TensorSpec((None,)), "y": TensorSpec((LARGEST,))}, 2 * (4 + 4 * LARGEST)),
+        ({"x": TensorSpec((None,))}, OPEN_ENDED_BYTES),
+        (
+            {"x": TensorSpec((None,)), "y": TensorSpec((OPEN_ENDED_BYTES,))},
+            2 * (4 + 4 * OPEN_ENDED_BYTES),
+        ),
     ],
 )
 def test_how_many_bytes_tensors_may_have(forms, size):

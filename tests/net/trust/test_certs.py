@@ -175,7 +175,7 @@ def test_a_folder_for_another_machine_has_all_that_a_peer_needs(
     second = authority.issue("node-2", into=machine)  # several peers on one machine
     assert Identity.load(machine, "node-2") == second
     other = Authority.create(tmp_path / "other", "trial")
-    with pytest.raises(InputError, match="is that of another authority; choose another folder"):
+    with pytest.raises(InputError, match="belongs to another authority; choose another folder"):
         other.issue("node-3", into=machine)
 
 
@@ -247,7 +247,7 @@ def test_revoking_by_name_takes_all_even_those_whose_files_are_gone(
 def test_an_identity_can_be_replaced(authority: Authority) -> None:
     old = authority.issue("node-1")
     authority.revoke("node-1")
-    with pytest.raises(InputError, match=r"node-1.pem is already there.*revoke node-1. and delete"):
+    with pytest.raises(InputError, match=r"node-1.pem already exists.*revoke node-1. and delete"):
         authority.issue("node-1")
     old.certificate.unlink()
     old.key.unlink()
@@ -428,7 +428,9 @@ def test_a_key_that_others_can_read_is_refused(authority: Authority, open_to: in
 def test_a_key_of_another_certificate(authority: Authority) -> None:
     one, two = authority.issue("node-1"), authority.issue("node-2")
     one.key.write_bytes(two.key.read_bytes())
-    with pytest.raises(InputError, match=r"node-1.key is not the key of the certificate beside it"):
+    with pytest.raises(
+        InputError, match=r"node-1.key is not the key of the certificate in the same"
+    ):
         Identity.load(authority.folder, "node-1")
 
 
@@ -447,7 +449,7 @@ def test_wrong_identities_do_not_even_load(authority: Authority, tmp_path: Path)
         "self-signed": "was not issued by the authority 'trial'",
         "other authority": "was not issued by the authority 'trial'",
         "expired": f"expired on {days_from_now(-10):%Y-%m-%d}.* and it is {days_from_now(0):%Y-%m}",
-        "not yet valid": f"valid from {days_from_now(5):%Y-%m-%d} .*check the clock, or wait",
+        "not yet valid": f"not valid before {days_from_now(5):%Y-%m-%d} .*check the clock, or wait",
     }
     for kind, match in complaints.items():
         identity = wrong[kind]
@@ -471,7 +473,7 @@ def test_a_key_with_a_password(authority: Authority) -> None:
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
-    with pytest.raises(InputError, match="has a password; peers need a key without one"):
+    with pytest.raises(InputError, match="has a password; use a key without one"):
         Identity.load(authority.folder, "node-1")
 
 
@@ -493,9 +495,11 @@ def test_a_list_of_another_authority(authority: Authority, tmp_path: Path) -> No
 )
 def test_bad_names(authority: Authority, name: str) -> None:
     before = files(authority.folder)
-    with pytest.raises(InputError, match="small letters, digits and hyphens, such as node-3; got"):
+    with pytest.raises(
+        InputError, match="lower-case letters, digits and hyphens, such as node-3; got"
+    ):
         authority.issue(name)
-    with pytest.raises(InputError, match="small letters"):
+    with pytest.raises(InputError, match="lower-case letters"):
         Identity.load(authority.folder, name)
     assert files(authority.folder) == before
 
@@ -507,7 +511,7 @@ def test_good_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["authority", "revoked"])
 def test_names_of_files_of_the_authority(authority: Authority, name: str) -> None:
-    with pytest.raises(InputError, match=f"{name!r} is taken by a file of the authority"):
+    with pytest.raises(InputError, match=f"{name!r} is used by a file of the authority"):
         authority.issue(name)
 
 
@@ -534,7 +538,7 @@ def test_bad_hosts(authority: Authority, host: str) -> None:
 
 def test_nobody_can_be_given_the_server_name_of_another(authority: Authority) -> None:
     for host in (server_name("node-2"), server_name("node-2").upper(), "peerage.internal"):
-        with pytest.raises(InputError, match="which is for identities; choose another"):
+        with pytest.raises(InputError, match="which is reserved for identities; choose another"):
             authority.issue("node-1", hosts=[host])
 
 
@@ -549,7 +553,7 @@ def test_bad_numbers(authority: Authority, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"years must lie between 1 and 100, got {years}"):
             Authority.create(tmp_path / "new", "trial", years)
     for name in ("", " a", "a" * 65, "a\nb"):
-        with pytest.raises(InputError, match="named with 1 to 64 letters, got"):
+        with pytest.raises(InputError, match="must have 1 to 64 letters, got"):
             Authority.create(tmp_path / "new", name)
     assert not (tmp_path / "new").exists()
 
@@ -568,7 +572,9 @@ def test_an_expired_authority_signs_nothing(
 
 
 def test_an_unknown_name_is_not_revoked(authority: Authority) -> None:
-    with pytest.raises(InputError, match="no identity 'node-1' was issued here; none was issued"):
+    with pytest.raises(
+        InputError, match="no identity 'node-1' was issued here; none has been issued"
+    ):
         authority.revoke("node-1")
     authority.issue("node-1")
     with pytest.raises(InputError, match=r"no identity 'node-11' .*did you mean 'node-1'"):
@@ -582,7 +588,7 @@ def test_an_authority_is_never_overwritten(authority: Authority, file: str) -> N
     for other in {"authority.pem", "authority.key", "revoked.pem"} - {file}:
         (authority.folder / other).unlink()
     before = files(authority.folder)
-    with pytest.raises(InputError, match=f"{file} is already there: an authority is never over"):
+    with pytest.raises(InputError, match=f"{file} already exists, and an authority is never over"):
         Authority.create(authority.folder, "trial")
     assert files(authority.folder) == before
 
@@ -593,7 +599,7 @@ def test_an_identity_is_never_overwritten(authority: Authority, file: str) -> No
     for other in {identity.certificate, identity.key} - {authority.folder / file}:
         other.unlink()
     before = files(authority.folder)
-    with pytest.raises(InputError, match=f"{file} is already there: an identity is never over"):
+    with pytest.raises(InputError, match=f"{file} already exists, and an identity is never over"):
         authority.issue("node-1")
     assert files(authority.folder) == before
 
@@ -624,7 +630,7 @@ def test_an_authority_with_a_key_of_another_kind(authority: Authority) -> None:
     )
     own = builder.sign(key, None).public_bytes(serialization.Encoding.PEM)
     (authority.folder / "authority.pem").write_bytes(own)
-    with pytest.raises(InputError, match=r"authority.key is not a key on an elliptic curve; make"):
+    with pytest.raises(InputError, match=r"authority.key is not an elliptic curve key; create"):
         Authority.load(authority.folder)
 
 

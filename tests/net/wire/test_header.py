@@ -457,5 +457,5 @@ def test_what_cannot_be_sent_is_said_to_the_sender():
     header, _ = written({})
     with pytest.raises(PeerageError, match=f"more than {HEADER_LIMIT}; shorten the name"):
         header_bytes(stating(header, architecture="a" * 5000))
-    with pytest.raises(PeerageError, match="'a b' is no id of a run"):
+    with pytest.raises(PeerageError, match="invalid run id 'a b'"):
         header_bytes(replace(header, run="a b"))

@@ -1,4 +1,4 @@
-"""The run folder of a whole network, as the reports know it, from the folders of its peers."""
+"""Builds the run folder of a network from the folders of its peers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
@@ -16,6 +16,7 @@ from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
 from peerage.experiment.outside import algorithm_record
 from peerage.files import read_json, write_json
+from peerage.net.deploy.process import PeerProcess
 from peerage.privacy import privacy_report
 from peerage.records import checkpoint
 from peerage.records.environment import environment
@@ -24,33 +25,28 @@ from peerage.records.rows import MetricWriter, Row
 from peerage.runs.summary import digest, network_row, node_rows, summary_of, totals
 from peerage.vectors import Layout
 
-if TYPE_CHECKING:
-    from peerage.net.deploy.up import PeerProcess
-
 REMEDY = "run `peerage up` again"  # after the disk was full
 
 
 @dataclass(frozen=True)
 class RecordCollector:
-    """Writes metrics, setup and summary of a network, as far as its peers have come."""
+    """Writes the metrics, setup and summary of a network, up to its latest rounds."""
 
     home: Path
     world: World
-    wire: str  # how numbers travelled
-    started: float  # on the clock of perf_counter
+    wire: str  # the format of float32 tensors in messages
+    started: float  # in seconds of perf_counter
 
-    def write(
-        self, peers: "Sequence[PeerProcess]", status: str, message: str = ""
-    ) -> dict[str, Any]:
-        """The summary, which is also in the folder; a digest is for runs that finished."""
+    def write(self, peers: Sequence[PeerProcess], status: str, message: str = "") -> dict[str, Any]:
+        """Write all records and return the summary; only finished runs have a digest."""
         world, noise = self.world, self.world.noise
         by_peer = [peer.rows for peer in peers]
-        rows = [row for own in by_peer for row in own]
+        rows = [row for peer_rows in by_peer for row in peer_rows]
         network = self._metrics(rows, status)
         write_json(self.home / "setup.json", world.setup, REMEDY)
-        where = environment() | algorithm_record(world.experiment.algorithm)
-        write_json(self.home / "environment.json", where, REMEDY)
-        kept, layouts = final_models(peers, world) if status == "finished" else ([], [])
+        versions = environment() | algorithm_record(world.experiment.algorithm)
+        write_json(self.home / "environment.json", versions, REMEDY)
+        models, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
         if peers and noise.active:
             sent = [released(peer) for peer in peers[: world.num_data_nodes]]
@@ -61,19 +57,19 @@ class RecordCollector:
             run=self.home.name,
             status=status,
             seconds=perf_counter() - self.started,
-            digest=digest(kept, layouts) if kept else None,
+            digest=digest(models, layouts) if models else None,
             message=message,
             privacy=privacy,
         )
         sums = totals(rows)
         summary |= {key: sums[key] for key in ("bytes_sent", "wire_bytes", "counters")}
-        accounts = [_account_of(peer, own) for peer, own in zip(peers, by_peer, strict=True)]
-        summary |= {"wire": self.wire, "peers": accounts}
+        summaries = [_peer_summary(*pair) for pair in zip(peers, by_peer, strict=True)]
+        summary |= {"wire": self.wire, "peers": summaries}
         write_json(self.home / "summary.json", summary, REMEDY)
         return summary
 
     def _metrics(self, rows: Sequence[Row], status: str) -> list[Row]:
-        """Write what all peers recorded, round by round; the rows of the network."""
+        """Write the rows of all peers, round by round; return the rows of the network."""
         by_round: dict[int, list[Row]] = {}
         for row in rows:
             by_round.setdefault(row["round"], []).append(row)
@@ -81,7 +77,7 @@ class RecordCollector:
         path = self.home / "metrics.jsonl"
         path.unlink(missing_ok=True)
         with MetricWriter(path, REMEDY) as writer:
-            for round in sorted(by_round) if status == "finished" else whole(by_round):
+            for round in sorted(by_round) if status == "finished" else complete_rounds(by_round):
                 report = report_of(by_round[round])
                 total += report.bytes
                 present = set(self.world.present(round - 1))
@@ -93,15 +89,16 @@ class RecordCollector:
         return network
 
 
-def _account_of(peer: "PeerProcess", rows: Sequence[Row]) -> dict[str, Any]:
+def _peer_summary(peer: PeerProcess, rows: Sequence[Row]) -> dict[str, Any]:
+    """Totals over all restarts of a peer; a restarted peer does not know its earlier counts."""
     seen = peer.seen
     return {"name": seen.name, "state": seen.state, "starts": peer.starts, **totals(rows)}
 
 
-def whole(by_round: Mapping[int, Sequence[Row]]) -> list[int]:
-    """The rounds without the last ones, if some peers were still on their way there.
+def complete_rounds(by_round: Mapping[int, Sequence[Row]]) -> list[int]:
+    """The rounds without the last ones that some peers had not finished yet.
 
-    >>> whole({0: [{}, {}, {}], 1: [{}, {}], 2: [{}, {}], 3: [{}]})
+    >>> complete_rounds({0: [{}, {}, {}], 1: [{}, {}], 2: [{}, {}], 3: [{}]})
     [0, 1, 2]
     """
     rounds = sorted(by_round)
@@ -111,7 +108,7 @@ def whole(by_round: Mapping[int, Sequence[Row]]) -> list[int]:
 
 
 def report_of(rows: Iterable[Row]) -> RoundReport:
-    """One round of all peers, from their rows, as an engine would report it."""
+    """The report of one round, as an engine returns it, from the rows of all peers."""
     rows = sorted(rows, key=lambda row: int(row["node"]))
     nodes = [
         NodeReport(
@@ -126,20 +123,20 @@ def report_of(rows: Iterable[Row]) -> RoundReport:
 
 
 def _seconds(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of every phase the mean over the peers, and in total the longest."""
+    """The mean seconds of every phase over the peers, and the longest total."""
     phases = dict.fromkeys(phase for row in rows for phase in row)
     means = {phase: fmean(row.get(phase, 0.0) for row in rows) for phase in phases}
     return means | {"total": max(row["total"] for row in rows)}
 
 
 def _number(value: float | None) -> float:
-    """What is not finite is null in a file."""
+    """A number from a file, in which non-finite values are null."""
     return math.nan if value is None else value
 
 
-def final_models(peers: "Sequence[PeerProcess]", world: World) -> tuple[list[Tensor], list[Layout]]:
-    """Of every node that keeps one, from its last checkpoint."""
-    kept, layouts = [], []
+def final_models(peers: Sequence[PeerProcess], world: World) -> tuple[list[Tensor], list[Layout]]:
+    """The model of every node that stores one, from its last checkpoint, and its layout."""
+    models, layouts = [], []
     for peer in peers:
         if world.model_owner(peer.number) != peer.number:
             continue
@@ -147,12 +144,12 @@ def final_models(peers: "Sequence[PeerProcess]", world: World) -> tuple[list[Ten
         if saved is None:
             continue
         with safe_open(saved.folder / saved.parts[str(peer.number)], framework="pt") as file:
-            kept.append(file.get_tensor(f"{peer.number}.params"))
+            models.append(file.get_tensor(f"{peer.number}.params"))
         layouts.append(world.layout(peer.number))
-    return kept, layouts
+    return models, layouts
 
 
-def released(peer: "PeerProcess") -> int:
-    """How many messages under noise a peer has sent, whatever became of it."""
+def released(peer: PeerProcess) -> int:
+    """The number of noisy messages that a peer has released, even if it failed."""
     file = peer.folder / "released.json"
     return int(read_json(file)["messages"]) if file.exists() else 0

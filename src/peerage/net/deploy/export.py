@@ -1,8 +1,8 @@
-"""A network on several machines: one folder for each peer, with all that it needs there.
+"""Prepares a network on several machines: one folder per peer with all its files.
 
 OUT/authority/              signs the identities; its key stays here
-OUT/node-0/                 goes to the machine of node 0
-    README.txt              what to do there
+OUT/node-0/                 to be moved to the machine of node 0
+    README.txt              instructions
     network.toml  experiment.toml
     certs/                  its key and certificate, authority.pem, revoked.pem
     peerage-node-0.service  a unit for systemd
@@ -39,11 +39,10 @@ from peerage.runs.run import check_empty
 __all__ = ["PORT", "Exported", "Host", "assign_hosts", "export", "parse_host", "read_hosts"]
 
 PORT = 7400
-START = 3600.0  # seconds for the first round to begin: people walk from machine to machine
+START = 3600.0  # seconds to wait for all peers, which a person starts one by one
 HOST = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:(?P<port>[0-9]{1,9}))?")
-# Where a unit finds the folder of its peer, or a link to it. So there is nothing to quote, however
-# the folder is called; and the unit can be copied to where its peer may not change it, which it
-# could not if it spoke of its own place (%Y).
+# The folder of a peer, or a link to it, as the unit names it. A fixed path needs no quoting. Unlike
+# the unit's own location (%Y), it also allows to copy the unit to where its peer cannot change it.
 HOME = "/srv/peerage/{name}"
 
 UNIT = """\
@@ -52,27 +51,27 @@ UNIT = """\
 Description=Peerage peer {name}
 Wants=network-online.target
 After=network-online.target
-# Give up after 20 failures in 10 minutes: then somebody has to look.
+# Give up after 20 failures in 10 minutes.
 StartLimitIntervalSec=600
 StartLimitBurst=20
 
 [Service]
-# {home} is the folder that this file came in, or a link to it.
+# {home} is the folder that this file was exported in, or a link to it.
 WorkingDirectory={home}
 Environment=PEERAGE_DATA={home}/data
 ExecStart={home}/{command}
 Restart=on-failure
 RestartSec=10
-# What it says when it is asked to stop, which is no failure.
+# The exit status after SIGTERM, which is not a failure.
 SuccessExitStatus=130
-# It ends what it is computing before it stops. If that takes longer, it is killed, which is safe at
-# any time: it goes on from its last round.
+# The peer finishes its current computation before it stops. After this time it is killed, which is
+# safe: it continues from its last round.
 TimeoutStopSec=30
-# Without the next line it runs as root. Better make a user for it (useradd --system peerage),
-# give it the folder (chown -R peerage: {home}/), and take the # away.
+# Without the next line the peer runs as root. Better create a user (useradd --system peerage),
+# make it the owner of the folder (chown -R peerage: {home}/), and remove the #.
 # User=peerage
 
-# It may read what others may, write to its own folder, and talk to the network.
+# The peer may read public files, write to its own folder, and use the network.
 ReadWritePaths={home}
 ProtectSystem=strict
 ProtectHome=read-only
@@ -101,8 +100,8 @@ This folder belongs on the machine that the others reach as
 
     {address}
 
-Let TCP to that port through its firewall. The key in certs/ is what makes a machine {name}, so keep
-no copy of it anywhere else. All commands are for a shell in this folder.
+Allow TCP connections to that port in its firewall. Anyone who has the key in certs/ can act as
+{name}, so keep no other copy of it. Run all commands in this folder.
 
 1. Install, with Python 3.11 or newer, and the same version on all machines
 
@@ -115,37 +114,37 @@ no copy of it anywhere else. All commands are for a shell in this folder.
 
     PEERAGE_DATA=data {command}
 
-It waits for the others, for an hour at most, before the first round. Checkpoints and results go to
-run/; started again, it goes on from its last round.
+Before round 1, the peer waits up to an hour for the others. Checkpoints and results go to run/. If
+you start it again, it continues from its last round.
 {listens}
 
-To have systemd start it, now and after every reboot, give this folder the name by which the unit
-knows it (the first line, unless that is where it is), and install the unit:
+To let systemd start the peer now and after every reboot, link this folder to {home} (the
+first line, not needed if the folder is there already), and install the unit:
 
-    sudo mkdir -p {shelf} && sudo ln -sfnT "$PWD" {home}
+    sudo mkdir -p {parent} && sudo ln -sfnT "$PWD" {home}
     sudo cp {unit} /etc/systemd/system/
     sudo systemctl enable --now {unit}
     journalctl --follow --unit {unit}
 """
 
 OWN_DATA = """\
-With data of its own, of which nobody else needs a copy, add for instance
+To train on private data, which no other peer needs, add for instance
 
     --data npz:path=data/mine.npz
 
-to the command below and to ExecStart in the unit. If it lacks some of the classes that others have,
---classes says how many there are in the whole network, or which: --classes cat,dog,horse. With
---test it is judged on the test part of other data, which all peers may have in common.
+to the command below and to ExecStart in the unit. If the data lacks some classes of the network,
+give the number or the names of all classes, as in --classes cat,dog,horse. To evaluate the model on
+the test set of another data set, such as one that all peers have, add --test.
 """
 HUB_DATA = """\
-The hub does not train, but it judges the model. If the others bring data of their own, give it some
-of the same kind, with --data npz:path=data/test.npz in the command below and in the unit.
+The hub does not train, but it evaluates the model. If the others use private data, give the hub a
+test set of the same kind: --data npz:path=data/test.npz in the command below and in the unit.
 """
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine by its name or address, and the first port that peers may have there."""
+    """The name or address of a machine, and the first port for its peers."""
 
     name: str
     port: int
@@ -156,9 +155,9 @@ class Host:
 
     @property
     def bind(self) -> str:
-        """Where it listens, if that is not its address.
+        """The address to listen on, if that differs from `address`.
 
-        On many machines their own name stands for 127.0.1.1, where nobody else can reach them.
+        Many machines resolve their own name to 127.0.1.1, which others cannot reach.
         """
         named = not _is_address(self.name) and self.name != "localhost"
         return f"0.0.0.0:{self.port}" if named else ""
@@ -166,7 +165,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and where."""
+    """The exported network and its folders."""
 
     out: Path
     network: Network
@@ -193,7 +192,7 @@ class Exported:
         ]
         lines += [
             "move each folder to its machine, and follow the README.txt in it",
-            f"keep {self.authority} to yourself: who has its key can make identities",
+            f"keep {self.authority} secret: anyone who has its key can create identities",
         ]
         return "\n".join(lines)
 
@@ -206,7 +205,7 @@ def export(
     port: int = PORT,
     certs: Path | None = None,
 ) -> Exported:
-    """Write a folder for every peer, all or none; `certs` is an authority that is there already."""
+    """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
     _check_port(port, "--port")
     experiment = _with_model(experiment)
     _check_experiment(experiment)
@@ -226,18 +225,18 @@ def export(
                 serials.append(_issue(authority, place, folder))
                 _write(folder, network, number, place)
     except BaseException:
-        if known is not None:  # the keys are gone, so nobody will ever have to revoke these
+        if known is not None:  # the keys are deleted, so these never have to be revoked
             for serial in serials:
                 (known.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
         raise
     return Exported(out, network, out / "authority" if known is None else known.folder)
 
 
-# Which peer is where
+# Hosts
 
 
 def read_hosts(path: Path, port: int = PORT) -> list[Host]:
-    """One host per line; the port is for those that name none."""
+    """Read one host per line; `port` is for hosts without one."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -265,14 +264,14 @@ def read_hosts(path: Path, port: int = PORT) -> list[Host]:
 
 
 def parse_host(text: str, port: int = PORT) -> Host:
-    """A name or an address, with or without a port.
+    """Parse a host name or address, with or without a port.
 
     >>> parse_host("10.0.0.3")
     Host(name='10.0.0.3', port=7400)
     >>> parse_host("[2001:db8::7]:7500")
     Host(name='2001:db8::7', port=7500)
     """
-    if text.count(":") > 1 and _is_address(text):  # of the long kind, without brackets and port
+    if text.count(":") > 1 and _is_address(text):  # IPv6 without brackets and port
         text = f"[{text}]"
     found = HOST.fullmatch(text)
     if not found:
@@ -283,35 +282,37 @@ def parse_host(text: str, port: int = PORT) -> Host:
 
 
 def assign_hosts(hosts: Sequence[Host], experiment: Experiment) -> list[Host]:
-    """A host for every peer, in turn; each gets the next port that is free there."""
+    """Assign the hosts to the peers in turn; each peer gets the next free port of its host."""
     count = experiment.nodes_and_hub
-    crew = f"{count} peers" + (
+    peers = f"{count} peers" + (
         ", the last of them the hub" if experiment.algorithm.with_hub else ""
     )
     if len(hosts) > count:
         extra = ", ".join(host.address for host in hosts[count:])
         warnings.warn(
-            f"{len(hosts)} hosts for {crew}: {extra} will not be used", PeerageWarning, stacklevel=3
+            f"{len(hosts)} hosts for {peers}: {extra} will not be used",
+            PeerageWarning,
+            stacklevel=3,
         )
-    dealt: dict[Host, None] = {}  # a set that remembers the order
+    assigned: dict[Host, None] = {}  # an ordered set
     for number in range(count):
         host = hosts[number % len(hosts)]
-        while host in dealt:
+        while host in assigned:
             host = Host(host.name, host.port + 1)
         if host.port > 65535:
             raise InputError(
-                f"{crew}: node-{number} would get port {host.port} of {host.name}, and ports end "
+                f"{peers}: node-{number} would get port {host.port} of {host.name}, and ports end "
                 "at 65535; give a lower port or more hosts"
             )
-        dealt[host] = None
-    return list(dealt)
+        assigned[host] = None
+    return list(assigned)
 
 
 def _host_name(text: str) -> str:
     if _is_address(text):
         address = ipaddress.ip_address(text)
         if address.is_unspecified or address.is_multicast:
-            raise InputError(f"nobody can be reached at {text}; give the address of a machine")
+            raise InputError(f"{text} is not the address of a machine; give one like 192.0.2.7")
         return str(address)
     name = text.lower()
     if not is_host_name(name):
@@ -325,7 +326,7 @@ def _host_name(text: str) -> str:
 def _is_address(text: str) -> bool:
     with suppress(ValueError):
         ipaddress.ip_address(text)
-        return "%" not in text  # what comes after it means something on one machine only
+        return "%" not in text  # an IPv6 zone is valid on one machine only
     return False
 
 
@@ -338,14 +339,14 @@ def _hub(experiment: Experiment) -> int | None:
     return experiment.nodes if experiment.algorithm.with_hub else None
 
 
-# What can travel
+# Checks
 
 
 def _with_model(experiment: Experiment) -> Experiment:
-    """The experiment with the model that it would choose: a peer with other data must not ask anew.
+    """The experiment with its default model, so that peers with private data use the same one.
 
-    For a data set that is not published, all peers choose by the shape of their examples, which is
-    the same for all.
+    For a data set that is not published, the peers choose it by the shape of their examples, which
+    is the same for all.
     """
     known = dataset_info(experiment.dataset)
     if experiment.model or known is None:
@@ -355,26 +356,26 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 
 def _check_experiment(experiment: Experiment) -> None:
-    """Data are left alone: those of the peers may be on their machines only."""
+    """Check the experiment without its data, which may exist only on the machines of the peers."""
     if experiment.until is not None:
         raise InputError(NO_END)
     if type(experiment.algorithm) not in ALGORITHMS.values():
         raise InputError(
-            f"the algorithm {display_name(experiment.algorithm, ALGORITHMS)!r} is kept outside the "
-            "package, where other machines do not have it; try it with `peerage up`"
+            f"the algorithm {display_name(experiment.algorithm, ALGORITHMS)!r} is not part of the "
+            "package, so other machines lack it; run it with `peerage up`"
         )
     Experiment.from_toml(experiment.to_toml())
     build_graph(experiment, experiment.nodes_and_hub)
 
 
 def _check_names(authority: Authority, network: Network) -> None:
-    """Earlier holders of the same names can speak for the new ones."""
+    """Warn if valid certificates with these names exist; their holders can act as the new peers."""
     names = {member.name for member in network.members}
-    old = {one.name: one for one in authority.issued() if one.status == "valid"}
-    if both := [name for name in old if name in names]:
+    old = {issued.name: issued for issued in authority.issued() if issued.status == "valid"}
+    if reused := [name for name in old if name in names]:
         warnings.warn(
-            f"the authority in {authority.folder} has given out {', '.join(both)} before, and "
-            "those keys are good here too; to end that, revoke them and export again",
+            f"the authority in {authority.folder} has issued {', '.join(reused)} before, and those "
+            "keys are valid in this network too; to prevent that, revoke them and export again",
             PeerageWarning,
             stacklevel=3,
         )
@@ -385,7 +386,7 @@ def _check_names(authority: Authority, network: Network) -> None:
 
 @contextmanager
 def _all_or_nothing(out: Path) -> Iterator[Path]:
-    """A folder whose content moves to `out` if all goes well, and disappears if not."""
+    """A temporary folder whose content is moved to `out` on success, and deleted otherwise."""
     placed: list[Path] = []
     with private_folder(out):
         with disk_errors(out, REMEDY):
@@ -405,7 +406,7 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
 
 
 def _issue(authority: Authority, place: Host, folder: Path) -> int:
-    """Make the folder of a peer, and its identity, which has the same name; the serial."""
+    """Create the folder of a peer and an identity of the same name; return its serial number."""
     with disk_errors(folder, REMEDY):
         folder.mkdir(mode=0o700)
     identity = authority.issue(folder.name, hosts=[place.name], into=folder / "certs")
@@ -423,7 +424,7 @@ def _write(folder: Path, network: Network, number: int, place: Host) -> None:
 
 
 def _guides(network: Network, number: int, place: Host) -> dict[str, str]:
-    """The unit and the README of one peer, which give the same command."""
+    """The systemd unit and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
     bind = f" --bind {place.bind}" if place.bind else ""
@@ -432,7 +433,7 @@ def _guides(network: Network, number: int, place: Host) -> dict[str, str]:
         "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
         "address": place.address,
         "home": HOME.format(name=name),
-        "shelf": str(Path(HOME).parent),
+        "parent": str(Path(HOME).parent),
         "unit": f"peerage-{name}.service",
         "command": "venv/bin/python -m peerage node --network network.toml --identity "
         f"{name} --out run{bind}",
@@ -446,19 +447,16 @@ def _about_data(experiment: Experiment) -> str:
     name = display_name(experiment.dataset, DATASETS)
     spec = specs.text(experiment.dataset, "dataset", DATASETS)
     if name not in PUBLISHED:
-        return f"The experiment is about {spec}, which has to be there on this machine as well.\n"
+        return f"The experiment uses {spec}, which must exist on this machine as well.\n"
     if not PUBLISHED[name].files:
-        return f"The experiment is about {spec}, which is built in: there is nothing to fetch.\n"
+        return f"The experiment uses {spec}, which is built in and needs no download.\n"
     return (
-        f"The experiment is about {spec}; fetch it with\n\n"
+        f"The experiment uses {spec}; download it with\n\n"
         f"    PEERAGE_DATA=data venv/bin/python -m peerage data get {name}\n\n"
     )
 
 
 def _listens(place: Host) -> str:
     if place.bind:
-        return "It listens on all addresses of the machine; to change that, name one after --bind."
-    return (
-        "If this address belongs to a router in front of the machine, "
-        f"add --bind 0.0.0.0:{place.port}"
-    )
+        return "It listens on all addresses of the machine; to change that, edit --bind."
+    return f"If the address above is that of a router, add --bind 0.0.0.0:{place.port}"

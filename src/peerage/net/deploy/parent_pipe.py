@@ -1,4 +1,4 @@
-"""A process that started others is gone, or asked to go: nothing of it is left behind."""
+"""Ends child processes when their parent dies, and cleans up once after a signal."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from types import FrameType
 
 from peerage.errors import Interrupted
 
-VARIABLE = "PEERAGE_LIFELINE"  # in the environment of a child: the descriptor that it reads
-GRACE = 20.0  # seconds to end in peace, which are few on a busy machine
+VARIABLE = "PEERAGE_LIFELINE"  # environment variable with the descriptor that a child reads
+GRACE = 20.0  # seconds between SIGTERM and SIGKILL
 ENDINGS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class ParentPipe:
-    """A pipe whose far end only this process holds: those who read it learn when it is gone."""
+    """A pipe that closes when this process dies, so that its children notice."""
 
     def __init__(self) -> None:
         self.theirs, self._ours = os.pipe()
@@ -31,28 +31,28 @@ class ParentPipe:
 
 
 def exit_with_parent(descriptor: str | None) -> None:
-    """End this process, as SIGTERM does, when the far end of a pipe closes; None is no pipe."""
+    """Send SIGTERM to this process when the parent's end of the pipe closes; None does nothing."""
     if descriptor is not None:
-        name = "lifeline"
-        threading.Thread(target=_hold, args=(int(descriptor),), name=name, daemon=True).start()
+        arguments = (int(descriptor),)
+        threading.Thread(target=_wait, args=arguments, name="parent pipe", daemon=True).start()
 
 
-def _hold(descriptor: int) -> None:
+def _wait(descriptor: int) -> None:
     while os.read(descriptor, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    sleep(GRACE)  # it may be in the middle of a long round; checkpoints survive what comes now
+    sleep(GRACE)  # a round may take longer; checkpoints survive SIGKILL
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager
 def interrupt_once() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal raise Interrupted, and none disturbs the cleaning up.
+    """Raise Interrupted at Ctrl-C, SIGTERM or SIGHUP, and ignore these signals after the first.
 
-    A terminal that closes often sends its signal twice. What was ignored before, as by nohup,
-    stays ignored.
+    A closing terminal often sends its signal twice, which must not disturb the clean-up. Signals
+    that were ignored before, as by nohup, stay ignored.
     """
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield
         return
     before = {number: signal.getsignal(number) for number in ENDINGS}

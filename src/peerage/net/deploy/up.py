@@ -1,9 +1,7 @@
-"""A whole network of real processes on this machine: made, watched, disturbed, and gathered."""
+"""Runs a whole network of peer processes on this machine, and collects its records."""
 
-import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -18,107 +16,18 @@ from typing import Any
 from peerage.engine.prepare import prepare
 from peerage.errors import Diverged, InputError, Interrupted, PeerageError, WorkerDied
 from peerage.experiment import Experiment
-from peerage.files import read_json, write_bytes
+from peerage.files import write_bytes
 from peerage.net.deploy.collect import REMEDY, RecordCollector
 from peerage.net.deploy.parent_pipe import ParentPipe, interrupt_once
+from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
-from peerage.records.rows import Row, read_metrics
 from peerage.runs.run import check_empty, new_run_folder
 
-POLL_INTERVAL = 0.2  # seconds between two looks at the peers
-SHUTDOWN_TIMEOUT = 10.0  # seconds that all peers together have to end when they are asked to
-DIVERGED = "became NaN or infinite"  # in the last words of a peer whose model did
-
-
-@dataclass
-class PeerProgress:
-    """What the files of one peer tell of it."""
-
-    name: str
-    state: str = State.STARTING
-    round: int = 0
-    accuracy: float | None = None
-    heard: str = "-"
-
-
-@dataclass
-class PeerProcess:
-    """One peer's process and what was seen of it."""
-
-    number: int
-    seen: PeerProgress
-    folder: Path
-    process: subprocess.Popen[bytes] | None = None
-    starts: int = 0
-    read: int = 0  # bytes of its metrics that were looked at
-    file: int = 0  # the number of that file: a peer that comes back writes another
-    old_file: int = 0  # the number when it was started last
-    killed: bool = False  # by us, as planned
-
-    @property
-    def rows(self) -> list[Row]:
-        path = self.folder / "metrics.jsonl"
-        return read_metrics(path) if path.exists() else []
-
-    def look(self) -> None:
-        for row in self._new_rows():
-            self.seen.round = row["round"]
-            self.seen.heard = "{} of {}".format(*row["heard"])
-            self.seen.accuracy = row.get("accuracy", self.seen.accuracy)
-        if self.process is None:
-            return
-        code = self.process.poll()
-        if code is None:
-            new = self.read and self.file != self.old_file
-            self.seen.state = self.pause or (State.RUNNING if new else State.STARTING)
-        else:
-            self.seen.state = State.FINISHED if code == 0 else "killed" if self.killed else "failed"
-
-    @property
-    def pause(self) -> str | None:
-        """For whom it waits, if it is in contact with none of the others."""
-        with suppress(PeerageError):  # there is no such file while it plays
-            return str(read_json(self.folder / PAUSED)["state"])
-        return None
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def kill(self) -> bool:
-        """With a signal that nobody can catch; whether it was there to be killed."""
-        if self.process is None or not self.alive:
-            return False
-        self.process.kill()
-        self.killed = self.process.wait() < 0
-        return self.killed
-
-    @property
-    def failure(self) -> PeerageError:
-        """Of one that failed: how, in one line."""
-        code = 0 if self.process is None else self.process.returncode
-        if code < 0:
-            hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
-            return WorkerDied(f"{self.seen.name} was killed by {signal_name(-code)}{hint}")
-        line = last_line(self.folder).removeprefix("error: ")
-        kind = Diverged if DIVERGED in line else PeerageError
-        return kind(f"{self.seen.name} failed: {line}")
-
-    def _new_rows(self) -> Iterator[Row]:
-        """What the peer has written since the last look; a line that is not whole can wait."""
-        with suppress(FileNotFoundError), open(self.folder / "metrics.jsonl", "rb") as file:
-            number = os.fstat(file.fileno()).st_ino
-            if number != self.file:
-                self.file, self.read = number, 0
-            file.seek(self.read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.read += len(line)
-                yield json.loads(line)
+POLL_INTERVAL = 0.2  # seconds between two checks of the peers
+SHUTDOWN_TIMEOUT = 10.0  # seconds for all peers to exit after SIGTERM
 
 
 Show = Callable[[Sequence[PeerProgress]], None]
@@ -126,7 +35,7 @@ Show = Callable[[Sequence[PeerProgress]], None]
 
 @dataclass
 class LocalNetwork:
-    """A network of processes; `kill` and `restart` say when a node is disturbed: node -> round."""
+    """A network of processes; `kill` and `restart` map a node to a round."""
 
     experiment: Experiment
     home: Path
@@ -149,16 +58,19 @@ class LocalNetwork:
                     raise InputError(f"{what} names round {round}; the rounds are 1 to {rounds}")
         for node, round in self.restart.items():
             if node not in self.kill or self.kill[node] > round:
-                raise InputError(f"node {node} cannot be restarted in round {round} before a kill")
+                raise InputError(
+                    f"node {node} cannot be restarted in round {round} before it is killed; "
+                    "kill it in an earlier round"
+                )
 
     def run(self) -> dict[str, Any]:
-        """To the end of all peers; the summary of the run."""
+        """Run all peers to their end; return the summary of the run."""
         started = perf_counter()
         check_empty(self.home)
-        world = prepare(self.experiment)  # complains before anything is started
+        world = prepare(self.experiment)  # raises errors before any process is started
         self.experiment = world.experiment
         self.network = self._network()
-        gathering = RecordCollector(self.home, world, self.wire, started)
+        collector = RecordCollector(self.home, world, self.wire, started)
         self.watched = [
             PeerProcess(number, PeerProgress(member.name), self.home / "peers" / member.name)
             for number, member in enumerate(self.network.members)
@@ -167,36 +79,36 @@ class LocalNetwork:
             interrupt_once(),
             new_run_folder(self.home),
             tempfile.TemporaryDirectory(prefix="peerage-") as secret,
-            closing(ParentPipe()) as self.lifeline,
+            closing(ParentPipe()) as self.parent_pipe,
         ):
             self._write(Path(secret))
-            gathering.write([], "running")
+            collector.write([], "running")
             try:
                 with self._processes(Path(secret)):
                     self._watch(Path(secret))
             except BaseException as error:
-                better = self._failed(error, gathering)
-                if better is error:
+                described = self._record_failure(error, collector)
+                if described is error:
                     raise
-                raise better from None
-            return gathering.write(self.watched, "finished")
+                raise described from None
+            return collector.write(self.watched, "finished")
 
-    def _failed(self, error: BaseException, gathering: RecordCollector) -> BaseException:
-        """Write down how far the network came; the error to raise, with where that is."""
+    def _record_failure(self, error: BaseException, collector: RecordCollector) -> BaseException:
+        """Write the records so far; return the error to raise, which names their folder."""
         if isinstance(error, KeyboardInterrupt | Interrupted):
             status, error = "interrupted", Interrupted(f"interrupted in round {self.newest + 1}")
         else:
             status = "diverged" if isinstance(error, Diverged) else "failed"
         if isinstance(error, PeerageError):
-            error = type(error)(f"{error}; what the peers have is in {self.home}")
-        # A disk that refused the run's records refuses these as well.
+            error = type(error)(f"{error}; the records of the peers are in {self.home}")
+        # If the disk is full, these records cannot be written either.
         with suppress(PeerageError):
-            gathering.write(self.watched, status, str(error))
+            collector.write(self.watched, status, str(error))
         return error
 
     @property
     def newest(self) -> int:
-        """The round that some peer has finished."""
+        """The latest round that any peer has finished."""
         return max(peer.seen.round for peer in self.watched)
 
     def _network(self) -> Network:
@@ -216,7 +128,7 @@ class LocalNetwork:
 
     def _start(self, peer: PeerProcess, secret: Path) -> None:
         peer.folder.mkdir(parents=True, exist_ok=True)
-        (peer.folder / PAUSED).unlink(missing_ok=True)  # of an earlier life
+        (peer.folder / PAUSED).unlink(missing_ok=True)  # of an earlier start
         command = [sys.executable, "-m", "peerage", "node"]
         command += ["--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
@@ -227,9 +139,9 @@ class LocalNetwork:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.lifeline.environment},
-                pass_fds=[self.lifeline.theirs],
-                start_new_session=True,  # Ctrl-C is for this process, which ends the others
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.parent_pipe.environment},
+                pass_fds=[self.parent_pipe.theirs],
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends the others
             )
         peer.starts += 1
         peer.old_file, peer.killed = peer.file, False
@@ -244,7 +156,7 @@ class LocalNetwork:
             yield
 
     def _end(self) -> None:
-        """Ask politely, then insist; nobody is left behind."""
+        """End all processes: with SIGTERM, and after `SHUTDOWN_TIMEOUT` with SIGKILL."""
         alive = [peer for peer in self.watched if peer.alive]
         processes = [peer.process for peer in alive if peer.process is not None]
         for peer in alive:
@@ -263,30 +175,30 @@ class LocalNetwork:
         kill, restart = dict(self.kill), dict(self.restart)
         over = False
         while not over:
-            # Asked first: what a peer writes before it ends is then seen.
+            # Checked before the rows are read, so that the last rows of a peer are not missed.
             over = not any(peer.alive for peer in self.watched)
             for peer in self.watched:
                 peer.look()
-            disturbed = self._kill_and_restart(kill, restart, secret)
-            over = over and not disturbed
-            if not disturbed:
+            restarted = self._kill_and_restart(kill, restart, secret)
+            over = over and not restarted
+            if not restarted:
                 self._check_progress()
             if self.show is not None:
                 self.show([peer.seen for peer in self.watched])
             if not over:
                 sleep(POLL_INTERVAL)
         failed = [peer for peer in self.watched if peer.seen.state == "failed"]
-        # One that was killed may be why others failed.
+        # A killed peer first: it may be the reason why others failed.
         for peer in sorted(failed, key=lambda peer: not isinstance(peer.failure, WorkerDied)):
             raise peer.failure
         for what, left in (("killed", kill), ("restarted", restart)):
             for node in left:
                 raise PeerageError(
-                    f"the run was over before node {node} was to be {what}; name an earlier round"
+                    f"the run ended before node {node} was {what}; choose an earlier round"
                 )
 
     def _check_progress(self) -> None:
-        """Refuse to watch the last peer wait for others that have all ended."""
+        """Raise PeerageError if the last peer waits for others that have all ended."""
         alive = [peer for peer in self.watched if peer.alive]
         if len(alive) == 1 and alive[0].pause is not None:
             raise PeerageError(
@@ -297,12 +209,12 @@ class LocalNetwork:
     def _kill_and_restart(
         self, kill: dict[int, int], restart: dict[int, int], secret: Path
     ) -> bool:
-        """Kill and restart whose time has come; whether somebody was restarted."""
+        """Kill and restart the peers that are due; return whether any was restarted."""
         for node, round in list(kill.items()):
             if self.watched[node].seen.round >= round - 1 and self.watched[node].kill():
                 self.watched[node].seen.state = "killed"
                 del kill[node]
-        # Peers that all wait would never reach the round in which others are to come back.
+        # If all peers wait, they never reach the round in which others are due for a restart.
         alive = [peer for peer in self.watched if peer.alive]
         stuck = bool(alive) and all(peer.pause for peer in alive)
         due = [
@@ -317,28 +229,9 @@ class LocalNetwork:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on now."""
+    """Ports of this machine that are free now."""
     with ExitStack() as stack:
-        new_run_folder = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in new_run_folder:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in new_run_folder]
-
-
-def last_line(folder: Path) -> str:
-    try:
-        lines = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1] if lines else "it said nothing"
-
-
-def signal_name(number: int) -> str:
-    """
-    >>> signal_name(9)
-    'signal 9 (SIGKILL)'
-    """
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:  # a real-time signal, which has no name
-        return f"signal {number}"
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,4 +1,4 @@
-"""What others send to one peer, from the first byte of a header until it lies in the mailbox."""
+"""Reassembles incoming messages from chunks, and puts them into the mailbox."""
 
 import asyncio
 from collections import Counter
@@ -14,12 +14,13 @@ from peerage.net.peer.mailbox import Mailbox
 from peerage.net.wire.header import DONE, Header, MessagePolicy, Rejected, parse_header
 from peerage.net.wire.payload import decode
 
-PARTIAL = 1 << 28  # bytes of messages that are on their way in, unless a single one has more
-IDLE = 5.0  # seconds after which a transfer that nobody goes on with has to make room
+PARTIAL_BYTES = 1 << 28  # bytes of partial messages; more if two of the largest need it
+IDLE_TIMEOUT = 5.0  # seconds without a chunk, after which a transfer may be dropped
+DROPPED = "the partial message was dropped to make room for others"
 
 
 class PartialMessage:
-    """A payload of which some bytes are here; its checksum grows with it."""
+    """A payload of which some bytes have arrived, and their checksum."""
 
     def __init__(self, header: Header) -> None:
         self.header, self.here = header, 0
@@ -36,7 +37,7 @@ class PartialMessage:
 
 
 class MessageAssembler:
-    """Takes messages in bounded memory: from every sender one at a time, as they are sent so."""
+    """Assembles messages in bounded memory, one at a time from every sender."""
 
     def __init__(
         self,
@@ -46,27 +47,27 @@ class MessageAssembler:
         hear: Callable[[int, int], None],
     ) -> None:
         self.expected, self.mailbox, self.counters = expected, mailbox, counters
-        self.hear = hear  # told who speaks, and of which round
-        self.blocked_peers: dict[int, str] = {}  # sender -> why nothing of it is taken any more
+        self.hear = hear  # called with the sender and round of every valid header
+        self.blocked_peers: dict[int, str] = {}  # sender -> why its messages are rejected
         self._incoming: dict[int, PartialMessage] = {}  # by sender
-        self._room = max(PARTIAL, 2 * expected.max_bytes)
-        self._reading = asyncio.Lock()  # what is unpacked takes memory as well
+        self._room = max(PARTIAL_BYTES, 2 * expected.max_bytes)
+        self._reading = asyncio.Lock()  # one at a time, as unpacking takes memory as well
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
         try:
             if identity in self.blocked_peers:
                 raise Rejected(
-                    "sender", f"node {identity} is not heard: {self.blocked_peers[identity]}"
+                    "sender", f"node {identity} is blocked: {self.blocked_peers[identity]}"
                 )
             header = parse_header(raw, self.expected, identity)
             self.hear(identity, header.round)
             self.mailbox.check(header)
-            return header, 0 if header.kind == DONE else self._known(header).here
+            return header, 0 if header.kind == DONE else self._partial_message(header).here
         except Rejected as refusal:
             self.counters[refusal.reason] += 1
             raise
 
-    def _known(self, header: Header) -> PartialMessage:
+    def _partial_message(self, header: Header) -> PartialMessage:
         known = self._incoming.get(header.sender)
         if known is None or known.header != header:
             self._incoming.pop(header.sender, None)
@@ -75,9 +76,9 @@ class MessageAssembler:
         return known
 
     def _make_room(self, size: int) -> None:
-        """Transfers that nobody went on with go first; those that move are not disturbed."""
+        """Drop idle transfers until `size` bytes fit; active ones are never dropped."""
         held = sum(incoming.header.size for incoming in self._incoming.values())
-        idle = monotonic() - IDLE
+        idle = monotonic() - IDLE_TIMEOUT
         for sender, incoming in list(self._incoming.items()):
             if held + size <= self._room:
                 return
@@ -85,37 +86,35 @@ class MessageAssembler:
                 held -= incoming.header.size
                 del self._incoming[sender]
         if held + size > self._room:
-            raise Rejected("full", f"{held} bytes are on their way in already")
+            raise Rejected("full", f"{held} bytes of other messages are arriving")
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
         known = self._incoming.get(header.sender)
         if known is None or known.header != header:
-            raise self._refuse("full", "what was here of the message had to make room for others")
+            raise self._refuse("full", DROPPED)
         if offset != known.here:
-            raise self._refuse("truncated", f"bytes from {offset} on do not continue what is here")
+            raise self._refuse("truncated", f"expected the chunk at {known.here}, got {offset}")
         if offset + len(data) > header.size:
-            raise self._refuse(
-                "oversized", f"more bytes than the {header.size} that were announced"
-            )
+            raise self._refuse("oversized", f"more bytes than the {header.size} of the header")
         known.add(data)
 
     async def complete(self, header: Header) -> None:
         try:
-            self.mailbox.put(header, await self._parcel(header))
+            self.mailbox.put(header, await self._decode_packet(header))
         except Rejected as refusal:
             self.counters[refusal.reason] += 1
             raise
 
-    async def _parcel(self, header: Header) -> Packet | None:
+    async def _decode_packet(self, header: Header) -> Packet | None:
         if header.kind == DONE:
             return None
         known = self._incoming.get(header.sender)
         if known is None or known.header != header:
-            raise Rejected("full", "what was here of the message had to make room for others")
+            raise Rejected("full", DROPPED)
         del self._incoming[header.sender]
         if known.here < header.size:
-            raise Rejected("truncated", f"{known.here} bytes came instead of {header.size}")
-        async with self._reading:  # beside the event loop, which a large message would hold up
+            raise Rejected("truncated", f"expected {header.size} bytes, got {known.here}")
+        async with self._reading:  # in a thread, as a large message would block the event loop
             return await asyncio.to_thread(
                 decode, header, known.data, self.expected, known.checksum
             )

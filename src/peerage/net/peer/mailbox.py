@@ -1,8 +1,8 @@
-"""What has arrived at one peer, until its node asks for it.
+"""Stores messages that have arrived at one peer until its node asks for them.
 
-On every link the rules of the simulator's post office hold: the k-th time that a node receives from
-a sender in a round, it gets the k-th message that the sender sent to it, or nothing if that one is
-not there when time is up. One event loop uses a mailbox; it has no locks.
+The rules are those of the simulator's `MessageRouter`. The k-th time that a node receives from a
+sender in a round, it gets the k-th message of that sender, or nothing if it has not arrived in
+time. A mailbox has no locks and must be used by a single event loop.
 """
 
 import asyncio
@@ -12,34 +12,36 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from peerage.engine.router import Packet
-from peerage.engine.shard import PRE_ROUND
 from peerage.errors import PeerageError
 from peerage.net.wire.header import DONE, Header, Rejected
+from peerage.requests import PRE_ROUND
 
-POLL_INTERVAL = 0.05  # seconds between two looks at who is gone
-OVERHEAD = 1 << 10  # bytes that a message takes up besides its payload
+POLL_INTERVAL = 0.05  # seconds between two checks for unreachable senders
+OVERHEAD = 1 << 10  # bytes of memory per message besides its payload
 
-Worth = Callable[[list[int]], list[int]]  # those senders of which a message may still come
+SenderFilter = Callable[[list[int]], list[int]]  # the senders that may still send a message
 
 
 @dataclass
 class SenderQueue:
-    """What one sender has sent in one round."""
+    """The messages of one sender in one round."""
 
-    arrived: dict[int, tuple[Packet | None, int]] = field(default_factory=dict)  # with their bytes
-    asked: int = 0  # how many times the node has received from it
-    missed: set[int] = field(default_factory=set)  # places that were empty when it did
-    sent: int | None = None  # how many there are, once the sender is done
+    # sequence number -> packet and its bytes
+    arrived: dict[int, tuple[Packet | None, int]] = field(default_factory=dict)
+    asked: int = 0  # how many times the node has received from the sender
+    missed: set[int] = field(default_factory=set)  # sequence numbers not here when asked for
+    sent: int | None = None  # the number of messages, once the sender is done
 
     def pending(self) -> bool:
-        """Whether the next one may still come.
+        """Whether the next message may still come.
 
-        On a link, messages arrive in order. What is not here when the sender is done got lost.
+        On a link, messages arrive in order. A message that is missing when the sender is done was
+        lost.
         """
         return self.asked not in self.arrived and self.sent is None
 
     def missing(self) -> bool:
-        """Whether the next one is not here, although the sender sent it or may still send it."""
+        """Whether the next message has not arrived, although it was or may still be sent."""
         return self.asked not in self.arrived and (self.sent is None or self.asked < self.sent)
 
     def take(self) -> tuple[Packet | None, int]:
@@ -50,11 +52,11 @@ class SenderQueue:
 
 
 class Mailbox:
-    """Keeps messages of this round and of `ahead` more, as others may be faster.
+    """Keeps messages of this round and of the next `ahead` rounds, as other peers may be faster.
 
-    Together they have about `max_bytes`, and those of one sender `share`; the last may need more
-    when it is unpacked. What the node is waiting for right now comes on top, and so does one
-    message of this round: otherwise a full mailbox could never be emptied.
+    It holds about `max_bytes`, and `share` per sender; the last message may exceed this when it is
+    unpacked. Two kinds of messages are always accepted, so that a full mailbox can be emptied: the
+    one that the node is waiting for, and the first of the current round.
     """
 
     def __init__(
@@ -66,16 +68,16 @@ class Mailbox:
     ) -> None:
         self.ahead, self.max_bytes, self.share = ahead, max_bytes, share
         self.round = PRE_ROUND
-        self.bytes = 0  # of what is kept
-        # reason -> messages; here only of those that were taken, and came to nothing
+        self.bytes = 0  # of all stored messages
+        # reason -> messages; here only messages that were accepted and never used
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._links: dict[int, dict[int, SenderQueue]] = {}  # round -> sender -> link
-        self._latest: dict[int, int] = {}  # sender -> the last round that it sent something of
+        self._latest: dict[int, int] = {}  # sender -> the round of its last message
         self._awaited: frozenset[int] = frozenset()
         self._news = asyncio.Event()
 
     def begin_round(self, round: int) -> None:
-        """Begin a round; what is left of earlier ones is late."""
+        """Begin a round; unread messages of earlier rounds are dropped and counted as late."""
         if round < self.round:
             raise PeerageError(f"round {round} cannot follow round {self.round}")
         self.round = round
@@ -87,36 +89,36 @@ class Mailbox:
         self._news.set()
 
     def check(self, header: Header) -> None:
-        """Raise `Rejected` if the message is of no use, or of none yet (`RETRYABLE_REASONS`)."""
+        """Raise `Rejected` if the message is useless, or comes too early (`RETRYABLE_REASONS`)."""
         self._latest[header.sender] = header.round
         self._news.set()
-        if self._idle_word(header):
+        if self._is_unneeded_done(header):
             return
         h, link = header, self._link(header)
-        of = f"message {h.sequence} of node {h.sender} in round {h.round}"
+        message = f"message {h.sequence} of node {h.sender} in round {h.round}"
         if h.round < self.round:
-            raise Rejected("late", f"{of} came in round {self.round}")
+            raise Rejected("late", f"{message} arrived in round {self.round}")
         if h.round > self.round + self.ahead:
-            raise Rejected("early", f"{of} is too far ahead of round {self.round}")
+            raise Rejected("early", f"{message} is too far ahead of round {self.round}")
         if h.kind == DONE:
             if link.sent not in (None, h.sequence):
-                raise Rejected("replayed", f"node {h.sender} was done with round {h.round}")
+                raise Rejected("replayed", f"node {h.sender} was already done with round {h.round}")
             return
         if h.sequence in link.missed:
-            raise Rejected("late", f"{of} came when nobody waited for it any more")
+            raise Rejected("late", f"{message} arrived after the node had stopped waiting for it")
         if h.sequence in link.arrived or h.sequence < link.asked:
-            raise Rejected("replayed", f"{of} was already here")
+            raise Rejected("replayed", f"{message} has already arrived")
         if link.sent is not None and h.sequence >= link.sent:
-            raise Rejected("malformed", f"{of} came, which said that it sent {link.sent}")
+            raise Rejected("malformed", f"{message} exceeds the {link.sent} that it announced")
         size = h.size + OVERHEAD
-        full = self.bytes + size > self.max_bytes or self._of(h.sender) + size > self.share
-        if full and not self._needed(h, link):
-            raise Rejected("full", f"{of} has to wait: {self.bytes} bytes are here already")
+        full = self.bytes + size > self.max_bytes or self._bytes_of(h.sender) + size > self.share
+        if full and not self._must_accept(h, link):
+            raise Rejected("full", f"no room for {message}: the mailbox holds {self.bytes} bytes")
 
     def put(self, header: Header, packet: Packet | None) -> None:
-        """Keep a message that was checked; no parcel: the sender is done, or its place is empty."""
+        """Store a message; without a packet, the sender is done or the message is empty."""
         self.check(header)
-        if self._idle_word(header):
+        if self._is_unneeded_done(header):
             return
         link = self._links.setdefault(header.round, {}).setdefault(header.sender, SenderQueue())
         if header.kind == DONE:
@@ -128,37 +130,45 @@ class Mailbox:
         self._news.set()
 
     def skip(self, sender: int) -> None:
-        """Do not wait for the sender's next message of this round: it will not come."""
+        """Skip the sender's next message of this round, which will not come."""
         link = self._links.setdefault(self.round, {}).setdefault(sender, SenderQueue())
         self.bytes -= link.take()[1]
 
     async def collect(
-        self, round: int, senders: Sequence[int], deadline: float, worth: Worth
+        self, round: int, senders: Sequence[int], deadline: float, worth: SenderFilter
     ) -> dict[int, Packet]:
-        """The next message of each sender, in their order, without those that do not come.
+        """Wait as `wait` does, and return the next message of each sender that sent one.
 
-        Waits as `wait` does. The answer is empty if the mailbox enters another round meanwhile.
+        Returns nothing if the mailbox enters another round meanwhile.
         """
         await self.wait(round, senders, deadline, worth)
         return self.take(senders) if round == self.round else {}
 
     def take(self, senders: Iterable[int]) -> dict[int, Packet]:
-        """The next message of each sender in this round, in their order, if it is here."""
-        return self._taken(self._wanted(senders))
+        """Remove and return the next message of each sender in this round, if it has arrived."""
+        packets = {}
+        for sender, link in self._wanted(senders).items():
+            packet, cost = link.take()
+            self.bytes -= cost
+            if packet is not None:
+                packets[sender] = packet
+        return packets
 
     def pending(self, senders: Iterable[int]) -> list[int]:
-        """Those of the senders whose next message of this round may still come."""
+        """The senders whose next message of this round may still come."""
         return [sender for sender, link in self._wanted(senders).items() if link.pending()]
 
     def missing(self, senders: Iterable[int]) -> list[int]:
-        """Those of the senders whose next message of this round got lost, or may still come."""
+        """The senders whose next message of this round was lost or may still come."""
         return [sender for sender, link in self._wanted(senders).items() if link.missing()]
 
-    async def wait(self, round: int, senders: Sequence[int], deadline: float, worth: Worth) -> None:
-        """Wait until each sender has sent its next message, or is not to be waited for.
+    async def wait(
+        self, round: int, senders: Sequence[int], deadline: float, worth: SenderFilter
+    ) -> None:
+        """Wait for the next message of each sender until the loop's time is `deadline`.
 
-        That is so if it is done with the round, is in a later one, is not `worth` waiting for, or
-        the loop's time is `deadline`; and if the mailbox enters another round meanwhile.
+        Does not wait for a sender that is done with the round, is in a later one, or is not `worth`
+        waiting for. Returns early if the mailbox enters another round.
         """
         if round != self.round:
             raise PeerageError(f"the mailbox is in round {self.round}, not in {round}")
@@ -186,32 +196,23 @@ class Mailbox:
         """Whether the sender is in a later round: on a link, messages arrive in order."""
         return self._latest.get(sender, PRE_ROUND) > self.round
 
-    def _taken(self, wanted: dict[int, SenderQueue]) -> dict[int, Packet]:
-        packets = {}
-        for sender, link in wanted.items():
-            packet, cost = link.take()
-            self.bytes -= cost
-            if packet is not None:
-                packets[sender] = packet
-        return packets
+    def _is_unneeded_done(self, h: Header) -> bool:
+        """Whether a sender is done with a round in which this node does not wait for it.
 
-    def _idle_word(self, h: Header) -> bool:
-        """Whether a sender says that it is done with a round in which nobody waits for it.
-
-        That is no fault: where nodes do not wait for each other, some are rounds ahead.
+        This is not an error: where nodes do not wait for each other, some are rounds ahead.
         """
         return h.kind == DONE and not self.round <= h.round <= self.round + self.ahead
 
-    def _of(self, sender: int) -> int:
-        """Bytes that are kept of one sender."""
+    def _bytes_of(self, sender: int) -> int:
+        """Bytes of the stored messages of one sender."""
         links = [links[sender] for links in self._links.values() if sender in links]
         return sum(cost for link in links for _, cost in link.arrived.values())
 
     def _link(self, h: Header) -> SenderQueue:
         return self._links.get(h.round, {}).get(h.sender) or SenderQueue()
 
-    def _needed(self, h: Header, link: SenderQueue) -> bool:
-        """Whether there must be room, because the node cannot go on without the message."""
+    def _must_accept(self, h: Header, link: SenderQueue) -> bool:
+        """Whether a full mailbox must accept the message, so that the node can continue."""
         if h.round != self.round:
             return False
         awaited = h.sender in self._awaited and h.sequence == link.asked

@@ -1,4 +1,4 @@
-"""Numbers of one peer for Prometheus."""
+"""Prometheus metrics of one peer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +13,19 @@ from peerage.net.wire.header import REASONS
 
 
 class Collector:
-    """Reads the peer when it is asked; nothing has to be kept up to date."""
+    """Reads the values from the peer at every request."""
 
     def __init__(self, peer: Peer, transport: Any) -> None:
         self.peer, self.transport = peer, transport
 
     def collect(self) -> Iterator[Any]:
         peer, recorder = self.peer, self.peer.recorder
-        yield GaugeMetricFamily("peerage_round", "Rounds that are finished.", recorder.finished)
+        yield GaugeMetricFamily("peerage_round", "Finished rounds.", recorder.finished)
         if recorder.accuracy is not None:
             yield GaugeMetricFamily(
                 "peerage_accuracy", "Accuracy on the test set, a fraction.", recorder.accuracy
             )
-        yield GaugeMetricFamily("peerage_peers_alive", "Peers that can be reached.", peer.alive)
+        yield GaugeMetricFamily("peerage_peers_alive", "Reachable peers.", peer.alive)
         sent = CounterMetricFamily(
             "peerage_bytes", "Bytes, as payloads and on the wire.", labels=["what"]
         )
@@ -34,9 +34,9 @@ class Collector:
             sent.add_metric([what.replace("bytes", "wire")], self.transport.counters[what])
         yield sent
         rejected = CounterMetricFamily(
-            "peerage_messages_rejected", "Messages that were refused or late.", labels=["reason"]
+            "peerage_messages_rejected", "Messages that were rejected or late.", labels=["reason"]
         )
-        # A count that is not there yet cannot be told from one that nobody keeps.
+        # Reasons with a count of 0 are included, so that all time series exist from the start.
         for reason, count in (dict.fromkeys(REASONS, 0) | recorder.error_counts()).items():
             rejected.add_metric([reason], count)
         yield rejected
@@ -44,7 +44,7 @@ class Collector:
 
 @contextmanager
 def serve_metrics(peer: Peer, transport: Any, port: int | None) -> Iterator[None]:
-    """Answer HTTP requests on this port of the machine itself; None serves nothing."""
+    """Serve metrics over HTTP on this port of 127.0.0.1; None serves nothing."""
     if port is None:
         yield
         return

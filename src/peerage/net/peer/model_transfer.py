@@ -1,4 +1,4 @@
-"""The model of one peer for others who missed rounds and have none of their own any more."""
+"""Offers the model of one peer to others that missed rounds."""
 
 import asyncio
 import json
@@ -12,47 +12,47 @@ from peerage.net.wire.header import Header, MessagePolicy, Rejected, header_byte
 from peerage.net.wire.payload import decode, encode
 from peerage.net.wire.transport import ANSWER_LIMIT, QUERY_TIMEOUT, Transport, Unreachable
 
-OFFERED = 2  # models that are held for those who are in the middle of fetching them
+MAX_ENCODED = 2  # models kept in memory while other peers download them
 
 
 class ModelServer:
-    """What a peer has to offer: the model after its last round, written down when asked for."""
+    """Serves the model after the last round; it is encoded when another peer asks for it."""
 
     def __init__(self, run: str) -> None:
         self.run = run
         self._newest: tuple[Packet, int] | None = None
-        self._written: dict[int, tuple[Header, memoryview]] = {}  # by checksum
+        self._encoded: dict[int, tuple[Header, memoryview]] = {}  # by checksum
 
     def keep(self, packet: Packet, round: int) -> None:
         self._newest = packet, round
 
     def answer(self, asked: Mapping[str, Any], identity: int) -> bytes | None:
-        """None if it is no question about a model, or there is none."""
+        """The answer; None if the question is not about a model, or there is no model."""
         if asked.get("ask") == "model" and self._newest is not None:
             return header_bytes(replace(self._current(), recipient=identity))
-        written = self._written.get(asked["of"]) if type(asked.get("of")) is int else None
+        encoded = self._encoded.get(asked["of"]) if type(asked.get("of")) is int else None
         offset = asked.get("offset")
-        if asked.get("ask") == "piece" and written and type(offset) is int and offset >= 0:
-            return bytes(written[1][offset : offset + ANSWER_LIMIT])
+        if asked.get("ask") == "piece" and encoded and type(offset) is int and offset >= 0:
+            return bytes(encoded[1][offset : offset + ANSWER_LIMIT])
         return None
 
     def _current(self) -> Header:
         assert self._newest is not None
         packet, round = self._newest
-        known = next((h for h, _ in self._written.values() if h.round == round), None)
+        known = next((h for h, _ in self._encoded.values() if h.round == round), None)
         if known is not None:
             return known
         header, payload = encode(packet, run=self.run, round=round, recipient=0, sequence=0)
-        while len(self._written) >= OFFERED:
-            del self._written[next(iter(self._written))]
-        self._written[header.checksum] = header, payload
+        while len(self._encoded) >= MAX_ENCODED:
+            del self._encoded[next(iter(self._encoded))]
+        self._encoded[header.checksum] = header, payload
         return header
 
 
 async def download_model(
     transport: Transport, peer: int, expected: MessagePolicy, seconds: float
 ) -> Packet:
-    """The model that a peer had after its last round, piece by piece."""
+    """Download the model that a peer had after its last round."""
 
     async def ask(**question: Any) -> bytes:
         return await transport.ask(peer, json.dumps(question).encode(), QUERY_TIMEOUT)
@@ -64,10 +64,10 @@ async def download_model(
             while incoming.here < header.size:
                 piece = await ask(ask="piece", of=header.checksum, offset=incoming.here)
                 if len(piece) != min(ANSWER_LIMIT, header.size - incoming.here):
-                    raise Rejected("truncated", f"a piece of {len(piece)} bytes")
+                    raise Rejected("truncated", f"unexpected piece of {len(piece)} bytes")
                 incoming.add(piece)
     except TimeoutError:
-        raise Unreachable(f"it took longer than {seconds:g} s") from None
+        raise Unreachable(f"the download took longer than {seconds:g} s") from None
     packet = decode(header, incoming.data, expected, incoming.checksum)
     if not {"x", "b"} <= packet.payload.keys():
         raise Rejected("name", "the model has no parameters")

@@ -1,4 +1,4 @@
-"""The network file: who takes part, where they listen, and how long they wait for each other."""
+"""The network file: the peers of a run, their addresses and their timeouts."""
 
 import hashlib
 import json
@@ -20,13 +20,13 @@ from peerage.net.wire.header import WIRES
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
-NO_SPREAD = "spread needs all models at one place, and no peer has them; leave it out"
-NO_END = "until needs the mean over all nodes, which no peer knows; leave it out"
+NO_SPREAD = "spread requires the models of all nodes, which no peer has; remove it"
+NO_END = "until requires the mean over all nodes, which no peer knows; remove it"
 
 
 @dataclass(frozen=True)
 class Member:
-    """One peer: its identity, and where others reach it."""
+    """One peer: its identity and its address."""
 
     name: str
     address: str
@@ -34,8 +34,8 @@ class Member:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise InputError(
-                f"peer name {self.name!r} must be of small letters, digits and hyphens, such as "
-                "node-3"
+                f"peer name {self.name!r} must consist of lower-case letters, digits and hyphens, "
+                "such as node-3"
             )
         Address.parse(self.address, of=self.name)
 
@@ -44,29 +44,30 @@ class Member:
 class Timeouts:
     """How long a peer waits, in seconds."""
 
-    start: float = 60.0  # for everybody to be there before the first round
-    message: float = 60.0  # for the messages of others that can be reached
-    idle: float = 5.0  # without a sign of life, until a peer counts as gone
+    start: float = 60.0  # for all peers, before round 1
+    message: float = 60.0  # for a message of a reachable peer
+    idle: float = 5.0  # of silence, until a peer counts as unreachable
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if not 0 < getattr(self, one.name) < float("inf"):
+        for option in fields(self):
+            seconds = getattr(self, option.name)
+            if not 0 < seconds < float("inf"):
                 raise InputError(
-                    f"{one.name} must be a number of seconds above 0, got {getattr(self, one.name)}"
+                    f"{option.name} must be a number of seconds above 0, got {seconds}"
                 )
 
 
 @dataclass(frozen=True)
 class Network:
-    """What all peers of a run agree on; the number of a node is its place in the list."""
+    """The settings that all peers of a run share; a peer's number is its index in the list."""
 
     run: str
     experiment: Experiment
     members: tuple[Member, ...]
     timeouts: Timeouts = Timeouts()
-    wire: str = "fp32"  # how numbers travel; bf16 halves the bytes, and rounds
-    pack: bool = False  # zstd, where it makes messages smaller
-    ahead: int = field(default=2)  # rounds that others may be ahead
+    wire: str = "fp32"  # format of float32 tensors in messages; bf16 halves the bytes, and rounds
+    pack: bool = False  # compress messages with zstd where that makes them smaller
+    ahead: int = field(default=2)  # rounds that a peer may be ahead of another
 
     def __post_init__(self) -> None:
         if not RUN.fullmatch(self.run):
@@ -75,7 +76,7 @@ class Network:
             )
         check_choice("wire", self.wire, WIRES)
         if self.wire == "bf16" and self.experiment.algorithm.lossless_messages:
-            raise InputError("this algorithm needs messages as they were sent; use wire fp32")
+            raise InputError("this algorithm requires lossless messages; use wire fp32")
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
         if self.experiment.until is not None:
@@ -95,10 +96,12 @@ class Network:
             if twice is not None:
                 raise InputError(f"two peers have the {what} {twice!r}; each needs its own")
         if self.experiment.pooled:
-            raise InputError("pooled means one node with all data, which is no network")
+            raise InputError(
+                "pooled trains one node on all data and cannot use a network; remove it"
+            )
 
     def number(self, name: str) -> int:
-        """The node that goes by this name."""
+        """The number of the node with this name."""
         names = [member.name for member in self.members]
         if name not in names:
             raise InputError(f"the network has no peer {name!r}; {did_you_mean(name, names)}")
@@ -106,13 +109,13 @@ class Network:
 
     @property
     def shared_settings(self) -> dict[str, str]:
-        """Everything that must be the same on all peers, as flat text."""
+        """The settings that must be equal on all peers, as flat text."""
         table = identity(self.experiment) | algorithm_record(self.experiment.algorithm)
         names = ", ".join(member.name for member in self.members)
         return {"run": self.run, "peers": names, "wire": self.wire, **flat(table)}
 
     def to_toml(self, experiment: str) -> str:
-        """The network file; `experiment` is the path of the experiment's own, seen from it."""
+        """The network file; `experiment` is the experiment file's path relative to it."""
         settings = {
             "run": self.run,
             "experiment": experiment,
@@ -159,17 +162,17 @@ class Network:
 
 
 def check_rejoin(rejoin: str) -> None:
-    """With whose model a peer that missed rounds goes on."""
+    """Check the option that says whose model a peer continues with after missed rounds."""
     check_choice("rejoin", rejoin, ("own", "neighbour"))
 
 
 def settings_hash(shared_settings: Mapping[str, str]) -> str:
-    """A short name for what must be the same."""
+    """A hash of the shared settings, 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(shared_settings, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The keys in which two experiments differ, with both values."""
+    """The settings in which two experiments differ, with both values."""
     keys = [key for key in {**own, **other} if own.get(key) != other.get(key)]
     return [
         f"{key} is {own.get(key, 'not set')} here and {other.get(key, 'not set')} there"
@@ -199,12 +202,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _tables(value: Any, path: Path) -> list[Mapping[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
-        raise InputError(f"{path}: peer must be tables, [[peer]] with a name and an address each")
+        raise InputError(f"{path}: peer must be tables; write [[peer]] with a name and an address")
     return value
 
 
 def _timeouts(table: Mapping[str, Any]) -> Any:
-    """The section `timeouts`, which network files of earlier versions call `patience`."""
+    """The section `timeouts`, called `patience` in network files of earlier versions."""
     if "timeouts" in table or not isinstance(table.get("patience"), Mapping):
         return table.get("timeouts", table.get("patience", {}))
     names = {"step": "message", "gone": "idle"}

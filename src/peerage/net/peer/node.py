@@ -1,4 +1,4 @@
-"""One peer as a process: its files, its log, its end."""
+"""One peer as a process: its files, its log and its exit."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ log = logging.getLogger("peerage.peer")
 
 @dataclass(frozen=True)
 class PeerConfig:
-    """Where one peer lives on this machine."""
+    """The paths and options of one peer process."""
 
     network: Path  # the network file
     identity: str
@@ -47,10 +47,10 @@ class PeerConfig:
     folder: Path  # checkpoints, metrics and summary
     bind: str | None = None  # host:port to listen on, if not its address in the network file
     metrics_port: int | None = None
-    data: str | None = None  # a data set of its own, in place of a part of the experiment's
-    test: str | None = None  # a data set whose test set it is judged on, in place of its own
-    classes: Classes | None = None  # in the whole network, of which the own data may lack some
-    rejoin: str = "own"  # with which model it goes on after it missed rounds
+    data: str | None = None  # a private data set, instead of a part of the experiment's
+    test: str | None = None  # a data set whose test set replaces that of `data`
+    classes: Classes | None = None  # of the whole network; `data` may lack some
+    rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
@@ -58,14 +58,14 @@ class PeerConfig:
 
 
 def run_node(config: PeerConfig) -> dict[str, Any]:
-    """Play one peer to its end; its summary, which is also in the folder."""
+    """Run one peer to its end; write its summary to the folder and return it."""
     network = Network.load(config.network)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
-    # Noise that others could compute would hide nothing from them: here it has a seed of its own.
+    # Other peers must not be able to compute the noise, so its seed is drawn here.
     world = prepare_for(network, me, config).restrict_to_node(me, secrets.randbits(62))
-    torch.set_num_threads(1)  # so that the order of sums is that of the simulator
-    with _taken(config.folder):
+    torch.set_num_threads(1)  # so that sums are in the same order as in the simulator
+    with _locked_folder(config.folder):
         needed = ("classes", "example", "constants")  # to build its model without its data
         facts = {key: world.setup[key] for key in needed if key in world.setup}
         write_json(config.folder / "setup.json", facts)
@@ -86,18 +86,18 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
                 executor=executor,
                 rejoin=config.rejoin,
             )
-            peer.recorder.watch = lambda row: _tell(peer, row)
+            peer.recorder.watch = lambda row: _log_row(peer, row)
             with serve_metrics(peer, transport, config.metrics_port):
-                asyncio.run(_run_round(peer))
+                asyncio.run(_run_until_signal(peer))
         node = peer.shard.members[me].node
-        kept = [node.params] if node.params.numel() else []
+        params = [node.params] if node.params.numel() else []
         summary = {
             "node": me,
             "name": config.identity,
             "state": peer.state,
-            **totals(read_metrics(config.folder / "metrics.jsonl")),  # of all its lives
+            **totals(read_metrics(config.folder / "metrics.jsonl")),  # over all restarts
             "rounds": peer.finished,
-            "digest": digest(kept, [node.layout] * len(kept)),
+            "digest": digest(params, [node.layout] * len(params)),
             "released": peer.shard.released().get(me, 0),
         }
         write_json(config.folder / "summary.json", summary)
@@ -108,7 +108,7 @@ def prepare_for(network: Network, me: int, config: PeerConfig) -> World:
     if config.data is None:
         for flag, value in (("--test", config.test), ("--classes", config.classes)):
             if value is not None:
-                raise InputError(f"{flag} is about data of one's own; give --data as well")
+                raise InputError(f"{flag} requires --data")
         return prepare(network.experiment)
     test = None if config.test is None else _load(config.test)
     return prepare_own(network.experiment, me, _load(config.data), config.classes, test)
@@ -120,8 +120,8 @@ def _load(text: str) -> Dataset:
 
 
 @contextmanager
-def _taken(folder: Path) -> Iterator[None]:
-    """Make the folder, if it is not there, and keep other processes out of it."""
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Create the folder if it does not exist, and lock it against other processes."""
     with ExitStack() as stack:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def _taken(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[Executor]:
-    """For the work of the node; who is told to stop does not wait for what it is doing."""
+    """A thread for the work of the node; leaving the block does not wait for it."""
     executor = ThreadPoolExecutor(1)
     try:
         yield executor
@@ -139,8 +139,8 @@ def _one_thread() -> Iterator[Executor]:
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-async def _run_round(peer: Peer) -> None:
-    """To the end, or until somebody asks the process to stop."""
+async def _run_until_signal(peer: Peer) -> None:
+    """Run the peer to its end, or until the process receives SIGTERM or SIGINT."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
@@ -150,20 +150,20 @@ async def _run_round(peer: Peer) -> None:
         await peer.run()
     except asyncio.CancelledError:
         raise Interrupted(
-            f"stopped in round {peer.round + 1}; start it again to go on from its last round"
+            f"stopped in round {peer.round + 1}; start it again to continue from its last round"
         ) from None
 
 
-def _tell(peer: Peer, row: dict[str, Any]) -> None:
+def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
-    heard, of = row["heard"]
+    received, expected = row["heard"]
     log.info(
-        "round %d of %d%s, heard %d of %d",
+        "round %d of %d%s, received %d of %d messages",
         row["round"],
         peer.world.rounds,
         accuracy,
-        heard,
-        of,
+        received,
+        expected,
         extra={"row": row},
     )
 
@@ -187,7 +187,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_log(kind: str, name: str) -> None:
-    """Human lines or JSON on standard error, also for what libraries have to say."""
+    """Log to standard error, as text or JSON lines; asyncio and gRPC do the same."""
     check_choice("log", kind, ("human", "json"))
     handler = logging.StreamHandler(sys.stderr)
     human = logging.Formatter(f"%(asctime)s {name} %(message)s", "%H:%M:%S")
@@ -199,7 +199,7 @@ def set_up_log(kind: str, name: str) -> None:
 
 @contextmanager
 def ending(kind: str) -> Iterator[None]:
-    """Say in the manner of the log what is wrong, and end at once if somebody asks for it."""
+    """Report errors in the format of the log; exit at once if the peer was interrupted."""
     with warnings.catch_warnings():
         if kind == "json":
             warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)

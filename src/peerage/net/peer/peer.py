@@ -1,9 +1,9 @@
-"""One peer: a node of the simulator, alone with its data, whose messages travel.
+"""One peer: runs a node with its own data and exchanges messages with other peers.
 
-Training, combining, evaluating and saving are those of the simulator's `Shard`, so a network in
-which nothing is lost ends with the same bits. Here is the life of a peer: it resumes, meets the
-others, catches up, and runs rounds, in which it exchanges messages. `progress` decides for which
-peers it waits and which rounds it skips, `recorder` writes, and `responder` answers other peers.
+The simulator's `Shard` trains, aggregates, evaluates and saves. A network that loses no message
+therefore ends with the same bits as a simulation. A peer resumes, waits for the others, catches up
+and runs its rounds. `progress` decides which peers it waits for and which rounds it skips,
+`recorder` writes its files, and `responder` answers other peers.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from peerage.engine.router import Packet, ShardOutput, check_combined, check_finite
-from peerage.engine.shard import PRE_ROUND, InProcessStore, Shard, ShardReport
+from peerage.engine.shard import InProcessStore, Shard, ShardReport
 from peerage.engine.world import World, constants_of
 from peerage.errors import DiskError, Diverged, InputError, PeerageError
 from peerage.graphs.faults import LinkFaults
@@ -42,14 +42,15 @@ from peerage.net.wire.payload import encode
 from peerage.net.wire.transport import Receiver, Transport, Unreachable
 from peerage.privacy import RELEASE_COUNT
 from peerage.records.rows import Row
+from peerage.requests import PRE_ROUND
 
-KEPT = 1 << 28  # bytes of messages in the mailbox, unless a few have more
+MAILBOX_BYTES = 1 << 28  # bytes of messages in the mailbox; more if four messages need it
 
 log = logging.getLogger("peerage.peer")
 
 
 class Peer(Receiver):
-    """Plays the rounds of one node."""
+    """Runs the rounds of one node."""
 
     def __init__(
         self,
@@ -63,17 +64,17 @@ class Peer(Receiver):
         rejoin: str = "own",
     ) -> None:
         check_rejoin(rejoin)
-        self.rejoin = rejoin  # with which model a peer that missed rounds goes on
+        self.rejoin = rejoin  # the model to continue with after missed rounds: own or neighbour
         self.network, self.me, self.transport = network, me, transport
         self.world = world
         self.executor = executor
         self.shard = Shard(self.world, [me], InProcessStore())
         self.expected = message_policy(network, me, self.world)
         self.evaluated_rounds = world.experiment.evaluation.evaluated_rounds(world.rounds)
-        self.counters: Counter[str] = Counter()  # what went wrong, by reason
+        self.counters: Counter[str] = Counter()  # errors by reason
         self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters)
-        largest = self.expected.max_bytes
-        self.mailbox = Mailbox(network.ahead, max(KEPT, 4 * largest), 4 * largest, self.counters)
+        share = 4 * self.expected.max_bytes
+        self.mailbox = Mailbox(network.ahead, max(MAILBOX_BYTES, share), share, self.counters)
         self.tracker = PeerTracker(
             network, me, self.world, transport, shared_settings_of(network, world)
         )
@@ -82,11 +83,11 @@ class Peer(Receiver):
         )
         self.model_server = ModelServer(network.run)
         self.quarantine = Quarantine()
-        self.round = PRE_ROUND  # that is being played
+        self.round = PRE_ROUND  # the current round
         self.state: str = State.STARTING
-        self.heard: tuple[int, int] = (0, 0)  # in the last step: how many, of how many
-        self.alive = 0  # peers that could be reached after the last round
-        self._listened: set[int] = set()  # whose messages are in this round
+        self.heard: tuple[int, int] = (0, 0)  # messages received in the last exchange, and expected
+        self.alive = 0  # peers that were reachable after the last round
+        self._round_senders: set[int] = set()  # the senders of the messages used in this round
         self._outboxes: dict[int, Outbox] = {}
         self.endings = Endings(network.run, me, self._outbox, network.ahead)
         self.responder = Responder(
@@ -97,55 +98,53 @@ class Peer(Receiver):
             lambda: (self.round, self.state),
         )
 
-    # The life of a peer
-
     async def run(self) -> Tensor:
-        """Play all rounds; the parameters [d] in the end."""
+        """Run all rounds and return the final parameters, [d]."""
         await self.transport.start(self)
         try:
             owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
             self.recorder.resume(owner)
             first = self.finished
-            # Who comes back does not wait for others that may have finished long ago.
+            # A restarted peer waits only briefly: the others may have finished long ago.
             timeouts = self.network.timeouts
             self.state = State.MEETING
             await self.tracker.wait_for_start(timeouts.idle if first else timeouts.start)
             first = await self._catch_up(first)
             if first == 0:
-                await self._begin()
-            await self._rounds(first)
+                await self._run_pre_round()
+            await self._run_rounds(first)
             self.state = State.FINISHED
             for peer, outbox in self._outboxes.items():
                 if self.transport.reachable(peer):
                     await outbox.flush(timeouts.message)
             if self.world.faults.present(self.me, self.world.rounds - 1):
                 await self.tracker.say_finished(timeouts.message)
-            self.recorder.add_late_news()
+            self.recorder.add_late_counts()
         except DiskError as error:
             await self._serve_while_stopped(error)
             raise
         finally:
-            await self.transport.stop()  # first: whoever asks may open another outbox
+            await self.transport.stop()  # first, as a question may open another outbox
             for outbox in self._outboxes.values():
                 await outbox.close()
             self.recorder.close()
         return self.shard.members[self.me].node.params
 
     async def _catch_up(self, first: int) -> int:
-        """The round to begin with: where the others are, if they are further."""
+        """Return the round to start with: that of the others if they are ahead."""
         view = self.tracker.view(first)
         newest = view.start_round()
         if newest == first:
             return first
-        log.info("the others are in round %d, we were in %d", newest + 1, first + 1)
-        keeps = self.world.model_owner(self.me) == self.me != self.world.hub
-        shared = keeps and not self.world.algorithm.personal
+        log.info("the others are in round %d, this peer was in %d", newest + 1, first + 1)
+        owns_model = self.world.model_owner(self.me) == self.me != self.world.hub
+        shared = owns_model and not self.world.algorithm.personal
         if self.rejoin == "neighbour" and shared and view.next_round() > first:
             await self._adopt(newest)
         return self.tracker.view(first).start_round()
 
     async def _adopt(self, round: int) -> None:
-        """Take over the model of the first neighbour that offers one of the same kind."""
+        """Adopt the model of the first neighbour that offers one of the same architecture."""
         node = self.shard.members[self.me].node
         for peer in self.world.neighbours(round)[self.me]:
             try:
@@ -153,22 +152,22 @@ class Peer(Receiver):
                     self.transport, peer, self.expected, self.network.timeouts.message
                 )
             except (Unreachable, Rejected) as error:
-                log.info("no model from %s: %s", self.tracker.name(peer), error)
+                log.info("cannot download the model of %s: %s", self.tracker.name(peer), error)
                 continue
             if offer.architecture == node.architecture:
                 node.params, node.buffers = offer.payload["x"], offer.payload["b"]
-                log.info("going on with the model of %s", self.tracker.name(peer))
+                log.info("continuing with the model of %s", self.tracker.name(peer))
                 return
 
-    async def _begin(self) -> None:
-        """What comes before the first round."""
+    async def _run_pre_round(self) -> None:
+        """Run the exchange before round 1, if there is one, and evaluate the initial model."""
         sent = 0
         if self.world.pre_round is not None:
             self.state = State.RUNNING
             sent = await self._run_exchanges(PRE_ROUND, self.shard.pre_round)
         self._record(0, await self._compute(self.shard.evaluate_models), sent, 0.0)
 
-    async def _rounds(self, first: int) -> None:
+    async def _run_rounds(self, first: int) -> None:
         round, self.state = first, State.RUNNING
         while round < self.world.rounds:
             self.endings.begin_round(round)
@@ -178,7 +177,7 @@ class Peer(Receiver):
             if not self.world.faults.present(self.me, round):
                 if round + 1 >= self.world.faults.left.get(self.me, self.world.rounds + 1):
                     return
-                await self._until(round)
+                await self._sit_out(round)
             else:
                 await self._run_round(round)
             round += 1
@@ -187,7 +186,7 @@ class Peer(Receiver):
         self.endings.begin_round(round)
 
     async def _pause(self, round: int) -> bool:
-        """Wait while this peer may not run the round; whether it had to."""
+        """Wait while this peer may not run the round; return whether it had to wait."""
         needed = self.tracker.view(round).needed_contacts()
         if not needed:
             return False
@@ -196,50 +195,52 @@ class Peer(Receiver):
         self.round, self.alive = round, 0
         self.state = State.WAITING + self.tracker.names(needed, addresses=False)
         log.warning(
-            "in contact with none of the others: round %d waits for %s",
+            "no other peer is reachable: round %d waits for %s",
             round + 1,
             self.tracker.names(needed),
         )
         self.recorder.show_pause(self.state)
-        while not await self._found(round):
+        while not await self._can_continue(round):
             await asyncio.sleep(POLL_INTERVAL)
-        log.info("in contact with others again, continuing with round %d", round + 1)
+        log.info("another peer is reachable again, continuing with round %d", round + 1)
         self.state = before
         self.recorder.show_pause(None)
         return True
 
-    async def _found(self, round: int) -> bool:
-        """Whether a peer that was in contact with none of the others can go on."""
+    async def _can_continue(self, round: int) -> bool:
+        """Whether a peer that had lost contact with all others can continue."""
         view = self.tracker.view(round)
         if not view.may_run():
             return False
         return bool(view.finished or await self.tracker.ask(view.in_contact()))
 
     async def _resynchronise(self, round: int) -> int:
-        """The round to go on with after messages did not come: perhaps we are out of step.
+        """Return the round to continue with after messages were missing.
 
-        Halves of a network that was cut go on at their own speeds. Who is behind then leaves rounds
-        out. Who is alone in front waits, as nobody follows a single one: he might lie.
+        After a network partition, the two halves advance at different speeds. A peer that has
+        fallen behind skips ahead. A peer that is alone in front waits: the others do not follow a
+        single peer, because it might lie.
         """
         view = self.tracker.view(round)
         if view.next_round() > round:
-            log.warning("skipping from round %d to %d", round + 1, view.next_round() + 1)
-            return view.next_round()
+            next_round = view.next_round()
+            log.warning("fell behind: skipping from round %d to %d", round + 1, next_round + 1)
+            return next_round
         now, seen = asyncio.get_running_loop().time, PRE_ROUND
-        patient = now()
+        deadline = now()
         while view.too_far_ahead():
             if view.newest() > seen:
-                seen, patient = view.newest(), now() + self.network.timeouts.message
-            if now() > patient:
+                seen, deadline = view.newest(), now() + self.network.timeouts.message
+            if now() > deadline:
                 break
             self.state = State.AHEAD
             await asyncio.sleep(POLL_INTERVAL)
-            await self.tracker.ask(filter(self.transport.reachable, self.tracker.everybody))
+            await self.tracker.ask(filter(self.transport.reachable, self.tracker.other_peers))
             view = self.tracker.view(round)
         return round
 
-    async def _until(self, round: int) -> None:
-        """Sit a round out, but do not run ahead of those who play it."""
+    async def _sit_out(self, round: int) -> None:
+        """Wait until the peers that take part in the round have left it."""
         self.state, self.heard = State.ABSENT, (0, 0)
         self.mailbox.begin_round(round)
         self.round = round
@@ -253,74 +254,78 @@ class Peer(Receiver):
 
     async def _run_round(self, round: int) -> None:
         start, self.heard = perf_counter(), (0, 0)
-        self._listened = set()
+        self._round_senders = set()
         member = self.shard.members[self.me]
         node = member.node
-        # Tensors are never changed in place, so to remember them is to be able to go back.
+        # Tensors are never changed in place, so these references are enough to undo the round.
         before = node.params, node.buffers, node.state, dict(member.persistent_tensors)
         evaluate = round + 1 in self.evaluated_rounds
         self.state = State.RUNNING
         try:
             sent = await self._run_exchanges(round, lambda: self.shard.begin(round, evaluate))
             report = await self._compute(self.shard.finish)
-            if report.broken and self._listened:  # messages of finite numbers may still overflow
-                raise PeerageError("the messages combined to NaN or infinite parameters")
+            if report.broken and self._round_senders:  # finite messages may overflow
+                raise PeerageError("aggregating the messages gave NaN or infinite parameters")
             check_combined(round, report.broken)
             self.quarantine.succeeded()
         except (DiskError, Diverged, InputError):
             raise
         except Exception as error:
-            if not self._listened:
+            if not self._round_senders:
                 raise
-            # Messages fit by name and shape, and still the algorithm could make nothing of them.
-            log.error("round %d failed and is left out: %r", round + 1, error)
+            # The messages passed every check, and the algorithm still failed on them.
+            log.error("round %d failed and was skipped: %r", round + 1, error)
             self.counters["poisoned round"] += 1
-            self._doubt(self._listened)
+            self._quarantine_senders(self._round_senders)
             node.params, node.buffers, node.state = before[:3]
+            # Messages that were released before the failure still count.
             released = (
                 {RELEASE_COUNT: member.persistent_tensors[RELEASE_COUNT]}
                 if RELEASE_COUNT in member.persistent_tensors
                 else {}
             )
             member.persistent_tensors.clear()
-            member.persistent_tensors.update({**before[3], **released})  # what was sent stays sent
+            member.persistent_tensors.update({**before[3], **released})
             return
         self._record(round + 1, report, sent, perf_counter() - start)
         self._offer(round)
-        # A disk may be slow, and others ask.
+        # In the executor: a slow disk must not delay answers to other peers.
         await self._compute(self.recorder.save_checkpoint, round + 1)
 
-    def _doubt(self, heard: set[int]) -> None:
-        self.quarantine.failed(heard)
+    def _quarantine_senders(self, senders: set[int]) -> None:
+        self.quarantine.failed(senders)
         for peer in self.quarantine.banned_peers - self.assembler.blocked_peers.keys():
-            log.error("nothing of %s is used any more", self.tracker.name(peer))
-            self.assembler.blocked_peers[peer] = "its messages broke rounds here"
+            log.error(
+                "ignoring %s from now on: its messages made rounds fail here",
+                self.tracker.name(peer),
+            )
+            self.assembler.blocked_peers[peer] = "its messages made rounds fail here"
 
     async def _run_exchanges(self, round: int, begin: Callable[[], ShardOutput]) -> int:
-        """Carry messages until the node has finished; how many bytes it sent."""
+        """Send and receive messages until the node has finished; return the bytes it sent."""
         self.mailbox.begin_round(round)
         self.round = round
         link_faults = self.world.link_faults(round)
         sequences = self.endings.sent(round)  # messages so far, by recipient
-        asked: Counter[int] = Counter()  # by sender
+        asked: Counter[int] = Counter()  # messages asked for so far, by sender
         sent = 0
-        step = await self._compute(begin)
+        output = await self._compute(begin)
         while True:
-            check_finite(round, [step])
+            check_finite(round, [output])
             self.recorder.remember_releases()
-            for packet in step.packets:
-                sent += self._post(packet, round, sequences, link_faults)
-            if self.me not in step.waiting:
+            for packet in output.packets:
+                sent += self._send_packet(packet, round, sequences, link_faults)
+            if self.me not in output.waiting:
                 break
-            packets = await self._gather(round, step.waiting[self.me], asked, link_faults)
-            step = await self._compute(self.shard.resume, {self.me: packets})
+            packets = await self._gather(round, output.waiting[self.me], asked, link_faults)
+            output = await self._compute(self.shard.resume, {self.me: packets})
         self.endings.finish(round, self.world.out_neighbours(round)[self.me])
         return sent
 
-    def _post(
+    def _send_packet(
         self, packet: Packet, round: int, sequences: Counter[int], link_faults: LinkFaults
     ) -> int:
-        """Hand a parcel to the outboxes; its bytes, once for every recipient that it goes to."""
+        """Put a packet into the outboxes; return its bytes, counted once per recipient."""
         self.expected.check_own(packet.architecture, packet.payload)
         message: tuple[Header, memoryview] | None = None
         sent = 0
@@ -331,7 +336,7 @@ class Peer(Receiver):
             sequence = sequences[recipient]
             sequences[recipient] += 1
             if link_faults.message_lost(self.me, recipient, sequence):
-                continue  # it was sent, and the recipient knows that it will not come
+                continue  # counted as sent; the recipient draws the same loss and does not wait
             if message is None:
                 message = encode(
                     packet,
@@ -349,36 +354,36 @@ class Peer(Receiver):
     async def _gather(
         self, round: int, senders: tuple[int, ...], asked: Counter[int], link_faults: LinkFaults
     ) -> list[Packet]:
-        """The next message of every sender from whom one can come."""
-        hoped = []
+        """Return the next message of every sender that can send one."""
+        expected = []
         for sender in senders:
             sequence = asked[sender]
             asked[sender] += 1
-            open = link_faults.link_up(sender, self.me) and not link_faults.message_lost(
+            arrives = link_faults.link_up(sender, self.me) and not link_faults.message_lost(
                 sender, self.me, sequence
             )
-            if open and self.quarantine.admits(sender):
-                hoped.append(sender)
+            if arrives and self.quarantine.admits(sender):
+                expected.append(sender)
             else:
                 self.mailbox.skip(sender)
         start = perf_counter()
-        await self._wait(round, hoped)
+        await self._wait(round, expected)
         self.shard.seconds["wait"] += perf_counter() - start
-        missing = len(set(self.mailbox.missing(hoped)) - self.tracker.finished)
-        found = self.mailbox.take(hoped)
-        # A sender that is done and sent nothing is not missing: there was nothing to hear.
+        missing = len(set(self.mailbox.missing(expected)) - self.tracker.finished)
+        found = self.mailbox.take(expected)
+        # A sender that is done and sent nothing is not missing.
         self.heard = len(found), len(found) + missing
-        self._listened |= found.keys()
+        self._round_senders |= found.keys()
         if missing:
             self.counters["missing"] += missing
         return [found[sender] for sender in sorted(found)]
 
     async def _wait(self, round: int, senders: list[int]) -> None:
-        """Until each has sent its next message or is not to be waited for any more."""
+        """Wait until each sender has sent its next message or is no longer worth waiting for."""
         out_neighbours, now = self.world.out_neighbours(round), asyncio.get_running_loop().time
-        open = partial(self.mailbox.pending, senders)
-        strangers = [peer for peer in open() if self.me not in out_neighbours[peer]]
-        async with _beside(self.tracker.announce(round, strangers, open)):
+        pending = partial(self.mailbox.pending, senders)
+        uninformed = [peer for peer in pending() if self.me not in out_neighbours[peer]]
+        async with _in_background(self.tracker.announce(round, uninformed, pending)):
             while True:
                 deadline = now() + self.network.timeouts.message
                 await self.mailbox.wait(round, senders, deadline, self._worth_waiting_for)
@@ -389,12 +394,12 @@ class Peer(Receiver):
         return self.tracker.view(self.round).worth_waiting_for(senders)
 
     async def _serve_while_stopped(self, error: DiskError) -> None:
-        """Say why, and go on answering others for as long as any of them plays.
+        """Log the error, and answer other peers for as long as any of them runs.
 
-        They are told that nothing comes in their rounds, so that nobody waits for it.
+        They are told that this peer sends nothing more, so that they do not wait for it.
         """
         self.state = f"{State.STOPPED}{error}"
-        log.error("%s; this peer trains no more, and still answers", error)
+        log.error("%s; training has stopped, but this peer still answers others", error)
         told = self.round + 1
         self.endings.begin_round(self.world.rounds)
         while any(status.running for status in (await self.tracker.ask()).values()):
@@ -405,10 +410,10 @@ class Peer(Receiver):
                 told = round + 1
             await asyncio.sleep(POLL_INTERVAL)
 
-    # What it keeps
+    # Records
 
     def _record(self, round: int, report: ShardReport, sent: int, seconds: float) -> None:
-        self.alive = sum(map(self.transport.reachable, self.tracker.everybody))
+        self.alive = sum(map(self.transport.reachable, self.tracker.other_peers))
         self.recorder.record(round, report, sent, self.heard, seconds)
 
     @property
@@ -417,18 +422,18 @@ class Peer(Receiver):
 
     @property
     def finished(self) -> int:
-        """Rounds."""
+        """The number of finished rounds."""
         return self.recorder.finished
 
     def _offer(self, round: int) -> None:
-        """Keep the model as it is for those who miss rounds; what noise was to hide stays here."""
+        """Offer the model to peers that missed rounds, unless noise is to keep it private."""
         node = self.shard.members[self.me].node
         if self.world.model_owner(self.me) != self.me or self.world.noise.active:
             return
         payload = {"x": node.params, "b": node.buffers}
         self.model_server.keep(Packet(node.envelope(), (), payload, 0), round)
 
-    # What others send
+    # Incoming calls
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
         if identity in self.tracker.mismatched_peers:
@@ -444,7 +449,7 @@ class Peer(Receiver):
     async def answer(self, question: bytes, identity: int) -> bytes:
         return self.responder.answer(question, identity)
 
-    # Small things
+    # Helpers
 
     def _outbox(self, peer: int) -> Outbox:
         if peer not in self._outboxes:
@@ -455,14 +460,14 @@ class Peer(Receiver):
         return self._outboxes[peer]
 
     async def _compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Work of the node, beside the event loop, which goes on answering others."""
+        """Run work of the node in the executor, so that the event loop can answer others."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor, lambda: work(*arguments))
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do this meanwhile, and no longer."""
+async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run this coroutine during the block, and cancel it at the end."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -472,7 +477,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def shared_settings_of(network: Network, world: World) -> dict[str, str]:
-    """Everything that must be the same on all peers, also what they find in their own data."""
+    """The settings that must be equal on all peers, including those that depend on their data."""
     sizes = {name: kind.layout.size for name, kind in world.architectures.items()}
     hashes = constants_of(world.architectures)
     constants = {"constants": json.dumps(hashes)} if hashes else {}

@@ -1,4 +1,4 @@
-"""What one peer knows about the rest of the network, from their own words."""
+"""Tracks the round and state of every other peer, as they report them."""
 
 import asyncio
 import json
@@ -9,38 +9,38 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from peerage.engine.shard import PRE_ROUND
 from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.network import Network, differing, settings_hash
 from peerage.net.peer.progress import State, View, has_begun
 from peerage.net.wire.header import Rejected
 from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
+from peerage.requests import PRE_ROUND
 
-POLL_INTERVAL = 0.2  # seconds between two looks at the others
-RETRY_DELAY = 1.0  # seconds until a peer that was told nothing says again that it waits, at first
-REMIND = 15.0  # seconds between two words about who is missing
+POLL_INTERVAL = 0.2  # seconds between two status queries
+RETRY_DELAY = 1.0  # seconds until a peer first repeats that it waits; doubles each time
+REMIND = 15.0  # seconds between two log lines about missing peers
 
 log = logging.getLogger("peerage.peer")
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a peer says about itself."""
+    """What a peer reports about itself."""
 
-    settings_hash: str  # of the experiment
-    incarnation: str  # another one after every restart
+    settings_hash: str
+    incarnation: str  # new after every restart
     round: int
     state: str
-    awaited: bool  # whether it has not begun, or began with this life of whoever asks
+    awaited: bool  # whether it has not begun, or began with this incarnation of the asking peer
 
     @classmethod
     def parse(cls, raw: bytes) -> "Status | None":
         try:
-            said = json.loads(raw)
-            round, awaited = int(said["round"]), bool(said["awaited"])
-            names = (str(said["settings_hash"]), str(said["incarnation"]))
-            return cls(*names, round, str(said["state"]), awaited)
+            fields = json.loads(raw)
+            round, awaited = int(fields["round"]), bool(fields["awaited"])
+            names = (str(fields["settings_hash"]), str(fields["incarnation"]))
+            return cls(*names, round, str(fields["state"]), awaited)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
@@ -54,7 +54,7 @@ class Status:
 
 
 class PeerTracker:
-    """Who is there, in which round, and whether they do the same as this peer."""
+    """Knows which peers are there, in which round, and whether they run the same experiment."""
 
     def __init__(
         self,
@@ -65,30 +65,26 @@ class PeerTracker:
         shared_settings: Mapping[str, str],
     ) -> None:
         self.network, self.me, self.world, self.transport = network, me, world, transport
-        self.shared_settings, self.settings_hash = (
-            dict(shared_settings),
-            settings_hash(shared_settings),
-        )
+        self.shared_settings = dict(shared_settings)
+        self.settings_hash = settings_hash(shared_settings)
         self.incarnation = secrets.token_hex(8)
-        self.everybody = [peer for peer in range(world.nodes) if peer != me]
-        self.rounds: dict[int, int] = {}  # peer -> the last that it was known to be in
-        self.met: dict[int, str] = {}  # peers that were there before the first round, their lives
-        self.awaited = True  # whether the others began with us
-        self.hurried = False  # whether we began because others had, before we had met everybody
-        self.finished: set[int] = set()  # peers that said that they have played all rounds
-        self._talking: set[int] = set()  # those who sent messages
-        self._incarnations: dict[int, str] = {}  # of those who asked, the last
-        self.mismatched_peers: dict[
-            int, str
-        ] = {}  # peers with another experiment, and what differs
+        self.other_peers = [peer for peer in range(world.nodes) if peer != me]
+        self.rounds: dict[int, int] = {}  # peer -> the round in which it was last seen
+        self.met: dict[int, str] = {}  # peers that were there before round 1 -> incarnation
+        self.awaited = True  # whether the others began together with this peer
+        self.hurried = False  # whether this peer began early, because another one had begun
+        self.finished: set[int] = set()  # peers that reported that they have run all rounds
+        self.mismatched_peers: dict[int, str] = {}  # peers with another experiment -> difference
+        self._senders: set[int] = set()  # peers that have sent messages
+        self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
 
     def hear(self, peer: int, round: int) -> None:
-        """A peer sent something of a round, and may be in a later one by now."""
-        self._talking.add(peer)
+        """Note that a peer sent a message of a round; it may be in a later one by now."""
+        self._senders.add(peer)
         self._note(peer, max(round, self.rounds.get(peer, PRE_ROUND)))
 
     def greet(self, peer: int, incarnation: str) -> None:
-        """A peer asks; after a restart it may be in an earlier round than before."""
+        """Note the incarnation of a peer that asks; a restarted one may be in an earlier round."""
         if self._incarnations.get(peer, incarnation) != incarnation:
             self.rounds.pop(peer, None)
             self.finished.discard(peer)
@@ -98,14 +94,14 @@ class PeerTracker:
         self.rounds[peer] = min(round, self.world.rounds - 1)
 
     def view(self, round: int) -> View:
-        """What is known now, for decisions of this peer about a round."""
+        """What is known now, for this peer's decisions about a round."""
         present, hub = self.world.faults.present, self.world.hub
         return View(
             round=round,
             rounds=dict(self.rounds),
-            scheduled=frozenset(p for p in self.everybody if present(p, max(round, 0))),
-            reachable=frozenset(filter(self.transport.reachable, self.everybody)),
-            finished=frozenset(self.finished.intersection(self.everybody)),
+            scheduled=frozenset(p for p in self.other_peers if present(p, max(round, 0))),
+            reachable=frozenset(filter(self.transport.reachable, self.other_peers)),
+            finished=frozenset(self.finished.intersection(self.other_peers)),
             mismatched=frozenset(self.mismatched_peers),
             hub=None if hub == self.me else hub,
             ahead=self.network.ahead,
@@ -113,10 +109,10 @@ class PeerTracker:
         )
 
     async def say_finished(self, seconds: float) -> None:
-        """Tell every peer that can be reached, and has not finished, that this one has."""
+        """Tell every reachable, unfinished peer that this one has finished."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await asyncio.gather(*map(self._say_finished, self.everybody))
+                await asyncio.gather(*map(self._say_finished, self.other_peers))
 
     async def _say_finished(self, peer: int) -> None:
         question = json.dumps({"ask": "finished", "incarnation": self.incarnation}).encode()
@@ -124,61 +120,66 @@ class PeerTracker:
             try:
                 await self.transport.ask(peer, question, QUERY_TIMEOUT)
                 return
-            except Unreachable:  # it may be busy: it would wait for this peer for ever
+            except Unreachable:  # perhaps only busy; untold, it would wait for this peer for ever
                 await asyncio.sleep(POLL_INTERVAL)
             except Rejected:
                 return
 
     async def announce(
-        self, round: int, strangers: Iterable[int], open: Callable[[], Iterable[int]]
+        self, round: int, uninformed: Iterable[int], pending: Callable[[], Iterable[int]]
     ) -> None:
-        """Tell peers again and again that this one waits for the end of their round.
+        """Tell peers repeatedly that this one waits for the end of their round.
 
-        Strangers, whose listener it is not, are told at once. The others know, unless they or this
-        peer were restarted since: they are told if they are still `open` after a while.
+        `uninformed` are the peers that do not have this one as an out-neighbour; they are told at
+        once. The others know, unless they or this peer restarted: they are told if they are still
+        `pending` after a while.
         """
-        question, peers, wait = {"ask": "done", "round": round}, strangers, RETRY_DELAY
+        question, peers, wait = {"ask": "done", "round": round}, uninformed, RETRY_DELAY
         while True:
             await asyncio.gather(*(self._answer(peer, question) for peer in peers))
             await asyncio.sleep(wait)
-            peers, wait = open(), min(2 * wait, REMIND)
+            peers, wait = pending(), min(2 * wait, REMIND)
 
     async def ask(self, peers: Iterable[int] | None = None) -> dict[int, Status]:
-        """What those say about themselves that answer and take part, all asked at once."""
-        asked = [peer for peer in peers or self.everybody if peer not in self.mismatched_peers]
+        """Ask peers for their status in parallel; returns those that answer and take part."""
+        asked = [peer for peer in peers or self.other_peers if peer not in self.mismatched_peers]
         answers = await asyncio.gather(*map(self._status, asked))
         return {p: answer for p, answer in zip(asked, answers, strict=True) if answer is not None}
 
     async def wait_for_start(self, seconds: float) -> None:
-        """Wait until everybody is there, or patience is over; refuse another experiment."""
+        """Wait until all peers are there, or the time is over.
+
+        Raises InputError if most of them run another experiment.
+        """
         now = asyncio.get_running_loop().time
         deadline, reminder = now() + seconds, now() + REMIND / 5
-        missing = set(self.everybody)
+        missing = set(self.other_peers)
         while missing and self.awaited and not self.hurried and now() < deadline:
-            # Those of whom messages come have begun, and need not have when they were asked.
-            for peer, status in (await self.ask(missing | self._talking)).items():
+            # Senders are asked again: they have begun, perhaps after their last answer.
+            for peer, status in (await self.ask(missing | self._senders)).items():
                 missing.discard(peer)
                 self.met[peer] = status.incarnation
-                # Those who began without us do not wait, and neither do we.
+                # If another peer began without this one, neither waits for the other.
                 self.awaited = self.awaited and status.awaited
-                # Who began with us has met everybody; one whom we did not may be gone again.
+                # A peer that began with this one has met all; any still missing may have left.
                 self.hurried = self.hurried or status.begun
             missing -= self.mismatched_peers.keys()
             if missing and now() > reminder:
                 reminder = now() + REMIND
-                log.info("waiting for %s", self.names(missing))
+                log.info("waiting for %s to start", self.names(missing))
             if missing and self.awaited and not self.hurried:
                 await asyncio.sleep(POLL_INTERVAL)
         if len(self.mismatched_peers) > len(self.met):
-            peer, what = next(iter(self.mismatched_peers.items()))
+            peer, difference = next(iter(self.mismatched_peers.items()))
             raise InputError(
-                f"{self.name(peer)} runs another experiment: {what}; give all peers the same files"
+                f"{self.name(peer)} runs another experiment: {difference}; "
+                "give all peers the same files"
             )
         if missing and self.met and self.awaited and not self.hurried:
-            log.warning("beginning without %s", self.names(missing))
+            log.warning("starting without %s", self.names(missing))
 
     def began_with(self, peer: int, incarnation: str) -> bool:
-        """Whether a peer, in this life, is one of those who began together."""
+        """Whether this incarnation of a peer began together with this peer."""
         if self.hurried:
             self.met.setdefault(peer, incarnation)
         return self.met.get(peer) == incarnation
@@ -193,7 +194,7 @@ class PeerTracker:
         return f"{listed} and {len(members) - 5} more" if len(members) > 5 else listed
 
     async def _status(self, peer: int) -> Status | None:
-        """None if the peer cannot be asked, or does something else."""
+        """The status of a peer; None if it does not answer or runs another experiment."""
         raw = await self._answer(peer, {"ask": "status", "incarnation": self.incarnation})
         status = None if raw is None else Status.parse(raw)
         if status is None:
@@ -201,21 +202,23 @@ class PeerTracker:
         if status.settings_hash != self.settings_hash:
             self.mismatched_peers[peer] = await self._difference(peer)
             log.error(
-                "%s runs another experiment: %s", self.name(peer), self.mismatched_peers[peer]
+                "ignoring %s, which runs another experiment: %s",
+                self.name(peer),
+                self.mismatched_peers[peer],
             )
             return None
         self._note(peer, status.round)
         return status
 
     async def _difference(self, peer: int) -> str:
-        """What the other peer's experiment has different."""
+        """How the other peer's experiment differs."""
         raw = await self._answer(peer, {"ask": "settings"})
         try:
             theirs = {str(key): str(value) for key, value in json.loads(raw or b"{}").items()}
         except (ValueError, AttributeError, RecursionError):
             theirs = {}
         keys = differing(self.shared_settings, theirs) if theirs else []
-        return "; ".join(keys[:5])[:1000] or "something"
+        return "; ".join(keys[:5])[:1000] or "unknown difference"
 
     async def _answer(self, peer: int, question: Mapping[str, Any]) -> bytes | None:
         try:

@@ -1,4 +1,4 @@
-"""A peer with data of its own, of which nobody else has a copy."""
+"""A peer with private data, which no other peer has."""
 
 from dataclasses import dataclass, replace
 
@@ -14,12 +14,12 @@ from peerage.errors import InputError, did_you_mean
 from peerage.experiment import Experiment
 
 Ints = NDArray[np.int64]
-Classes = int | tuple[str, ...]  # how many there are in the whole network, or their names
+Classes = int | tuple[str, ...]  # number or names of the classes in the whole network
 
 
 @dataclass(frozen=True)
 class AllToNode:
-    """The partition of a peer that knows its own examples only: all of them are its own."""
+    """The partition of a peer with private data: all examples belong to its node."""
 
     me: int
 
@@ -37,10 +37,10 @@ def prepare_own(
     classes: Classes | None = None,
     test: Dataset | None = None,
 ) -> World:
-    """What a run needs, for one node with this data, judged on the test set of `test` if given.
+    """The world of one node with this data, evaluated on the test set of `test` if given.
 
-    `classes` are those of the whole network; `World.classes` has their names. A model
-    that the experiment leaves open is the one for the experiment's data set, as on all peers.
+    `classes` are those of the whole network; `World.classes` has their names. If the experiment
+    names no model, all peers use the default model of the experiment's data set.
     """
     data = with_classes(data, classes)
     if test is not None:
@@ -49,7 +49,7 @@ def prepare_own(
 
 
 def parse_classes(text: str) -> Classes:
-    """A number of classes, or their names in the order of their labels.
+    """Parse a number of classes, or their names in the order of their labels.
 
     >>> parse_classes("10"), parse_classes("cat, dog")
     (10, ('cat', 'dog'))
@@ -58,26 +58,29 @@ def parse_classes(text: str) -> Classes:
         count = int(text)
     except ValueError:
         names = tuple(name.strip() for name in text.split(","))
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice or "" in names:
-            wrong = f"names {twice!r} twice" if twice else "has an empty name"
-            raise InputError(f"--classes {text!r} {wrong}; write --classes cat,dog,horse") from None
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate or "" in names:
+            fault = f"names {duplicate!r} twice" if duplicate else "has an empty name"
+            raise InputError(f"--classes {text!r} {fault}; write --classes cat,dog,horse") from None
         return names
     if count < 1:
-        raise InputError(f"--classes must be at least 1, or names as in cat,dog,horse, got {count}")
+        raise InputError(f"--classes must be at least 1, or names like cat,dog,horse, got {count}")
     return count
 
 
 def with_classes(data: Dataset, classes: Classes | None) -> Dataset:
-    """The data with the classes of the whole network, of which it may lack some."""
+    """The data set with the classes of the whole network, of which it may lack some."""
     if classes is None:
         return data
-    whole = _counted(data, classes) if isinstance(classes, int) else _named(data, classes)
-    return replace(whole, inferred_classes=False)
+    if isinstance(classes, int):
+        data = _with_class_count(data, classes)
+    else:
+        data = _with_class_names(data, classes)
+    return replace(data, inferred_classes=False)
 
 
 def with_test_set(data: Dataset, test: Dataset) -> Dataset:
-    """The data with the test set of another, which must be of the same kind."""
+    """The data set with the test set of another, which must have the same shape and classes."""
     if test.shape != data.shape:
         raise InputError(
             f"--test {test.name} has examples of shape {test.shape} and {data.name} has examples "
@@ -86,42 +89,42 @@ def with_test_set(data: Dataset, test: Dataset) -> Dataset:
     if len(test.classes) != len(data.classes):
         raise InputError(
             f"--test {test.name} has {len(test.classes)} classes and {data.name} has "
-            f"{len(data.classes)}; say with --classes which there are in the whole network"
+            f"{len(data.classes)}; name all classes of the whole network with --classes"
         )
     pairs = zip(data.classes, test.classes, strict=True)
-    other = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    if other and not _is_numbered(data) and not _is_numbered(test):
+    unequal = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if unequal and not _is_numbered(data) and not _is_numbered(test):
         raise InputError(
-            f"--test {test.name} calls a class {other[1]!r} that {data.name} calls {other[0]!r}; "
+            f"--test {test.name} has a class {unequal[1]!r} where {data.name} has {unequal[0]!r}; "
             "name all classes of the whole network, as in --classes cat,dog,horse"
         )
     return replace(data, test_x=test.test_x, test_y=test.test_y)
 
 
-def _counted(data: Dataset, count: int) -> Dataset:
+def _with_class_count(data: Dataset, count: int) -> Dataset:
     known = len(data.classes)
     if count < known:
         raise InputError(
-            f"{data.name} has labels of {known} classes, and --classes says {count}; "
+            f"{data.name} has {known} classes, but --classes is {count}; "
             "give the number of classes in the whole network"
         )
     if _is_numbered(data):
         return replace(data, classes=class_numbers(count))
     if count > known:
         raise InputError(
-            f"--classes {count} does not say which classes {data.name} lacks beside "
+            f"--classes {count} does not name the classes that {data.name} lacks besides "
             f"{', '.join(data.classes)}; name all of them, as in --classes cat,dog,horse"
         )
     return data
 
 
-def _named(data: Dataset, names: tuple[str, ...]) -> Dataset:
-    """Labels in the order of the names; classes that have numbers only take the names in order."""
+def _with_class_names(data: Dataset, names: tuple[str, ...]) -> Dataset:
+    """The data set with these class names; numbered classes take the names in order."""
     if _is_numbered(data) and not set(data.classes) & set(names):
         if len(names) < len(data.classes):
             raise InputError(
-                f"{data.name} has labels of {len(data.classes)} classes, and --classes names "
-                f"{len(names)}; name all classes of the whole network"
+                f"{data.name} has {len(data.classes)} classes, but --classes names {len(names)}; "
+                "name all classes of the whole network"
             )
         return replace(data, classes=names)
     for name in data.classes:
@@ -133,5 +136,5 @@ def _named(data: Dataset, names: tuple[str, ...]) -> Dataset:
 
 
 def _is_numbered(data: Dataset) -> bool:
-    """Whether its classes have numbers for names, which say nothing about other data."""
+    """Whether the class names are only numbers, which say nothing about other data sets."""
     return data.classes == class_numbers(len(data.classes))

@@ -1,23 +1,23 @@
-"""What a peer decides from what it knows about the others: no clock, no connection, no file."""
+"""The decisions of a peer about rounds and waiting: pure functions of what it knows."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peerage.engine.shard import PRE_ROUND
+from peerage.requests import PRE_ROUND
 
 
 class State(StrEnum):
-    """What a peer does, as users and other peers read it."""
+    """What a peer is doing, as users and other peers read it."""
 
     STARTING = "starting"
     MEETING = "waiting for others"  # before the first round
     RUNNING = "running"
-    WAITING = "waiting for "  # and the names of the peers: it is in contact with none
+    WAITING = "waiting for "  # followed by the names of the peers; none is reachable
     AHEAD = "waiting for the others to come up"
-    ABSENT = "absent"  # by the schedule of the experiment
+    ABSENT = "absent"  # as scheduled by the experiment
     FINISHED = "finished"
-    STOPPED = "stopped: "  # and the error; it trains no more, but answers others
+    STOPPED = "stopped: "  # followed by the error; training has stopped, but it answers others
 
 
 def has_begun(state: str) -> bool:
@@ -29,11 +29,11 @@ def has_begun(state: str) -> bool:
 class View:
     """What one peer knows about the others when it decides about a round."""
 
-    round: int  # that this peer runs, or is to run next
+    round: int  # the current or next round of this peer
     rounds: Mapping[int, int]  # peer -> the round in which it was last seen
     scheduled: frozenset[int]  # peers that take part in the round
     reachable: frozenset[int]
-    finished: frozenset[int]  # peers that said that they have finished all rounds
+    finished: frozenset[int]  # peers that reported that they have run all rounds
     mismatched: frozenset[int]  # peers that run another experiment
     hub: int | None  # None also for the hub itself
     ahead: int  # rounds that a peer may be ahead of another
@@ -53,43 +53,43 @@ class View:
     # Contact
 
     def in_contact(self) -> list[int]:
-        """The peers of this experiment that are reachable, or finished before they left."""
+        """The peers of this experiment that are reachable or have finished."""
         return sorted((self.reachable | self.finished) - self.mismatched)
 
     def may_run(self) -> bool:
-        """Whether this peer may run the round now: it is in contact, or it takes part alone."""
+        """Whether this peer may run the round: it is in contact, or no other peer takes part."""
         return bool(self.in_contact()) or self.scheduled <= self.mismatched
 
     def needed_contacts(self) -> list[int]:
-        """The peers that this one waits for before it runs the round; none if it may run."""
+        """The peers that this one must wait for before the round; empty if it may run."""
         wanted = self.scheduled.difference(self.mismatched, self.in_contact())
         return [] if self.may_run() else sorted(wanted)
 
     def worth_waiting_for(self, senders: Iterable[int]) -> list[int]:
-        """The senders of which a message may still come.
+        """The senders that may still send a message.
 
-        All that a finished peer sent has arrived. The clients of an unreachable hub have nothing
-        else to do: they wait for it, as long as they are in contact with any peer.
+        All messages of a finished peer have arrived. Clients wait for an unreachable hub as long as
+        they are in contact with any peer.
         """
-        absent = self.hub if self.may_run() else None
-        hoped = self.reachable if absent is None else self.reachable | {absent}
-        return [peer for peer in senders if peer in hoped and peer not in self.finished]
+        hub = self.hub if self.may_run() else None
+        possible = self.reachable if hub is None else self.reachable | {hub}
+        return [peer for peer in senders if peer in possible and peer not in self.finished]
 
     # Rounds
 
     def start_round(self) -> int:
-        """The round to start with: a peer that comes back does not run what it has missed."""
+        """The round to start with: a restarted peer does not run the rounds that it missed."""
         return self.round if self.awaited else max(self.round, self.newest())
 
     def next_round(self) -> int:
-        """The round to run next: that of the others, if they no longer wait for this peer."""
+        """The round to run next: that of the others if they no longer wait for this peer."""
         newest = self.newest()
         return newest if newest > self.round + self.ahead else self.round
 
     def too_far_ahead(self) -> bool:
-        """Whether the others could not use the messages of this peer yet."""
+        """Whether the others could not accept the messages of this peer yet."""
         return PRE_ROUND < self.newest() < self.round - self.ahead
 
     def is_over(self) -> bool:
-        """Whether the peers that take part in the round have left it; true if none does."""
+        """Whether the peers that take part in the round have left it; true if there are none."""
         return not self.scheduled or self.newest(self.scheduled) > self.round

@@ -1,26 +1,27 @@
-"""Whose messages break the rounds of a node, although they passed every check."""
+"""Identifies peers whose messages make rounds fail although they passed every check."""
 
 
 class Quarantine:
-    """After a round that failed, nobody who was heard in it is heard; then one more every round.
+    """Finds the sender whose messages make rounds fail.
 
-    When it fails again, it was the one who came last, who is left out for good.
+    After a failed round, all its senders are ignored, and one is readmitted after each round that
+    succeeds. If a round then fails, the sender readmitted last is banned.
     """
 
     def __init__(self) -> None:
         self.banned_peers: set[int] = set()
-        self._waiting: list[int] = []  # to be heard again
-        self._last: int | None = None  # who was let in again before this round
+        self._waiting: list[int] = []  # ignored senders, to be readmitted
+        self._last: int | None = None  # the sender readmitted before this round
 
     def admits(self, sender: int) -> bool:
         return sender not in self.banned_peers and sender not in self._waiting
 
-    def failed(self, heard: set[int]) -> None:
-        """A round could not be played with the messages of these."""
-        if self._last in heard:
+    def failed(self, senders: set[int]) -> None:
+        """Note that a round failed with the messages of these senders."""
+        if self._last in senders:
             self.banned_peers.add(self._last)
         else:
-            self._waiting = sorted(heard)
+            self._waiting = sorted(senders)
         self._last = None
 
     def succeeded(self) -> None:

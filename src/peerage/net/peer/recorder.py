@@ -1,4 +1,4 @@
-"""What one peer writes into its folder: rows, checkpoints, and what a restart must not forget."""
+"""The files of one peer: rows, checkpoints, and the state that must survive a restart."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ from peerage.records.rows import MetricWriter, Row, replace_last_row, truncate_a
 from peerage.runs.summary import node_row
 
 FILE = "part-0.safetensors"
-PAUSED = "paused.json"  # in the folder of a peer that waits because it has lost all others
+PAUSED = "paused.json"  # in the folder of a peer that waits because no other is reachable
 REMEDY = "start the peer again"
 
 
 class PeerRecorder:
-    """Keeps the rows of one peer, and writes them and its checkpoints if it has a folder."""
+    """Keeps the rows of one peer; writes them and its checkpoints if it has a folder."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class PeerRecorder:
     ) -> None:
         self.folder, self.me, self.shard = folder, me, shard
         self.transport, self.counters = transport, counters
-        self.watch: Callable[[Row], None] | None = None  # told every row
+        self.watch: Callable[[Row], None] | None = None  # called with every row
         self.rows: list[Row] = []
         self.finished = 0  # rounds
         self.bytes_total = 0
         self._writer: MetricWriter | None = None
-        self._noted: Counter[str] = Counter()  # troubles and bytes that are in the rows already
+        self._recorded: Counter[str] = Counter()  # errors and bytes that are in the rows already
 
     def resume(self, owner: Mapping[str, Any]) -> None:
-        """Take up the last checkpoint in the folder, if there is one."""
+        """Resume from the last checkpoint in the folder, if there is one."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class PeerRecorder:
         self._writer = MetricWriter(metrics, REMEDY)
 
     def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
-        """A folder belongs to one peer of one run: another must not go on with its checkpoint."""
+        """Mark the folder as this peer's; raise InputError if it belongs to another one."""
         if file.exists() and read_json(file) != owner:
             raise InputError(
                 f"{file.parent} belongs to a peer of another run or experiment; "
@@ -77,49 +77,47 @@ class PeerRecorder:
     def record(
         self, round: int, report: ShardReport, sent: int, heard: tuple[int, int], seconds: float
     ) -> None:
-        """Write the row of a round: after how many seconds it is over, and what it has sent."""
-        [mine] = report.nodes or [NodeReport(self.me)]
+        """Write the row of a round, which took `seconds` and sent `sent` bytes."""
+        [node_report] = report.nodes or [NodeReport(self.me)]
         self.bytes_total += sent
         self.finished = round
-        row = node_row(round, mine)
+        row = node_row(round, node_report)
         row |= {"bytes": sent, "heard": list(heard)}
-        row |= {"seconds": _spent(report.seconds, seconds), **self._news()}
+        row |= {"seconds": _rounded(report.seconds, seconds), **self._new_counts()}
         self.rows.append(row)
         if self._writer is not None:
             self._writer.append(row)
         if self.watch is not None:
             self.watch(row)
 
-    def _news(self) -> dict[str, Any]:
-        """Bytes on the wire and troubles since the last row."""
+    def _new_counts(self) -> dict[str, Any]:
+        """Bytes on the wire and errors since the last row."""
         now = Counter({**self.error_counts(), "wire": self.transport.counters["bytes_sent"]})
-        new = now - self._noted
-        self._noted = now
+        new = now - self._recorded
+        self._recorded = now
         wire = new.pop("wire", 0)
         return {"wire_bytes": wire} | ({"troubles": dict(sorted(new.items()))} if new else {})
 
-    def add_late_news(self) -> None:
-        """Count in the last row what left, or went wrong, after it was written."""
-        news = self._news()
-        if not self.rows or not any(news.values()):
+    def add_late_counts(self) -> None:
+        """Add the bytes and errors since the last row was written to that row."""
+        new = self._new_counts()
+        if not self.rows or not any(new.values()):
             return
         last = self.rows[-1]
-        last["wire_bytes"] += news["wire_bytes"]
-        troubles = Counter(last.get("troubles", {})) + Counter(news.get("troubles", {}))
-        last |= {"troubles": dict(sorted(troubles.items()))} if troubles else {}
+        last["wire_bytes"] += new["wire_bytes"]
+        errors = Counter(last.get("troubles", {})) + Counter(new.get("troubles", {}))
+        last |= {"troubles": dict(sorted(errors.items()))} if errors else {}
         if self._writer is not None:
             replace_last_row(self._writer.path, last, REMEDY)
 
     def error_counts(self) -> dict[str, int]:
-        """What went wrong, by reason; the transport knows of those who never got this far."""
-        strangers = {
-            key: n for key, n in dict(self.transport.refused).items() if key not in REASONS
-        }
-        return {key: n for key, n in {**dict(self.counters), **strangers}.items() if n}
+        """Errors by reason, including calls that the transport refused."""
+        refused = {key: n for key, n in dict(self.transport.refused).items() if key not in REASONS}
+        return {key: n for key, n in {**dict(self.counters), **refused}.items() if n}
 
     @property
     def accuracy(self) -> float | None:
-        """When it was judged last."""
+        """The accuracy at the last evaluation."""
         return next((row["accuracy"] for row in reversed(self.rows) if "accuracy" in row), None)
 
     # What survives a restart
@@ -129,24 +127,24 @@ class PeerRecorder:
             checkpoint.save(self, self.folder, round, REMEDY)
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """As an engine does, for `checkpoint.save`."""
+        """Save the state of the node for `checkpoint.save`, as an engine does."""
         trees = self.shard.save(str(folder / FILE))
         return trees, dict.fromkeys(trees, FILE)
 
     def remember_releases(self) -> None:
-        """Count messages under noise on disk before they are sent: a crash must not undo that."""
+        """Store the release count before the messages are sent, so that it survives a crash."""
         count = self.shard.released().get(self.me, 0)
         if self.folder is not None and count:
             write_json(self.folder / "released.json", {"messages": count}, REMEDY)
 
     def _recall_releases(self, file: Path) -> None:
-        """Messages of a round that was not finished were sent nevertheless."""
+        """Restore the release count, which includes messages of an unfinished round."""
         if file.exists():
             persistent_tensors = self.shard.members[self.me].persistent_tensors
             persistent_tensors[RELEASE_COUNT] = torch.tensor(read_json(file)["messages"])
 
     def show_pause(self, state: str | None) -> None:
-        """For `peerage up`, which looks at the folders of its peers."""
+        """Tell `peerage up` that this peer waits, or with None that it runs again."""
         if self.folder is None:
             return
         if state is None:
@@ -155,7 +153,7 @@ class PeerRecorder:
             write_json(self.folder / PAUSED, {"state": state}, REMEDY)
 
 
-def _spent(phases: dict[str, float], total: float) -> dict[str, float]:
-    """To the microsecond, and without what took no time: a row is written in every round."""
-    spent = {phase: round(seconds, 6) for phase, seconds in phases.items() if seconds}
-    return {**spent, "total": round(total, 6)}
+def _rounded(phases: dict[str, float], total: float) -> dict[str, float]:
+    """Seconds per phase, rounded to microseconds and without zeros, to keep rows short."""
+    rounded = {phase: round(seconds, 6) for phase, seconds in phases.items() if seconds}
+    return {**rounded, "total": round(total, 6)}

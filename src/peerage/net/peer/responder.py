@@ -1,4 +1,4 @@
-"""What one peer answers when others ask."""
+"""Answers the questions of other peers."""
 
 import json
 from collections import Counter
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from peerage.engine.shard import PRE_ROUND
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.model_transfer import ModelServer
 from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import has_begun
 from peerage.net.wire.header import Rejected
+from peerage.requests import PRE_ROUND
 
 
 class Responder:
@@ -19,13 +19,13 @@ class Responder:
 
     def __init__(
         self,
-        others: PeerTracker,
+        tracker: PeerTracker,
         endings: Endings,
         model_server: ModelServer,
         counters: Counter[str],
         progress: Callable[[], tuple[int, str]],
     ) -> None:
-        self.tracker, self.endings, self.model_server = others, endings, model_server
+        self.tracker, self.endings, self.model_server = tracker, endings, model_server
         self.counters = counters
         self.progress = progress  # the round and the state of this peer
 
@@ -48,11 +48,11 @@ class Responder:
         offer = self.model_server.answer(asked, identity)
         if offer is None:
             self.counters["malformed"] += 1
-            raise Rejected("malformed", "the question is not one that a peer answers")
+            raise Rejected("malformed", "unknown question")
         return offer
 
     def status(self, identity: int, incarnation: str) -> Status:
-        """What a peer says about itself to another one, in that life of it."""
+        """The status of this peer, for this incarnation of another one."""
         self.tracker.greet(identity, incarnation)
         round, state = self.progress()
         awaited = not has_begun(state) or self.tracker.began_with(identity, incarnation)

@@ -1,4 +1,4 @@
-"""What may come, and what is on its way to others."""
+"""What a peer accepts, and the queues of its outgoing messages."""
 
 import asyncio
 import logging
@@ -14,15 +14,20 @@ from peerage.net.wire.payload import LAYOUT_LIMIT
 from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
 from peerage.requests import TensorSpec
 
-LARGEST = 1 << 26  # bytes of a message with tensors of any length, if its model is small
-WORDS = 8  # that may wait in an outbox before announcements are left unanswered
-SLOW = ("late", "early", "replayed", "full")  # why a message comes to nothing between honest peers
+OPEN_ENDED_BYTES = 1 << 26  # bytes; least limit for a message with tensors of any length
+MAX_DONE = 8  # "done" messages that may wait in an outbox before announcements are left unanswered
+HONEST_REASONS = (
+    "late",
+    "early",
+    "replayed",
+    "full",
+)  # reasons that also occur between honest peers
 
 log = logging.getLogger("peerage.peer")
 
 
 def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
-    """What this peer accepts: the tensors that the algorithm declares, for every architecture."""
+    """The messages that this peer accepts: those that the algorithm declares, per architecture."""
     before: Mapping[str, TensorSpec] = getattr(world.pre_round, "tensors", {})
     tensors = {
         name: {**world.algorithm.message_schema(world.dimensions(kind)), **before}
@@ -42,17 +47,17 @@ def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
 
 
 def size_of(tensors: Mapping[str, TensorSpec]) -> int:
-    """The most bytes that tensors like these can have together."""
+    """The most bytes that these tensors can have together."""
     specs = tensors.values()
     known = sum(spec.dtype.itemsize * prod(n or 1 for n in spec.shape) for spec in specs)
     open_ended = any(None in spec.shape for spec in specs)
-    return max(LARGEST, 2 * known) if open_ended else known
+    return max(OPEN_ENDED_BYTES, 2 * known) if open_ended else known
 
 
 class Outbox:
     """Sends messages to one recipient, one after the other.
 
-    Those of more than `ahead` rounds ago have waited in vain: the recipient is slow, or gone.
+    Drops messages of more than `ahead` rounds ago: the recipient is too slow or unreachable.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class Outbox:
         self.counters = counters
         self._waiting: deque[tuple[Header, bytes | memoryview]] = deque()
         self._news, self._idle = asyncio.Event(), asyncio.Event()
-        self._complained: set[str] = set()
+        self._logged_reasons: set[str] = set()
         self._task = asyncio.create_task(self._work())
 
     def put(self, header: Header, payload: bytes | memoryview = b"") -> None:
@@ -74,9 +79,9 @@ class Outbox:
         self._idle.clear()
         self._news.set()
 
-    def has_room_for_words(self) -> bool:
-        """Whether few words wait here: a peer cannot make others queue up answers for it."""
-        return sum(header.kind == DONE for header, _ in self._waiting) < WORDS
+    def has_room_for_done(self) -> bool:
+        """Whether few "done" messages wait here; so no peer can make others queue up answers."""
+        return sum(header.kind == DONE for header, _ in self._waiting) < MAX_DONE
 
     async def _work(self) -> None:
         while True:
@@ -85,26 +90,26 @@ class Outbox:
                 self._news.clear()
                 await self._news.wait()
             header, payload = self._waiting.popleft()
-            word = header.kind == DONE  # to somebody who may have left already: no harm if lost
+            is_done = header.kind == DONE  # may be lost: the recipient has perhaps left already
             try:
-                if not word or self.transport.reachable(header.recipient):
-                    timeout = QUERY_TIMEOUT if word else self.timeout
+                if not is_done or self.transport.reachable(header.recipient):
+                    timeout = QUERY_TIMEOUT if is_done else self.timeout
                     await self.transport.send(header, payload, timeout)
             except Unreachable:
-                if not word:
+                if not is_done:
                     self.counters["undelivered"] += 1
             except Rejected as refusal:
                 self.counters[f"refused {refusal.reason}"] += 1
-                self._complain(header.recipient, refusal)
+                self._log_rejection(header.recipient, refusal)
 
-    def _complain(self, recipient: int, refusal: Rejected) -> None:
-        """Once for every reason; that messages are late needs no words."""
-        if refusal.reason not in {*SLOW, *self._complained}:
-            self._complained.add(refusal.reason)
-            log.warning("node %d refused a message: %s", recipient, refusal)
+    def _log_rejection(self, recipient: int, refusal: Rejected) -> None:
+        """Log each reason once, except those that also occur between honest peers."""
+        if refusal.reason not in {*HONEST_REASONS, *self._logged_reasons}:
+            self._logged_reasons.add(refusal.reason)
+            log.warning("node %d rejected a message: %s", recipient, refusal)
 
     async def flush(self, seconds: float) -> None:
-        """Wait until everything is sent, so many seconds at most."""
+        """Wait until everything is sent, for at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle.wait()

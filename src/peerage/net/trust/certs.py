@@ -1,15 +1,15 @@
-"""Who may speak in a network: an authority, an identity for every peer, and a revocation list.
+"""The certificate authority of a network: issues and revokes the identities of its peers.
 
 An authority is a folder:
 
-    authority.pem  authority.key    the certificate that every peer is given, and its secret key
-    NAME.pem       NAME.key         an identity: what one peer is given
-    revoked.pem                     the signed revocation list, also given to every peer
-    issued/SERIAL.pem               every certificate ever issued, so that it can be revoked by name
-                                    even when the files of the identity have gone elsewhere
+    authority.pem  authority.key    its certificate, copied to every peer, and its secret key
+    NAME.pem       NAME.key         the certificate and key of one peer, its identity
+    revoked.pem                     the signed revocation list, copied to every peer
+    issued/SERIAL.pem               every issued certificate, to revoke it by name even after the
+                                    files of the identity have been moved
 
 A peer needs a folder with `authority.pem`, `revoked.pem` and its own two files. Keys are ECDSA on
-P-256 and never readable by others, not even for a moment; files are written aside and renamed.
+P-256. Files are written under a temporary name and renamed, and keys are never readable by others.
 """
 
 import ipaddress
@@ -74,12 +74,12 @@ __all__ = [
 
 LOCAL = ("localhost", "127.0.0.1")
 LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-SKEW = timedelta(hours=1)  # certificates begin in the past, for peers whose clocks are slow
+SKEW = timedelta(hours=1)  # certificates start in the past, for peers whose clocks are slow
 
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate that an authority has given out."""
+    """A certificate that an authority has issued."""
 
     name: str
     serial: int
@@ -104,7 +104,7 @@ class Issued:
 
 @dataclass(frozen=True, eq=False)
 class Authority:
-    """Signs the identities of one network, and takes them back."""
+    """The certificate authority of one network; issues and revokes identities."""
 
     folder: Path
     certificate: x509.Certificate
@@ -112,9 +112,9 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, name: str, years: int = 10) -> Self:
-        """A new authority in a folder that has none; the folder is made if it is not there."""
+        """Create an authority in a folder that has none; the folder is created if necessary."""
         if not (name.isprintable() and 1 <= len(name) <= 64 and name == name.strip()):
-            raise InputError(f"an authority is named with 1 to 64 letters, got {name!r}")
+            raise InputError(f"the name of an authority must have 1 to 64 letters, got {name!r}")
         _check_range("years", years, 100)
         folder = Path(folder)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -123,10 +123,10 @@ class Authority:
             for file in ("authority.pem", "authority.key", "revoked.pem"):
                 if os.path.lexists(folder / file):
                     raise InputError(
-                        f"{folder / file} is already there: an authority is never overwritten; "
-                        "choose another folder, or move it away"
+                        f"{folder / file} already exists, and an authority is never overwritten; "
+                        "choose another folder, or move the file away"
                     )
-            # The certificate comes last: without it there is no authority.
+            # The certificate is written last: without it there is no authority.
             write_new(
                 (folder / "authority.key", _pem_of_key(key), SECRET),
                 (folder / "revoked.pem", authority._signed_list([], 1), PUBLIC),
@@ -137,13 +137,13 @@ class Authority:
     @classmethod
     def load(cls, folder: Path) -> Self:
         folder = Path(folder)
-        remedy = f"make an authority with `peerage certs init --folder {folder}`"
+        remedy = f"create an authority with `peerage certs init --folder {folder}`"
         certificate = read_certificate(folder / "authority.pem", remedy)
         path = folder / "authority.key"
-        key = read_key(path, "it is kept where the authority was made")
+        key = read_key(path, "use the folder in which the authority was created")
         check_pair(path, key, certificate)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InputError(f"{path} is not a key on an elliptic curve; {remedy}")
+            raise InputError(f"{path} is not an elliptic curve key; {remedy}")
         authority = cls(folder, certificate, key)
         authority._list()
         return authority
@@ -153,12 +153,12 @@ class Authority:
         return common_name(self.certificate)
 
     def check_free(self, name: str, into: Path | None = None) -> None:
-        """Raise an InputError if there is an identity of this name, or the name cannot be one."""
+        """Raise InputError if an identity of this name exists, or the name is not valid."""
         identity = Identity.within(self.folder if into is None else into, name)
         for path in (identity.certificate, identity.key):
             if os.path.lexists(path):
                 raise InputError(
-                    f"{path} is already there: an identity is never overwritten; to replace it, "
+                    f"{path} already exists, and an identity is never overwritten; to replace it, "
                     f"run `peerage certs revoke {name}` and delete {name}.pem and {name}.key"
                 )
 
@@ -171,21 +171,21 @@ class Authority:
         not_before: datetime | None = None,
         into: Path | None = None,
     ) -> Identity:
-        """A new identity for a peer that runs on these hosts, by names or addresses.
+        """Issue an identity for a peer that runs on these hosts (names or addresses).
 
-        With `into`, all that the peer needs goes to that folder, and its key is nowhere else.
+        With `into`, all files of the peer are written to that folder, and its key only there.
         """
         self.check_free(name, into)
         identity = Identity.within(self.folder if into is None else into, name)
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName(server_name(name)), *map(_general_name, dict.fromkeys(hosts))]
-        begins, ends = self._period(days, not_before)
-        certificate = self._sign(_builder(name, key.public_key(), begins, ends), names)
+        start, end = self._period(days, not_before)
+        certificate = self._sign(_builder(name, key.public_key(), start, end), names)
         record = self.folder / "issued" / f"{certificate.serial_number:x}.pem"
         home = identity.certificate.parent
         with private_folder(home), locked(self.folder), private_folder(record.parent):
             self.check_free(name, into)
-            self._hand_out(identity)
+            self._copy_public_files(identity)
             write_new(
                 (record, _pem(certificate), PUBLIC),
                 (identity.key, _pem_of_key(key), SECRET),
@@ -194,7 +194,7 @@ class Authority:
         return identity
 
     def issued(self) -> list[Issued]:
-        """Every certificate that was ever issued, by name and then by age."""
+        """All issued certificates, by name and then by age."""
         revocations = self._list()
         found = []
         for path in (self.folder / "issued").glob("*.pem"):
@@ -202,12 +202,12 @@ class Authority:
             if not signed_by(certificate, self.certificate):
                 raise InputError(f"{path} was not issued by {self.name!r}; move it away")
             found.append(_issued(certificate, revocations))
-        return sorted(found, key=lambda one: (len(one.name), one.name, one.not_before, one.serial))
+        return sorted(found, key=lambda c: (len(c.name), c.name, c.not_before, c.serial))
 
     def revoke(self, name_or_serial: str | int) -> list[int]:
-        """Put all certificates of a name, or one by its serial, on the list; tells which were new.
+        """Revoke all certificates of a name, or one by its serial; return the newly revoked ones.
 
-        A serial is a number, or a text of hexadecimal digits as `peerage certs list` shows it.
+        A serial is a number, or a text of hexadecimal digits as shown by `peerage certs list`.
         """
         check_dates(self.certificate, f"the authority {self.name!r}", identities.now())
         with locked(self.folder):
@@ -221,7 +221,7 @@ class Authority:
         return new
 
     def revoked(self) -> set[int]:
-        """The serials on the list."""
+        """The serials of all revoked certificates."""
         return {entry.serial_number for entry in self._list()}
 
     def _list(self) -> x509.CertificateRevocationList:
@@ -229,7 +229,7 @@ class Authority:
         return read_revocations(path, read(path, "restore it from a copy"), self.certificate)
 
     def _signed_list(self, entries: Sequence[x509.RevokedCertificate], number: int) -> bytes:
-        """A list that stays valid as long as the authority: peers may never hear of another."""
+        """A signed revocation list, valid as long as the authority, as peers may get no other."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -248,14 +248,14 @@ class Authority:
         now = identities.now()
         check_dates(self.certificate, f"the authority {self.name!r}", now)
         start = now if not_before is None else not_before.astimezone(UTC)
-        ends = start + timedelta(days=days)
+        end = start + timedelta(days=days)
         last = self.certificate.not_valid_after_utc
-        if ends > last:
+        if end > last:
             raise InputError(
-                f"{days} days are more than the authority {self.name!r} has left: it ends on "
+                f"{days} days are more than the authority {self.name!r} has left: it expires on "
                 f"{date(last)}; use at most {max((last - start).days, 0)} days"
             )
-        return (now - SKEW if not_before is None else start), ends
+        return (now - SKEW if not_before is None else start), end
 
     def _sign(
         self, builder: x509.CertificateBuilder, names: Sequence[x509.GeneralName]
@@ -270,8 +270,8 @@ class Authority:
             .sign(self.key, hashes.SHA256())
         )
 
-    def _hand_out(self, identity: Identity) -> None:
-        """Give another folder the authority's certificate and the newest list."""
+    def _copy_public_files(self, identity: Identity) -> None:
+        """Copy the authority's certificate and revocation list to another folder."""
         if identity.authority.parent.samefile(self.folder):
             return
         own = _pem(self.certificate)
@@ -279,7 +279,7 @@ class Authority:
             write_new((identity.authority, own, PUBLIC))
         elif read(identity.authority, REMEDY) != own:
             raise InputError(
-                f"{identity.authority} is that of another authority; choose another folder"
+                f"{identity.authority} belongs to another authority; choose another folder"
             )
         write_bytes(identity.revoked, read(self.folder / "revoked.pem", REMEDY), REMEDY)
 
@@ -298,15 +298,15 @@ def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, years: int) -> x509
 
 
 def _builder(
-    name: str, key: ec.EllipticCurvePublicKey, begins: datetime, ends: datetime
+    name: str, key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(_x509_name(name))
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(ends)
+        .not_valid_before(start)
+        .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
@@ -320,7 +320,7 @@ def _issued_by(key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
 
 
 def _usage(authority: bool) -> x509.KeyUsage:
-    """An authority signs certificates and lists; a peer signs handshakes, and nothing else."""
+    """The key usage: an authority signs certificates and lists, a peer only handshakes."""
     return x509.KeyUsage(
         digital_signature=not authority,
         key_cert_sign=authority,
@@ -335,7 +335,7 @@ def _usage(authority: bool) -> x509.KeyUsage:
 
 
 def is_host_name(name: str) -> bool:
-    """Whether this can be the name of a machine; an address is none."""
+    """Whether this is a valid host name, and not an IP address."""
     labels = name.split(".")
     well_formed = all(map(LABEL.fullmatch, labels))
     return len(name) <= 253 and well_formed and not labels[-1].isdigit()
@@ -347,11 +347,13 @@ def _general_name(host: str) -> x509.GeneralName:
     name = host.lower()
     if not is_host_name(name):
         raise InputError(
-            "a host is a name such as peer.example.org or an address such as 192.0.2.7, "
+            "a host must be a name such as peer.example.org or an address such as 192.0.2.7, "
             f"without a port; got {host!r}"
         )
     if name == DOMAIN or name.endswith(f".{DOMAIN}"):
-        raise InputError(f"host {host!r} is in {DOMAIN}, which is for identities; choose another")
+        raise InputError(
+            f"host {host!r} is in {DOMAIN}, which is reserved for identities; choose another"
+        )
     return x509.DNSName(name)
 
 
@@ -376,13 +378,13 @@ def _issued(certificate: x509.Certificate, revocations: x509.CertificateRevocati
 
 def _matching(issued: Sequence[Issued], name_or_serial: str | int) -> set[int]:
     text = f"{name_or_serial:x}" if isinstance(name_or_serial, int) else name_or_serial
-    serials = {one.serial for one in issued if one.name == name_or_serial}
+    serials = {entry.serial for entry in issued if entry.name == name_or_serial}
     if not serials:
         digits = text.lower().replace(":", "").lstrip("0")
-        serials = {one.serial for one in issued if f"{one.serial:x}" == digits}
+        serials = {entry.serial for entry in issued if f"{entry.serial:x}" == digits}
     if not serials:
-        names = {one.name for one in issued}
-        hint = did_you_mean(text, names) if names else "none was issued yet"
+        names = {entry.name for entry in issued}
+        hint = did_you_mean(text, names) if names else "none has been issued yet"
         raise InputError(f"no identity {text!r} was issued here; {hint}")
     return serials
 

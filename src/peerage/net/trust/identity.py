@@ -1,4 +1,4 @@
-"""Who a peer is, and whom it believes: identities, and the check of a certificate that is shown."""
+"""The identity of a peer, and the verification of the certificates of other peers."""
 
 import re
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ CERTIFICATE_REASONS = (
     "revoked",
 )
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-DOMAIN = "peerage.internal"  # a zone that the public name system never hands out
+DOMAIN = "peerage.internal"  # a domain that does not exist in public DNS
 PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 COPY = "copy it from the folder of the authority"
 
@@ -57,18 +57,18 @@ class CertificateRejected(InputError):
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise InputError(
-            "an identity is named with at most 63 small letters, digits and hyphens, "
+            "the name of an identity must have at most 63 lower-case letters, digits and hyphens, "
             f"such as node-3; got {name!r}"
         )
     if name in ("authority", "revoked"):
-        raise InputError(f"the name {name!r} is taken by a file of the authority; choose another")
+        raise InputError(f"the name {name!r} is used by a file of the authority; choose another")
     return name
 
 
 def server_name(name: str) -> str:
-    """The host name that only this identity's certificate holds, on whatever machine it is.
+    """The host name that only this identity's certificate holds, on any machine.
 
-    A client that asks for it knows which peer answers, not only which machine.
+    A client that verifies this name knows which peer answers, not only which machine.
 
     >>> server_name("node-3")
     'node-3.peerage.internal'
@@ -78,7 +78,7 @@ def server_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """The files that one peer needs to prove who it is and to check the others."""
+    """The files with which a peer authenticates itself and verifies the others."""
 
     name: str
     key: Path
@@ -88,7 +88,7 @@ class Identity:
 
     @classmethod
     def within(cls, folder: Path, name: str) -> Self:
-        """Where the files of an identity are, or will be."""
+        """The paths of an identity's files, which need not exist yet."""
         folder = Path(folder)
         return cls(
             check_name(name),
@@ -100,9 +100,9 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> Self:
-        """The identity, checked as others will check it; an InputError says what is wrong."""
+        """Load an identity and verify it as other peers will; raises InputError if not valid."""
         identity = cls.within(folder, name)
-        remedy = f"make it with `peerage certs add {name}`, or copy it from where it was made"
+        remedy = f"create it with `peerage certs add {name}`, or copy it from the authority"
         certificate = read_certificate(identity.certificate, remedy)
         key = read_key(identity.key, remedy)
         check_pair(identity.key, key, certificate)
@@ -119,7 +119,7 @@ class Identity:
 
 
 class TrustStore:
-    """Whom a peer believes; a new revocation list counts as soon as its file is there."""
+    """The authority and the revocation list that a peer trusts; a changed list is read again."""
 
     def __init__(self, authority: Path, revoked: Path) -> None:
         self._authority = read_certificate(authority, COPY)
@@ -128,9 +128,9 @@ class TrustStore:
         self._revoked = read_revocations(self._path, self._content, self._authority)
 
     def verify(self, pem: bytes) -> str:
-        """The name on a certificate; raises InputError, mostly `CertificateRejected`, if not valid.
+        """The name on a certificate; raises `CertificateRejected` if it is not valid.
 
-        A list that cannot be read any more is an InputError for everybody.
+        Raises InputError for every certificate while the revocation list is unreadable.
         """
         self._renew()
         return verify_peer(pem, self._authority, self._revoked)
@@ -154,13 +154,13 @@ def verify_peer(
 ) -> str:
     """The name of the holder of a certificate; raises `CertificateRejected` if it is not valid.
 
-    Nothing that the certificate says is looked at before its signature has been checked.
+    The signature is verified before any field of the certificate is used.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except (ValueError, x509.InvalidVersion):
         raise CertificateRejected(
-            "malformed", "what was shown is not a certificate in PEM; show one"
+            "malformed", "the certificate is not valid PEM; present one that is"
         ) from None
     return _check(certificate, authority, revoked, when or now())
 
@@ -174,24 +174,24 @@ def _check(
     issuer = f"the authority {common_name(authority)!r}"
     if not signed_by(certificate, authority):
         raise CertificateRejected(
-            "authority", f"a certificate was not issued by {issuer}; use one that was"
+            "authority", f"the certificate was not issued by {issuer}; use one that was"
         )
     name = common_name(certificate)
     if not NAME.fullmatch(name):
         raise CertificateRejected(
-            "name", f"no identity is named {name!r}; use a certificate of one"
+            "name", f"{name!r} is not a valid identity name; use the certificate of a peer"
         )
     what = f"the certificate of {name!r}"
     if not _for_peers(certificate):
         raise CertificateRejected(
-            "purpose", f"{what} is not for servers and clients; use one that is"
+            "purpose", f"{what} is not valid for servers and clients; use one that is"
         )
     check_dates(authority, issuer, when)
     check_dates(certificate, what, when)
     entry = revoked.get_revoked_certificate_by_serial_number(certificate.serial_number)
     if entry is not None:
         day = date(entry.revocation_date_utc)
-        raise CertificateRejected("revoked", f"{what} was revoked on {day}; it needs a new one")
+        raise CertificateRejected("revoked", f"{what} was revoked on {day}; issue a new one")
     return name
 
 
@@ -205,7 +205,7 @@ def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> boo
 
 
 def _for_peers(certificate: x509.Certificate) -> bool:
-    """Whether it is for both ends of a connection, and not that of an authority."""
+    """Whether the certificate is valid for servers and clients, and is not an authority's."""
     try:
         found = certificate.extensions
         limits = found.get_extension_for_class(x509.BasicConstraints).value
@@ -216,34 +216,34 @@ def _for_peers(certificate: x509.Certificate) -> bool:
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """The one common name, or nothing at all, which cannot be a name."""
+    """The common name of a certificate; empty if it has none or several."""
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(found[0].value) if len(found) == 1 else ""
 
 
 def check_dates(certificate: x509.Certificate, what: str, when: datetime) -> None:
-    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if when < begins:
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if when < start:
         raise CertificateRejected(
             "not yet valid",
-            f"{what} is valid from {date(begins)} on, and it is {date(when)}; "
+            f"{what} is not valid before {date(start)}, and it is {date(when)}; "
             "check the clock, or wait",
         )
-    if when > ends:
+    if when > end:
         raise CertificateRejected(
             "expired",
-            f"{what} expired on {date(ends)}, and it is {date(when)}; "
-            "check the clock, or make a new one",
+            f"{what} expired on {date(end)}, and it is {date(when)}; "
+            "check the clock, or create a new one",
         )
 
 
 def read_revocations(
     path: Path, content: bytes, authority: x509.Certificate
 ) -> x509.CertificateRevocationList:
-    """The list in a file's content, once its signature has been checked."""
+    """Parse a revocation list and verify its signature."""
     try:
         found = x509.load_pem_x509_crl(content)
-        # Kinds of keys that cannot sign a list raise a TypeError.
+        # Key types that cannot sign a list raise a TypeError.
         signed = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
     except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm):
         raise InputError(f"{path} is not a revocation list in PEM; {COPY}") from None
@@ -256,7 +256,7 @@ def read_revocations(
 
 
 def now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)  # certificates know whole seconds
+    return datetime.now(UTC).replace(microsecond=0)  # certificates store whole seconds
 
 
 def date(moment: datetime) -> str:

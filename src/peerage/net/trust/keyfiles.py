@@ -1,4 +1,4 @@
-"""Files that hold keys and certificates: private from the first byte, complete or not there."""
+"""Files with keys and certificates: private from the first byte, and written atomically."""
 
 import fcntl
 import os
@@ -34,13 +34,13 @@ PUBLIC, SECRET = 0o644, 0o600
 
 
 def read(path: Path, remedy: str, *, secret: bool = False) -> bytes:
-    """The content; what is secret must not be open to anybody but its owner."""
+    """Read a file; a secret one must be accessible to its owner only."""
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if secret and mode & 0o077:
                 raise InputError(
-                    f"{path} is a secret key that others can use (mode {mode:04o}); "
+                    f"{path} is a secret key that other users can access (mode {mode:04o}); "
                     f"run `chmod 600 {path}`"
                 )
             return file.read()
@@ -62,7 +62,7 @@ def read_key(path: Path, remedy: str) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(content, password=None)
     except TypeError:
-        raise InputError(f"{path} has a password; peers need a key without one") from None
+        raise InputError(f"{path} has a password; use a key without one") from None
     except (ValueError, UnsupportedAlgorithm):
         raise InputError(f"{path} is not a private key in PEM; {remedy}") from None
 
@@ -70,8 +70,8 @@ def read_key(path: Path, remedy: str) -> PrivateKeyTypes:
 def check_pair(path: Path, key: PrivateKeyTypes, certificate: x509.Certificate) -> None:
     if _bytes(key.public_key()) != _bytes(certificate.public_key()):
         raise InputError(
-            f"{path} is not the key of the certificate beside it; "
-            "copy both from where they were made"
+            f"{path} is not the key of the certificate in the same folder; "
+            "copy both from where they were created"
         )
 
 
@@ -82,20 +82,20 @@ def _bytes(key: PublicKeyTypes) -> bytes:
 
 
 def write_new(*files: tuple[Path, bytes, int]) -> None:
-    """All of these (path, content, mode), or none of them; none may be there before."""
-    asides: list[Path] = []
+    """Write all of these new files (path, content, mode), or none of them."""
+    temporary: list[Path] = []
     placed: list[Path] = []
     try:
         for path, content, mode in files:
-            asides.append(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
+            temporary.append(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
             with disk_errors(path, REMEDY):
-                _write(asides[-1], content, mode)
-        for aside, (path, _, _) in zip(asides, files, strict=True):
+                _write(temporary[-1], content, mode)
+        for source, (path, _, _) in zip(temporary, files, strict=True):
             placed.append(path)
             with disk_errors(path, REMEDY):
-                os.replace(aside, path)
+                os.replace(source, path)
     except BaseException:
-        for path in (*placed, *asides):
+        for path in (*placed, *temporary):
             path.unlink(missing_ok=True)
         raise
 
@@ -109,27 +109,27 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 @contextmanager
 def private_folder(folder: Path) -> Iterator[None]:
-    """Make a folder that is its owner's alone, and take it away again if nothing comes of it."""
+    """Create a folder that only its owner can access; remove it again after an error."""
     with disk_errors(folder, REMEDY):
         new = not folder.is_dir()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & 0o022:
         raise InputError(
-            f"others can write to the folder {folder} (mode {mode:04o}); run `chmod 700 {folder}`"
+            f"other users can write to {folder} (mode {mode:04o}); run `chmod 700 {folder}`"
         )
     try:
         yield
     except BaseException:
         if new:
-            with suppress(OSError):  # a folder that holds something refuses to go
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
         raise
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time: two that revoke at once must not lose a revocation."""
+    """Lock a folder against other processes, so that concurrent revocations are not lost."""
     with disk_errors(folder, REMEDY):
         lock = os.open(folder, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Where a peer listens: HOST:PORT, as people write it and as it is used."""
+"""The address of a peer, HOST:PORT."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from peerage.errors import InputError
 
 
 class Address(NamedTuple):
-    """A machine by name or number, without brackets, and a port.
+    """The name or IP address of a machine, without brackets, and a port.
 
     >>> Address.parse("[2001:db8::7]:7400")
     Address(host='2001:db8::7', port=7400)
@@ -22,16 +22,16 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, of: str = "", *, lowest: int = 1) -> "Address":
-        """`of` says in errors whose it is; port 0, if it is allowed, stands for any."""
+        """Parse HOST:PORT; `of` names the owner in errors, and port 0 stands for any free port."""
         host, _, port = text.rpartition(":")
         if not is_host(host) or not _is_number(port) or not lowest <= int(port) < 65536:
-            whose = f" of {of}" if of else ""
-            raise InputError(f"address {text!r}{whose} is not HOST:PORT, such as 10.0.0.3:7400")
+            owner = f" of {of}" if of else ""
+            raise InputError(f"address {text!r}{owner} is not HOST:PORT, such as 10.0.0.3:7400")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
 
 def is_host(text: str) -> bool:
-    """Whether this can be the name or address of a machine; one with colons is in brackets."""
+    """Whether this is a valid host name or address; one with colons must be in brackets."""
     bare = text.removeprefix("[").removesuffix("]")
     if (":" in bare) != (text == f"[{bare}]"):
         return False

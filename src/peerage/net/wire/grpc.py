@@ -1,8 +1,8 @@
-"""Messages between peers over gRPC and mutual TLS; who speaks is known before anything is read.
+"""Messages between peers over gRPC and mutual TLS: the sending side.
 
-Both ends check each other: a server looks at the certificate of every call before it reads from it
-(desk.py, which has the methods too), and a client believes only the certificate that was issued for
-the peer that it means. Here is the sending side.
+Both ends authenticate each other. A server (`server`, which also has the methods) checks the
+certificate of every call before it reads from it. A client accepts only the certificate that was
+issued for the peer that it calls.
 """
 
 import asyncio
@@ -41,20 +41,18 @@ from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachabl
 
 __all__ = ["GrpcTransport", "Limits"]
 
-INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between attempts,
-SOON = 0.5  # at most so many if the peer is there and asks to come again later,
-MIN_BACKOFF = 0.05  # and at least so many even if the peer comes and goes all the time
-LAST_ATTEMPT = 0.02  # seconds before a deadline in which no attempt begins
+INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between attempts
+BUSY_BACKOFF = 0.5  # the longest if the peer answers that it is busy
+MIN_BACKOFF = 0.05  # the shortest, even if the peer disconnects again and again
+LAST_ATTEMPT = 0.02  # seconds before a deadline in which no attempt starts
 TOO_SHORT = "the time was too short for an attempt"
-POLL_INTERVAL, PROBE = (
-    0.25,
-    1.0,
-)  # seconds between looks at a connection, and attempts to get one back
-SHUTDOWN_TIMEOUT = 0.5  # seconds that calls have to end when the transport stops
+POLL_INTERVAL = 0.25  # seconds between two checks of a connection
+PROBE_INTERVAL = 1.0  # seconds between attempts to restore a connection
+SHUTDOWN_TIMEOUT = 0.5  # seconds for calls to end when the transport stops
 
 Result = TypeVar("Result")
 Code = grpc.StatusCode
-# What only a peer says; other codes may come from gRPC on this side.
+# Codes that only the other peer sends; other codes may come from gRPC on this side.
 ANSWERS = (
     Code.ABORTED,
     Code.FAILED_PRECONDITION,
@@ -67,10 +65,10 @@ log = logging.getLogger(__name__)
 
 
 class GrpcTransport:
-    """Carries messages between peers at these addresses (`host:port`) that hold certificates.
+    """Carries messages to the peers at these addresses (`host:port`).
 
-    `names` says which node each identity is. The own address is where it listens, unless `bind`
-    names another one; port 0 stands for any, and `port` tells which after the start.
+    `names` maps each identity to its node. The peer listens on its own address unless `bind` names
+    another one. Port 0 stands for any free port, and `port` has its number after the start.
     """
 
     def __init__(
@@ -89,9 +87,9 @@ class GrpcTransport:
             )
         me = names[identity.name]
         if bind is None and me not in addresses:
-            raise InputError(f"there is no address of {identity.name!r}; say where it listens")
+            raise InputError(f"{identity.name!r} has no address; give one, or bind")
         self.counters: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()  # calls that were refused here, by reason
+        self.refused: Counter[str] = Counter()  # calls that this peer refused, by reason
         self.port = 0
         self._places = {
             peer: Address.parse(address, lowest=0) for peer, address in addresses.items()
@@ -110,7 +108,7 @@ class GrpcTransport:
         self._stopped = asyncio.Event()
 
     async def start(self, receiver: Receiver) -> None:
-        desk = PeerServicer(
+        servicer = PeerServicer(
             receiver,
             self._authenticator,
             self._limits,
@@ -121,7 +119,7 @@ class GrpcTransport:
         _check_free(self._bind)
         options = [*common_options(self._limits), *server_options(self._limits)]
         server = grpc.aio.server(options=options)
-        server.add_generic_rpc_handlers(desk.services(self._health))
+        server.add_generic_rpc_handlers(servicer.services(self._health))
         try:
             self.port = server.add_secure_port(str(self._bind), self._credentials.server())
         except RuntimeError as error:
@@ -136,8 +134,8 @@ class GrpcTransport:
         try:
             await self._call_with_retries(link, delivery.attempt, deadline)
         except Rejected as error:
-            # The answer to an earlier attempt got lost: it was taken then.
-            if not (error.reason == "replayed" and delivery.maybe_taken):
+            # An earlier attempt was accepted, and its answer was lost.
+            if not (error.reason == "replayed" and delivery.maybe_accepted):
                 raise
 
     async def ask(self, peer: int, question: bytes, deadline: float) -> bytes:
@@ -148,13 +146,13 @@ class GrpcTransport:
             answer: bytes = await link.ask(question, timeout=seconds)
             self.counters["bytes_received"] += len(answer)
             if len(answer) > ANSWER_LIMIT:
-                raise Rejected("oversized", f"peer {peer} answers with {len(answer)} bytes")
+                raise Rejected("oversized", f"peer {peer} answered with {len(answer)} bytes")
             return answer
 
         return await self._call_with_retries(link, attempt, deadline)
 
     def reachable(self, peer: int) -> bool:
-        """Whether there is any hope to hear from a peer soon: from now on it is watched."""
+        """Whether the peer was alive recently; from now on its connection is monitored."""
         if peer not in self._places or self._stopped.is_set():
             return False
         link = self._link(peer)
@@ -162,7 +160,7 @@ class GrpcTransport:
         return not link.lost and silence < self._limits.idle_timeout
 
     async def stop(self) -> None:
-        """Send and take nothing more; what is under way has a moment to end."""
+        """Stop sending and receiving; running calls get `SHUTDOWN_TIMEOUT` to end."""
         self._stopped.set()
         for link in self._links.values():
             link.back.set()
@@ -180,10 +178,10 @@ class GrpcTransport:
     async def _call_with_retries(
         self, link: "_Link", attempt: Callable[[float], Awaitable[Result]], deadline: float
     ) -> Result:
-        """Try until it works, it is refused for good, or so many seconds have passed."""
+        """Try until the call succeeds, is rejected for good, or `deadline` seconds have passed."""
         now = asyncio.get_running_loop().time
         end = now() + deadline
-        trouble = TOO_SHORT
+        failure = TOO_SHORT
         for wait in self._backoff(link):
             try:
                 async with asyncio.timeout_at(end):
@@ -193,12 +191,12 @@ class GrpcTransport:
                     self._mark_alive(link.peer)
                     return result
             except grpc.aio.AioRpcError as error:
-                judged = self._classify_error(link, error)
-                # If the deadline ended the last attempt, an earlier one knows more.
-                if error.code() is not Code.DEADLINE_EXCEEDED or trouble == TOO_SHORT:
-                    trouble = judged
+                description = self._classify_error(link, error)
+                # If the deadline ended the last attempt, an earlier error says more.
+                if error.code() is not Code.DEADLINE_EXCEEDED or failure == TOO_SHORT:
+                    failure = description
             except (OSError, InputError) as error:
-                trouble = str(error) or trouble
+                failure = str(error) or failure
             except asyncio.CancelledError:
                 if _cancelled() or not self._stopped.is_set():
                     raise
@@ -207,10 +205,10 @@ class GrpcTransport:
                 break
             self.counters["retries"] += 1
             await self._pause(link, min(wait, left / 2))
-        raise self._unreachable(link.peer, f"within {deadline:g} s: {trouble}")
+        raise self._unreachable(link.peer, f"within {deadline:g} s: {failure}")
 
     async def _pause(self, link: "_Link", seconds: float) -> None:
-        """Wait, but no longer once a peer that was away is back, or this one stops."""
+        """Wait until the time is over, the peer is reachable again, or this one stops."""
         back, least = link.back, min(seconds, MIN_BACKOFF)
         await _happens(self._stopped, least)
         await _happens(back, seconds - least)
@@ -222,27 +220,29 @@ class GrpcTransport:
         return Unreachable(f"peer {peer} at {address} could not be reached {how}")
 
     def _backoff(self, link: "_Link") -> Iterator[float]:
-        """Growing, random pauses, short again when bytes got through or the peer came back."""
+        """Exponential backoff with jitter; restarts when bytes got through or the peer returned."""
         good, doublings = (link.progress, link.returns), itertools.count()
         while True:
             if good != (link.progress, link.returns):
                 good, doublings = (link.progress, link.returns), itertools.count()
-            most = SOON if link.busy else MAX_BACKOFF
+            most = BUSY_BACKOFF if link.busy else MAX_BACKOFF
             longest = min(INITIAL_BACKOFF * 2 ** min(next(doublings), 10), most)
             yield longest * self._jitter.uniform(0.5, 1)
 
     def _classify_error(self, link: "_Link", error: grpc.aio.AioRpcError) -> str:
-        """What went wrong, if another attempt may help; raises `Rejected` if none can."""
+        """Describe an error after which another attempt may help; raises `Rejected` if none can."""
         code, details = error.code(), short(error.details() or "")
         reason = dict(error.trailing_metadata() or ()).get(REASON)
         if code is Code.UNAVAILABLE:
-            link.peer_certificate = None  # whoever answers next must be looked at again
+            link.peer_certificate = None  # verify again after a reconnect
         elif code in ANSWERS:
             self._mark_alive(link.peer)
         if code is Code.FAILED_PRECONDITION and reason in REASONS:
             raise Rejected(reason, details)
         if code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
-            raise Rejected("sender", f"peer {link.peer} does not believe this one: {details}")
+            raise Rejected(
+                "sender", f"peer {link.peer} rejected the certificate of this peer: {details}"
+            )
         if code is Code.UNIMPLEMENTED:
             raise Rejected("schema", f"peer {link.peer} runs another version: {details}")
         link.busy = code is Code.RESOURCE_EXHAUSTED
@@ -251,11 +251,11 @@ class GrpcTransport:
         return f"{code.name.lower()}: {details}"
 
     async def _verify_identity(self, link: "_Link") -> None:
-        """Make sure that the peer at the other end is the one that is meant, and still trusted.
+        """Verify that the other end is the intended peer and has not been revoked.
 
-        gRPC checks the name and the authority of whoever it connects to, but knows no revocation
-        list and does not show the certificate. So whenever there is no connection yet, the peer
-        must show it in a handshake of its own; whoever is revoked meanwhile is noticed too.
+        gRPC checks the name and the authority of a server, but supports no revocation list and does
+        not expose the certificate. So a separate handshake fetches the certificate before each new
+        connection. It is checked again before every call, in case it was revoked meanwhile.
         """
         async with link.lock:
             try:
@@ -268,7 +268,7 @@ class GrpcTransport:
                 self._authenticator.identify(peer_certificate)
             except TimeoutError:
                 link.away = True
-                raise TimeoutError("it does not answer") from None
+                raise TimeoutError("the peer does not answer") from None
             except (OSError, InputError):
                 link.peer_certificate, link.lost, link.away = None, True, True
                 raise
@@ -277,7 +277,7 @@ class GrpcTransport:
                 self._mark_alive(link.peer)
 
     async def _watch(self) -> None:
-        """Notice when peers go, and when they come back."""
+        """Monitor the connections, and probe peers that have none."""
         while True:
             for link in self._links.values():
                 if link.up():
@@ -290,8 +290,8 @@ class GrpcTransport:
         try:
             await self._verify_identity(link)
         except (OSError, InputError) as error:
-            log.debug("peer %d: %s", link.peer, error)
-            await asyncio.sleep(PROBE)
+            log.debug("peer %d is unreachable: %s", link.peer, error)
+            await asyncio.sleep(PROBE_INTERVAL)
 
     def _mark_alive(self, peer: int) -> None:
         self._last_seen[peer] = asyncio.get_running_loop().time()
@@ -300,7 +300,7 @@ class GrpcTransport:
 
     def _link(self, peer: int) -> "_Link":
         if peer not in self._places or peer not in self._names:
-            raise InputError(f"no address or no identity of peer {peer} is in the network file")
+            raise InputError(f"the network file has no address or no identity of peer {peer}")
         if self._stopped.is_set():
             raise self._unreachable(peer, "")
         if peer not in self._links:
@@ -323,21 +323,21 @@ class GrpcTransport:
 
 @dataclass
 class _Link:
-    """The way to one peer."""
+    """The connection to one peer."""
 
     peer: int
     place: Address
     name: str  # that the peer's certificate must hold
     channel: Any
-    probe: asyncio.Task[None] | None = None  # the newest attempt to find out who is there
-    peer_certificate: bytes | None = None  # the certificate, while it is known who is there
-    ready: bool = False  # when last looked at
-    lost: bool = False
-    busy: bool = False  # whether it asked to come again later
-    away: bool = False  # whether it was last looked for in vain
-    returns: int = 0  # after it had been away
-    back: asyncio.Event = field(default_factory=asyncio.Event)  # at the next return
-    progress: int = 0  # bytes of broken transfers that have got through
+    probe: asyncio.Task[None] | None = None  # the latest attempt to verify the peer
+    peer_certificate: bytes | None = None  # verified; None without a connection
+    ready: bool = False  # whether the channel was ready at the last check
+    lost: bool = False  # whether the last verification failed
+    busy: bool = False  # whether the peer asked to retry later
+    away: bool = False  # whether the last attempt to reach it failed
+    returns: int = 0  # how often it was reachable again after being away
+    back: asyncio.Event = field(default_factory=asyncio.Event)  # set at the next return
+    progress: int = 0  # bytes of broken transfers that have arrived
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -346,7 +346,7 @@ class _Link:
         self.ask = self.channel.unary_unary(f"/{SERVICE}/Ask")
 
     def heard(self) -> None:
-        """There is a sign of life; whoever waits for one need not wait any longer."""
+        """Note that the peer is alive, and wake the calls that wait for it."""
         self.lost = False
         if self.away:
             self.away = False
@@ -355,32 +355,32 @@ class _Link:
             self.back = asyncio.Event()
 
     def up(self) -> bool:
-        """Whether there is a connection, which gRPC keeps testing; makes one where it may."""
+        """Whether there is a connection; starts one if the peer is verified."""
         if self.peer_certificate is None:
             return False
         state = self.channel.get_state(try_to_connect=True)
         before, self.ready = self.ready, state is grpc.ChannelConnectivity.READY
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or (before and not self.ready):
-            self.peer_certificate = None  # whoever answers next must be looked at again
+            self.peer_certificate = None  # verify again after a reconnect
         return self.ready
 
 
 class _Delivery:
-    """One message on its way, which goes on where an earlier attempt was broken off."""
+    """The delivery of one message; resumes where an earlier attempt broke off."""
 
     def __init__(self, link: _Link, raw: bytes, payload: Buffer, counters: Counter[str]) -> None:
-        self.maybe_taken = False  # before this attempt
+        self.maybe_accepted = False  # in an earlier attempt
         self._link, self._raw, self._payload, self._counters = link, raw, payload, counters
         self._offset = 0
-        self._again = False
-        self._whole = False  # whether some attempt has sent everything
+        self._started = False
+        self._sent_all = False  # whether some attempt has sent everything
 
     async def attempt(self, seconds: float) -> None:
         end = asyncio.get_running_loop().time() + seconds
-        self.maybe_taken = self._whole
-        if self._again:
+        self.maybe_accepted = self._sent_all
+        if self._started:
             await self._resume(seconds)
-        self._again = True
+        self._started = True
         seconds = end - asyncio.get_running_loop().time()
         offset = ((OFFSET, str(self._offset)),)
         await self._link.deliver(self._messages(), timeout=seconds, metadata=offset)
@@ -388,17 +388,17 @@ class _Delivery:
     async def _resume(self, seconds: float) -> None:
         self._counters["bytes_sent"] += len(self._raw)
         answer = await self._link.offset(self._raw, timeout=seconds)
-        here = int.from_bytes(answer[:8], "big")
-        if here > len(self._payload):
-            raise Rejected("malformed", f"peer {self._link.peer} has {here} bytes of a smaller one")
-        self._link.progress += max(here - self._offset, 0)
-        self._offset = here
+        offset, size = int.from_bytes(answer[:8], "big"), len(self._payload)
+        if offset > size:
+            raise Rejected("malformed", f"peer {self._link.peer} claims {offset} of {size} bytes")
+        self._link.progress += max(offset - self._offset, 0)
+        self._offset = offset
 
     def _messages(self) -> Iterator[bytes]:
         yield self._counted(self._raw)
         for begin in range(self._offset, len(self._payload), CHUNK):
             yield self._counted(bytes(self._payload[begin : begin + CHUNK]))
-        self._whole = True
+        self._sent_all = True
 
     def _counted(self, message: bytes) -> bytes:
         self._counters["bytes_sent"] += len(message)
@@ -406,7 +406,7 @@ class _Delivery:
 
 
 class _Credentials:
-    """An identity as gRPC and as Python's own TLS want to have it."""
+    """The credentials of an identity for gRPC and for Python's `ssl`."""
 
     def __init__(self, identity: Identity) -> None:
         self._authority = identity.authority.read_bytes()
@@ -423,7 +423,7 @@ class _Credentials:
 
 
 def _client_options(limits: Limits) -> list[tuple[str, int]]:
-    """Pings notice a dead peer even while nothing is being sent; lost connections come back."""
+    """The gRPC options of a client: keepalive pings without calls, and fast reconnects."""
     milliseconds = round(1000 * limits.idle_timeout)
     return [
         ("grpc.keepalive_time_ms", milliseconds // 2),
@@ -433,22 +433,23 @@ def _client_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),  # no limit
         ("grpc.initial_reconnect_backoff_ms", round(1000 * INITIAL_BACKOFF)),
         ("grpc.min_reconnect_backoff_ms", round(1000 * limits.grace)),
-        ("grpc.max_reconnect_backoff_ms", round(1000 * PROBE)),
-        ("grpc.enable_retries", 0),  # done here, with an offset
+        ("grpc.max_reconnect_backoff_ms", round(1000 * PROBE_INTERVAL)),
+        ("grpc.enable_retries", 0),  # `_call_with_retries` retries, and resumes
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]
 
 
 async def _fetch_certificate(place: Address, name: str, context: ssl.SSLContext) -> bytes:
-    """The certificate that is shown at a place by whoever has the name and accepts our own.
+    """Fetch the certificate of the server at an address, in a handshake for this name.
 
-    With TLS 1.3 the server says whether it does only after the handshake: if so, it speaks first.
+    With TLS 1.3, a server rejects a client's certificate only after the handshake. If it accepts
+    the certificate, it sends the first byte.
     """
     reader, writer = await asyncio.open_connection(*place, ssl=context, server_hostname=name)
     try:
         if not await reader.read(1):
-            raise ConnectionResetError("it does not accept the certificate of this peer")
+            raise ConnectionResetError("the peer rejected the certificate of this peer")
         peer_certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
         writer.transport.abort()
@@ -456,30 +457,30 @@ async def _fetch_certificate(place: Address, name: str, context: ssl.SSLContext)
 
 
 def _check_free(place: Address) -> None:
-    """gRPC does not say why it cannot listen somewhere; the system does."""
+    """Raise InputError if the address is not free; the error of gRPC would not say why."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
         socket.create_server(place, family=family).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise InputError(
-                f"port {place.port} of {place.host} is taken; stop what listens there, or choose "
-                "another port"
+                f"port {place.port} of {place.host} is in use; stop the process that listens "
+                "there, or choose another port"
             ) from None
         raise InputError(
             f"cannot listen on {place}: {error.strerror}; "
-            "choose an address of this machine, and a port above 1023"
+            "choose an address of this machine and a port above 1023"
         ) from None
 
 
 async def _happens(event: asyncio.Event, seconds: float) -> None:
-    """Wait for it, for so long at most."""
+    """Wait for the event, for at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 def _cancelled() -> bool:
-    """Whether somebody cancels the task that runs, rather than the call that it waits for."""
+    """Whether the current task was cancelled, rather than the call that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,10 +1,9 @@
-"""The header of a message: written in one way, and read as if everybody lied.
+"""Message headers: one canonical encoding, every field validated before the payload is read.
 
-A message is a header, canonical JSON of a few hundred bytes, and a payload (see `payload`). All
-that a header can tell is checked before a byte of the payload is taken.
+A message is a header, canonical JSON of a few hundred bytes, and a payload (see `payload`).
 
-The checksum finds transfers that were put together wrongly. It is no seal: that nobody changes
-messages on their way is up to TLS, and a sender who means harm could seal what he likes.
+The checksum detects chunks that were assembled wrongly. It is no signature: TLS protects messages
+in transit, and a malicious sender could compute a checksum for any content.
 """
 
 import json
@@ -16,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peerage.engine.shard import PRE_ROUND
 from peerage.errors import InputError, PeerageError
-from peerage.requests import DTYPES, Envelope, Enveloped, TensorSpec
+from peerage.requests import DTYPES, PRE_ROUND, Envelope, Enveloped, TensorSpec
 
 SCHEMA = 2  # 1 called the sequence number `place`
 HEADER_LIMIT = 4096  # bytes
@@ -45,7 +43,7 @@ REASONS = (
     "early",
     "full",
 )
-RETRYABLE_REASONS = ("early", "full")  # what a sender should try again
+RETRYABLE_REASONS = ("early", "full")  # the sender should try again
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
@@ -53,7 +51,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Rejected(PeerageError):
-    """A message that is not accepted; `reason` is one of `REASONS`, and the text has the value."""
+    """A message that is not accepted; `reason` is one of `REASONS`, and the text has details."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -62,53 +60,56 @@ class Rejected(PeerageError):
 
 @dataclass(frozen=True)
 class Header(Enveloped):
-    """What a message says about itself before its payload comes."""
+    """The fields that describe a message, sent before its payload."""
 
     run: str
-    round: int  # BEFORE is the prelude
+    round: int  # PRE_ROUND for the exchange before round 1
     envelope: Envelope
     recipient: int
-    sequence: int  # how many messages came before it on this link in this round
-    kind: str  # data; or done: nothing more will come in this round, after `sequence` messages
-    wire: str  # how float32 tensors travel
-    packed: bool  # with zstd, as a whole
-    size: int  # bytes of the payload as it travels
-    checksum: int  # CRC-32 of the payload as it travels
+    sequence: int  # number of earlier messages on this link in this round
+    kind: str  # data; or done: the sender has sent `sequence` messages and sends no more
+    wire: str  # the format of float32 tensors
+    packed: bool  # whether the whole payload is compressed with zstd
+    size: int  # bytes of the payload on the wire
+    checksum: int  # CRC-32 of the payload on the wire
 
 
-# What a header states, on one level: the fields of its envelope beside its own.
+# The fields of a header and of its envelope, on one level as in the JSON.
 TYPES = {field.name: field.type for kind in (Header, Envelope) for field in fields(kind)}
 del TYPES["envelope"]
 
 
 @dataclass(frozen=True)
 class MessagePolicy:
-    """What a peer accepts."""
+    """The messages that a peer accepts."""
 
     run: str
     me: int
     members: frozenset[int]
-    tensors: Mapping[str, Mapping[str, TensorSpec]]  # architecture -> name -> what is declared
-    max_bytes: int  # of a payload, as it travels and unpacked
+    tensors: Mapping[str, Mapping[str, TensorSpec]]  # architecture -> tensor name -> declared spec
+    max_bytes: int  # of a payload, on the wire and unpacked
     rounds: int = NUMBER_LIMIT
-    pack: bool = True  # whether payloads may come packed
+    pack: bool = True  # whether payloads may be compressed
 
     def check_own(self, architecture: str, payload: Mapping[str, Tensor]) -> None:
-        """Refuse to send a type that is not declared: others would take BF16 for something else."""
+        """Raise InputError if a tensor to be sent does not have its declared type.
+
+        The recipient relies on it: BF16 stands for bfloat16 or for rounded float32.
+        """
         for name, tensor in payload.items():
             spec = self.tensors[architecture].get(name)
             if spec is not None and spec.dtype != tensor.dtype:
                 raise InputError(
-                    f"node {self.me} sends tensor {name!r} as {tensor.dtype}, and speaks declares "
-                    f"{spec.dtype}; declare what is sent"
+                    f"node {self.me} sends tensor {name!r} as {tensor.dtype}, but message_schema "
+                    f"declares {spec.dtype}; declare the type that is sent"
                 )
 
 
 def code_of(dtype: torch.dtype, wire: str) -> str:
-    """How a tensor that is declared with this type is written: only float32 is rounded.
+    """The safetensors code in which a tensor of this declared type is sent.
 
-    So BF16 stands for bfloat16 where that is declared, and for rounded float32 elsewhere; the
-    recipient knows the declaration, and gives back the type that was sent.
+    Only float32 is rounded. So BF16 stands for bfloat16 where that is declared, and for rounded
+    float32 elsewhere. The recipient knows the declaration and restores the declared type.
     """
     return "BF16" if dtype is torch.float32 and wire == "bf16" else CODES[dtype]
 
@@ -117,15 +118,13 @@ def code_of(dtype: torch.dtype, wire: str) -> str:
 
 
 def header_bytes(header: Header) -> bytes:
-    """The one way to write a header."""
+    """The canonical encoding of a header; raises PeerageError if it is too long."""
     raw = _canonical(header)
     if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", header.run):
-        raise PeerageError(
-            f"{header.run!r} is no id of a run; use 1 to 64 letters, digits, - and _"
-        )
+        raise PeerageError(f"invalid run id {header.run!r}; use 1 to 64 letters, digits, - and _")
     if len(raw) > HEADER_LIMIT:
         raise PeerageError(
-            f"a header of {len(raw)} bytes is more than {HEADER_LIMIT}; shorten the name of the "
+            f"a header has {len(raw)} bytes, more than {HEADER_LIMIT}; shorten the name of the "
             f"architecture, {format_value(header.architecture)}"
         )
     return raw
@@ -138,7 +137,7 @@ def _canonical(header: Header) -> bytes:
 
 
 def done(*, run: str, round: int, sender: int, recipient: int, sent: int) -> Header:
-    """The word that nothing more will come in this round; its payload is empty."""
+    """A message without payload: the sender sends nothing more in this round."""
     return Header(
         run=run,
         round=round,
@@ -154,25 +153,25 @@ def done(*, run: str, round: int, sender: int, recipient: int, sent: int) -> Hea
 
 
 def parse_header(raw: Buffer, expected: MessagePolicy, identity: int | None) -> Header:
-    """The header in these bytes, if it is one that this peer can accept.
+    """Parse a header; raises `Rejected` if this peer cannot accept it.
 
-    `identity` is who speaks, as the connection was authenticated; None if nobody was asked.
+    `identity` is the authenticated node at the other end; None skips the check of the sender.
     """
     raw = bytes(raw[: HEADER_LIMIT + 1])
     if len(raw) > HEADER_LIMIT:
-        raise Rejected("oversized", f"a header has at most {HEADER_LIMIT} bytes, this one more")
+        raise Rejected("oversized", f"the header has more than {HEADER_LIMIT} bytes")
     header = _typed(parsed(raw, "header"))
     _check_address(header, expected, identity)
     check_content(header, expected)
     if _canonical(header) != raw:
-        raise Rejected("malformed", "the header is not written as canonical JSON")
+        raise Rejected("malformed", "the header is not canonical JSON")
     return header
 
 
 def _typed(stated: dict[str, Any]) -> Header:
     schema = stated.pop("schema", None)
     if type(schema) is not int or schema != SCHEMA:
-        raise Rejected("schema", f"this peer reads schema {SCHEMA}, not {format_value(schema)}")
+        raise Rejected("schema", f"expected schema {SCHEMA}, got {format_value(schema)}")
     if stated.keys() != TYPES.keys():
         odd = min(stated.keys() ^ TYPES.keys())
         raise Rejected(
@@ -180,26 +179,28 @@ def _typed(stated: dict[str, Any]) -> Header:
         )
     for name, value in stated.items():
         if type(value) is not TYPES[name]:  # a bool is no int here
-            raise Rejected("malformed", f"{name} of the header cannot be {format_value(value)}")
+            raise Rejected("malformed", f"invalid {name} {format_value(value)} in the header")
     envelope = Envelope(**{field.name: stated.pop(field.name) for field in fields(Envelope)})
     return Header(envelope=envelope, **stated)
 
 
 def _check_address(h: Header, expected: MessagePolicy, identity: int | None) -> None:
     if h.run != expected.run:
-        raise Rejected("run", f"run {format_value(h.run)} is not {expected.run!r}")
+        raise Rejected("run", f"expected run {expected.run!r}, got {format_value(h.run)}")
     if identity is not None and h.sender != identity:
-        raise Rejected("sender", f"node {identity} speaks for node {format_value(h.sender)}")
+        raise Rejected(
+            "sender", f"node {identity} sent a message in the name of {format_value(h.sender)}"
+        )
     if h.sender not in expected.members or h.sender == expected.me:
         raise Rejected(
             "sender", f"sender {format_value(h.sender)} is not another member of the network"
         )
     if h.recipient != expected.me:
         raise Rejected(
-            "recipient", f"a message to {format_value(h.recipient)} came to {expected.me}"
+            "recipient", f"node {expected.me} got a message for {format_value(h.recipient)}"
         )
     if not PRE_ROUND <= h.round < expected.rounds:
-        raise Rejected("round", f"there is no round {format_value(h.round)}")
+        raise Rejected("round", f"invalid round {format_value(h.round)}")
 
 
 def check_content(h: Header, expected: MessagePolicy) -> None:
@@ -212,38 +213,36 @@ def check_content(h: Header, expected: MessagePolicy) -> None:
         ("size", 0),
     ):
         if stated[name] < least or (name != "size" and stated[name] > NUMBER_LIMIT):
-            raise Rejected("malformed", f"{name} cannot be {format_value(stated[name])}")
+            raise Rejected("malformed", f"invalid {name} {format_value(stated[name])}")
     if h.size > expected.max_bytes:
         raise Rejected(
             "oversized",
-            f"a payload has at most {expected.max_bytes} bytes, this one {format_value(h.size)}",
+            f"the payload has {format_value(h.size)} bytes, more than {expected.max_bytes}",
         )
     if h.kind == DONE:
         plain = done(
             run=h.run, round=h.round, sender=h.sender, recipient=h.recipient, sent=h.sequence
         )
         if h != plain:
-            raise Rejected("malformed", "a message of kind 'done' says more than how many came")
+            raise Rejected("malformed", "a message of kind 'done' has unexpected fields")
         return
     if h.kind != DATA:
-        raise Rejected("malformed", f"there is no kind {format_value(h.kind)}")
+        raise Rejected("malformed", f"unknown kind {format_value(h.kind)}")
     if h.architecture not in expected.tensors:
-        raise Rejected(
-            "architecture", f"nobody has the architecture {format_value(h.architecture)}"
-        )
+        raise Rejected("architecture", f"unknown architecture {format_value(h.architecture)}")
     if h.packed and not expected.pack:
-        raise Rejected("malformed", "the payload is packed, and nobody in this network packs")
+        raise Rejected("malformed", "the payload is packed, but this network has pack = false")
     if h.wire not in WIRES:
-        raise Rejected("malformed", f"wire cannot be {format_value(h.wire)}")
+        raise Rejected("malformed", f"unknown wire {format_value(h.wire)}")
     if not 0 <= h.checksum < 1 << 32:
-        raise Rejected("malformed", f"{format_value(h.checksum)} is no CRC-32")
+        raise Rejected("malformed", f"invalid CRC-32 {format_value(h.checksum)}")
 
 
 # JSON
 
 
 def parsed(raw: bytes, what: str) -> dict[str, Any]:
-    """JSON objects of texts, truth values and integers of a reasonable length, no key twice."""
+    """Parse a JSON object; rejects floats, integers over 64 bits and duplicate keys."""
     try:
         value = json.loads(
             raw.decode("ascii"),
@@ -253,30 +252,30 @@ def parsed(raw: bytes, what: str) -> dict[str, Any]:
             parse_constant=_refuse,
         )
     except (ValueError, RecursionError) as error:
-        raise Rejected("malformed", f"the {what} is not JSON as it should be: {error}") from None
+        raise Rejected("malformed", f"the {what} is not valid JSON: {error}") from None
     if type(value) is not dict:
-        raise Rejected("malformed", f"the {what} is no JSON object, but {format_value(value)}")
+        raise Rejected("malformed", f"the {what} is not a JSON object: {format_value(value)}")
     return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key comes twice")
+        raise ValueError("duplicate key")
     return found
 
 
 def _integer(text: str) -> int:
-    if len(text) > 18:  # whatever is shorter fits into 64 bits
+    if len(text) > 18:  # up to 18 digits fit into 64 bits
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)
 
 
 def _refuse(text: str) -> Any:
-    raise ValueError(f"{text[:20]} is no integer")
+    raise ValueError(f"{text[:20]} is not an integer")
 
 
 def format_value(value: Any) -> str:
-    """A value of others, safe for a line of a log."""
+    """A value from another peer, shortened and escaped for a log line."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

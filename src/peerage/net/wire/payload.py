@@ -1,7 +1,7 @@
-"""The payload of a message: tensors in the safetensors format, perhaps packed with zstd.
+"""The payload of a message: tensors in the safetensors format, optionally compressed with zstd.
 
-It is checked by hand before torch sees it, and never unpickled. Whatever bytes arrive, reading them
-ends in a value or in `Rejected`, and needs a few times `MessagePolicy.max_bytes` of memory.
+It is validated here before torch reads it, and never unpickled. Decoding any bytes returns a value
+or raises `Rejected`, and needs a few times `MessagePolicy.max_bytes` of memory.
 """
 
 import json
@@ -33,9 +33,9 @@ from peerage.net.wire.header import (
 from peerage.requests import DTYPES, check_dtype
 
 LAYOUT_LIMIT = 100_000  # bytes of the JSON at the beginning of a payload
-LEVEL = 1  # of zstd: on models, higher ones take longer and save no more
-PIECES, PIECE = 8, 1 << 15  # of a payload that are packed to see whether it pays
-WORTH = 0.95  # of the size: a payload that does not shrink to it travels as it is
+LEVEL = 1  # of zstd; on models, higher levels take longer and save no more
+PIECES, PIECE = 8, 1 << 15  # number and bytes of the samples that are compressed first
+WORTH = 0.95  # a payload is sent uncompressed unless it shrinks to this part of its size
 
 
 # Writing
@@ -51,10 +51,10 @@ def encode(
     wire: str = "fp32",
     pack: bool = False,
 ) -> tuple[Header, memoryview]:
-    """The message in which a parcel of tensors goes to one recipient.
+    """Encode a packet as header and payload for one recipient.
 
-    For others, `dataclasses.replace` the recipient and the place: the payload is the same. With
-    `pack`, a sample decides whether zstd is tried, and zstd is used if it saves 5 %.
+    For other recipients, `dataclasses.replace` the recipient and the sequence number; the payload
+    is the same. With `pack`, a sample decides whether zstd is tried. It is used if it saves 5 %.
     """
     plain = _written(packet.payload, wire)
     payload = _packed(plain) if pack else plain
@@ -74,10 +74,10 @@ def encode(
 
 
 def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
-    """The safetensors bytes, into which every tensor is copied once."""
+    """Encode tensors as safetensors; every tensor is copied once."""
     check_choice("wire", wire, WIRES)
     codes = {name: _code(name, tensor, wire) for name, tensor in tensors.items()}
-    # Wide entries first, as safetensors does: so every one is aligned.
+    # Wide types first, as safetensors does, so that all tensors are aligned.
     names = sorted(tensors, key=lambda name: (-DTYPES[codes[name]].itemsize, name))
     spans, end = {}, 0
     for name in names:
@@ -94,14 +94,16 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
     text = json.dumps(layout, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     if len(text) > LAYOUT_LIMIT:
-        raise PeerageError(f"a message of {len(names)} tensors has too many names; join some")
+        raise PeerageError(
+            f"a message of {len(names)} tensors has too many names; concatenate some of them"
+        )
     start = 8 + len(text)
     buffer = torch.empty(start + end, dtype=torch.uint8)
     payload = buffer.numpy().data
     payload[:start] = len(text).to_bytes(8, "little") + text
     for name, (begin, end) in spans.items():
-        sequence = buffer[start + begin : start + end].view(DTYPES[codes[name]])
-        sequence.view(tensors[name].shape).copy_(tensors[name].detach())
+        span = buffer[start + begin : start + end].view(DTYPES[codes[name]])
+        span.view(tensors[name].shape).copy_(tensors[name].detach())
     return payload
 
 
@@ -111,7 +113,7 @@ def _code(name: str, tensor: Tensor, wire: str) -> str:
 
 
 def _packed(plain: memoryview) -> memoryview:
-    """The payload with zstd, or itself where that does not pay."""
+    """The payload compressed with zstd, or unchanged where that saves too little."""
     zstd = zstandard.ZstdCompressor(level=LEVEL)
     step = max(len(plain) // PIECES, PIECE)
     sample = b"".join(plain[at : at + PIECE] for at in range(0, len(plain), step))
@@ -126,7 +128,7 @@ def _packed(plain: memoryview) -> memoryview:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a payload says about one of its tensors."""
+    """The layout of one tensor, as stated in the payload."""
 
     name: str
     code: str
@@ -138,10 +140,10 @@ class Entry:
 def decode(
     header: Header, payload: Buffer, expected: MessagePolicy, checksum: int | None = None
 ) -> Packet:
-    """The parcel in a payload, whose tensors lie in the payload itself if it can be written to.
+    """Decode a payload; raises `Rejected` if it is not valid.
 
-    So it must be the message's own, and stay as it is. A bytes object is copied once. `checksum`
-    is that of the payload, if it was computed while the payload came in.
+    The tensors are views of a writable payload, which the caller must then not change or reuse. A
+    read-only payload is copied once. `checksum` is that of the payload if it is already known.
     """
     check_content(header, expected)
     if header.kind == DONE:
@@ -149,7 +151,7 @@ def decode(
     received = memoryview(payload)
     if len(received) != header.size:
         reason = "truncated" if len(received) < header.size else "oversized"
-        raise Rejected(reason, f"{len(received)} bytes came instead of {header.size}")
+        raise Rejected(reason, f"expected {header.size} bytes, got {len(received)}")
     if (crc32(received) if checksum is None else checksum) != header.checksum:
         raise Rejected("checksum", f"the payload does not have the CRC-32 {header.checksum}")
     if header.packed:
@@ -166,12 +168,12 @@ def decode(
 
 def _unpacked(packed: memoryview, limit: int) -> memoryview:
     try:
-        # The frame states the size of what is in it, and zstd checks that while it unpacks.
+        # The frame states its unpacked size, which zstd enforces.
         size = zstandard.get_frame_parameters(packed).content_size
         if size == zstandard.CONTENTSIZE_UNKNOWN:
             raise Rejected("malformed", "the packed payload does not state its size")
         if size > limit:
-            raise Rejected("oversized", f"a payload unpacks to at most {limit} bytes, not {size}")
+            raise Rejected("oversized", f"the payload unpacks to {size} bytes, more than {limit}")
         plain = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Rejected("malformed", f"the payload cannot be unpacked: {error}") from None
@@ -179,12 +181,12 @@ def _unpacked(packed: memoryview, limit: int) -> memoryview:
 
 
 def _layout(payload: memoryview) -> tuple[list[Entry], int]:
-    """What the payload says about its tensors, and where their bytes begin."""
+    """The layout of the tensors, and the offset of their bytes."""
     if len(payload) < 8:
         raise Rejected("truncated", f"a payload of {len(payload)} bytes has no layout")
     size = int.from_bytes(payload[:8], "little")
     if size > LAYOUT_LIMIT:
-        raise Rejected("oversized", f"a layout has at most {LAYOUT_LIMIT} bytes, not {size}")
+        raise Rejected("oversized", f"the layout has {size} bytes, more than {LAYOUT_LIMIT}")
     if size % 8:
         raise Rejected("malformed", f"a layout of {size} bytes leaves tensors unaligned")
     if 8 + size > len(payload):
@@ -199,30 +201,28 @@ def _entry(name: str, about: Any) -> Entry:
             numbers = (*shape, begin, end)
             if not more and all(type(n) is int and n >= 0 for n in numbers):
                 return Entry(name, code, tuple(shape), begin, end)
-    raise Rejected("malformed", f"the layout says of {format_value(name)}: {format_value(about)}")
+    raise Rejected("malformed", f"invalid layout of {format_value(name)}: {format_value(about)}")
 
 
 def _check_spec(entry: Entry, header: Header, expected: MessagePolicy) -> torch.dtype:
-    """The type that is declared for the tensor, if it may look like this."""
+    """The declared type of a tensor; raises `Rejected` if it does not match its declaration."""
     name = entry.name
     spec = expected.tensors[header.architecture].get(name)
     if spec is None:
-        raise Rejected("name", f"nobody sends a tensor {format_value(name)}")
+        raise Rejected("name", f"unknown tensor {format_value(name)}")
     code = code_of(spec.dtype, header.wire)
     if entry.code != code:
-        raise Rejected("dtype", f"tensor {name!r} is {code}, not {format_value(entry.code)}")
+        raise Rejected("dtype", f"tensor {name!r} must be {code}, got {format_value(entry.code)}")
     if not spec.allows(entry.shape):
-        raise Rejected(
-            "shape", f"tensor {name!r} cannot have the shape {format_value(entry.shape)}"
-        )
-    # An empty tensor may still have long sides, and their product is a stride.
+        raise Rejected("shape", f"tensor {name!r} has the wrong shape {format_value(entry.shape)}")
+    # An empty tensor may still have large dimensions, and their product is a stride.
     if math.prod(max(n, 1) for n in entry.shape) > expected.max_bytes:
-        raise Rejected("oversized", f"tensor {name!r} has the shape {format_value(entry.shape)}")
+        raise Rejected("oversized", f"tensor {name!r} is too large: {format_value(entry.shape)}")
     return spec.dtype
 
 
 def _check_offsets(entries: Iterable[Entry], size: int) -> None:
-    """Tensors must follow each other, each as long as it says, from the first byte to the last."""
+    """Check that the tensors fill the payload in order, without gaps or overlaps."""
     position = 0
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         item = DTYPES[entry.code].itemsize
@@ -230,12 +230,12 @@ def _check_offsets(entries: Iterable[Entry], size: int) -> None:
         if entry.begin != position or entry.end != position + length or entry.begin % item:
             raise Rejected(
                 "malformed",
-                f"tensor {entry.name!r} of {length} bytes cannot lie at "
+                f"tensor {entry.name!r} of {length} bytes has the wrong offsets "
                 f"[{format_value(entry.begin)}, {format_value(entry.end)}) after {position}",
             )
         position = entry.end
     if position > size:
-        raise Rejected("truncated", f"the tensors have {position} bytes, and {size} came")
+        raise Rejected("truncated", f"the tensors have {position} bytes, got {size}")
     if position < size:
         raise Rejected("malformed", f"{size - position} bytes belong to no tensor")
 
@@ -243,13 +243,13 @@ def _check_offsets(entries: Iterable[Entry], size: int) -> None:
 def _tensor(buffer: Tensor, entry: Entry, dtype: torch.dtype) -> Tensor:
     piece = buffer[entry.begin : entry.end]
     if entry.code == "BOOL" and piece.numel() and int(piece.max()) > 1:
-        raise Rejected("malformed", f"tensor {entry.name!r} has truth values above 1")
+        raise Rejected("malformed", f"tensor {entry.name!r} has boolean values above 1")
     tensor = piece.view(DTYPES[entry.code]).view(entry.shape)
     if not tensor.is_floating_point():
         return tensor
-    tensor = tensor.to(dtype)  # float32 may have been rounded for its way
+    tensor = tensor.to(dtype)  # float32 may have been sent as bfloat16
     if tensor.numel():
-        # One pass that cannot overflow, eight times as fast as torch.isfinite: NaN is both.
+        # One pass that cannot overflow, eight times as fast as torch.isfinite; NaN propagates.
         low, high = tensor.aminmax()
         if not (math.isfinite(low) and math.isfinite(high)):
             raise Rejected("nonfinite", f"tensor {entry.name!r} has entries that are not finite")

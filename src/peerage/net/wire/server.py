@@ -1,14 +1,14 @@
-"""The receiving side of the gRPC transport: who may speak, and what is taken from whom.
+"""The receiving side of the gRPC transport: authenticates callers and reads their messages.
 
 The service `peerage.Peer` has three methods that carry plain bytes:
 
     Deliver   a header, then its payload in chunks -> nothing
-    Offset    a header -> how many bytes of its payload are already here, to go on after a break
+    Offset    a header -> the bytes of its payload that have arrived, to resume a broken transfer
     Ask       a question -> an answer, both small
 
-The usual health service answers at the same port. The certificate of every call is looked at before
-anything is read from it, and whatever is refused is counted. Who floods a peer with calls must not
-flood its log as well: there, each kind of trouble has a line now and then.
+The standard health service answers at the same port. The certificate of every call is checked
+before anything is read from it, and refused calls are counted. A caller that floods a peer must not
+flood its log: each kind of error is logged at most once a minute.
 """
 
 import asyncio
@@ -44,32 +44,32 @@ __all__ = [
 
 SERVICE = "peerage.Peer"
 REASON, OFFSET = "peerage-reason", "peerage-offset"  # keys of metadata
-ROOM = 1024  # bytes that a message of gRPC may be larger than a chunk
-AHEAD = 4  # chunks of a stream that may wait here before they are read
-DETAILS = 500  # characters of an explanation that travel
-BROKEN = 0.1  # seconds until it is certain that a stream was ended, not broken
-LOG_INTERVAL = 60.0  # seconds between two lines of the log about the same mistake
+ROOM = 1024  # bytes by which a gRPC message may exceed a chunk
+AHEAD = 4  # chunks of a stream that gRPC may buffer before they are read
+DETAILS = 500  # characters of an error message that are sent
+BREAK_DELAY = 0.1  # seconds to find out whether a stream ended or its connection broke
+LOG_INTERVAL = 60.0  # seconds between two log lines about the same kind of error
 
-Handler = Callable[[int, Any], Awaitable[Any]]  # of an identity and a call
+Handler = Callable[[int, Any], Awaitable[Any]]  # takes an identity and a call
 Code = grpc.StatusCode
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is expected of other peers, who may be slow, gone or hostile."""
+    """Limits for other peers, which may be slow, unreachable or hostile."""
 
-    idle_timeout: float = 10.0  # seconds of silence after which a peer counts as gone
-    min_rate: int = 1 << 16  # bytes per second at which a stream must move at least,
-    grace: float = 5.0  # and seconds that it may take for each chunk beyond that
-    max_calls: int = 8  # calls of one peer that are under way here at once
+    idle_timeout: float = 10.0  # seconds of silence after which a peer counts as unreachable
+    min_rate: int = 1 << 16  # least bytes per second of a stream
+    grace: float = 5.0  # seconds that each chunk may take in addition
+    max_calls: int = 8  # concurrent calls of one peer
 
 
 DEFAULT_LIMITS = Limits()
 
 
 class Authenticator:
-    """Who may speak: members of the network, with certificates that are still good."""
+    """Maps a valid certificate to a member of the network."""
 
     def __init__(self, identity: Identity, names: Mapping[str, int]) -> None:
         self._trust = identity.trust()
@@ -79,7 +79,7 @@ class Authenticator:
     def identify(self, pem: bytes) -> int:
         """The node that holds this certificate; raises `CertificateRejected` if there is none.
 
-        An unreadable revocation list is an InputError for everybody.
+        Raises InputError for every certificate while the revocation list is unreadable.
         """
         try:
             name = self._trust.verify(pem)
@@ -88,7 +88,7 @@ class Authenticator:
             raise
         except InputError as error:
             if not self._blind:
-                log.error("nobody is believed until it can be read: %s", error)
+                log.error("rejecting all callers until the revocation list can be read: %s", error)
             self._blind = True
             raise
         self._see()
@@ -98,49 +98,49 @@ class Authenticator:
 
     def _see(self) -> None:
         if self._blind:
-            log.warning("the revocation list can be read again")
+            log.warning("the revocation list can be read again, accepting callers")
         self._blind = False
 
 
 class NotAMember(CertificateRejected):
-    """Somebody whom the authority knows, but not the network."""
+    """A valid certificate whose holder is not a member of the network."""
 
 
 class PeerServicer:
-    """Takes what arrives, from members only, and never waits for anybody for long."""
+    """The methods of the service: serves members only, with a time limit for every read."""
 
     def __init__(
         self,
         receiver: Receiver,
-        gate: Authenticator,
+        authenticator: Authenticator,
         limits: Limits,
         counters: Counter[str],
         refused: Counter[str],
-        hear: Callable[[int], None],
+        mark_alive: Callable[[int], None],
     ) -> None:
-        self._receiver, self._authenticator, self._limits = receiver, gate, limits
-        self._counters, self._refused, self._mark_alive = counters, refused, hear
-        self._busy: Counter[int] = Counter()  # identity -> calls under way
-        self._streams: dict[tuple[int, bytes], object] = {}  # the newest one of each message
-        self._told: dict[type[Exception], float] = {}  # when the log last had a line about it
+        self._receiver, self._authenticator, self._limits = receiver, authenticator, limits
+        self._counters, self._refused, self._mark_alive = counters, refused, mark_alive
+        self._busy: Counter[int] = Counter()  # identity -> concurrent calls
+        self._streams: dict[tuple[int, bytes], object] = {}  # the newest stream of each message
+        self._logged: dict[type[Exception], float] = {}  # kind of error -> when it was last logged
 
     def services(self, servicer: Any) -> tuple[Any, ...]:
-        """All methods are served as streams, even those with a single question.
+        """The gRPC handlers; all methods are served as streams, even those with one request.
 
-        On the wire there is no difference, but so nothing is read before the caller is known.
+        The bytes on the wire are the same, but nothing is read before the caller is authenticated.
         """
         stream, watch = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        own = {"Deliver": self._deliver, "Offset": self._offset, "Ask": self._ask}
-        peer = {name: stream(self._guarded(handler)) for name, handler in own.items()}
-        written = {"response_serializer": health_pb2.HealthCheckResponse.SerializeToString}
-        usual = {
-            "Check": stream(self._guarded(self._about_health(servicer.Check)), **written),
-            "Watch": watch(self._guarded(self._about_health(servicer.Watch)), **written),
+        methods = {"Deliver": self._deliver, "Offset": self._offset, "Ask": self._ask}
+        peer = {name: stream(self._guarded(handler)) for name, handler in methods.items()}
+        options = {"response_serializer": health_pb2.HealthCheckResponse.SerializeToString}
+        health_methods = {
+            "Check": stream(self._guarded(self._about_health(servicer.Check)), **options),
+            "Watch": watch(self._guarded(self._about_health(servicer.Watch)), **options),
         }
         return (
             grpc.method_handlers_generic_handler(SERVICE, peer),
-            grpc.method_handlers_generic_handler(health.SERVICE_NAME, usual),
-            _Else(stream(self._guarded(self._unknown))),
+            grpc.method_handlers_generic_handler(health.SERVICE_NAME, health_methods),
+            _Fallback(stream(self._guarded(self._unknown))),
         )
 
     def _guarded(self, handler: Handler) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -155,47 +155,49 @@ class PeerServicer:
                 await self._refuse(call, error)
             except Exception as error:
                 self._refused["failed"] += 1
-                self._tell(identity, error)
-                await call.abort(Code.INTERNAL, "it failed here; the log of this peer says why")
+                self._log_failure(identity, error)
+                await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
             finally:
                 self._busy[identity] -= 1
 
         return guarded
 
     async def _admit(self, call: Any) -> int:
-        """Who calls; everybody else is turned away before anything of theirs is read."""
+        """The identity of the caller; aborts the call of a non-member before it is read."""
         peer_certificate = [*call.auth_context().get("x509_pem_cert", ()), b""][0]
         try:
             identity = self._authenticator.identify(peer_certificate)
         except CertificateRejected as error:
             self._refused[error.reason] += 1
-            stranger = isinstance(error, NotAMember)
-            code = Code.PERMISSION_DENIED if stranger else Code.UNAUTHENTICATED
+            authenticated = isinstance(error, NotAMember)
+            code = Code.PERMISSION_DENIED if authenticated else Code.UNAUTHENTICATED
             await call.abort(code, short(error))
-        except InputError:  # nobody can be trusted; the gate has said why
+        except InputError:  # the authenticator has logged why
             self._refused["unreadable list"] += 1
             await call.abort(Code.UNAVAILABLE, "the revocation list of this peer is unreadable")
         self._mark_alive(identity)
         if self._busy[identity] >= self._limits.max_calls:
-            await self._refuse(call, Rejected("full", f"{self._busy[identity]} calls at once"))
+            await self._refuse(
+                call, Rejected("full", f"{self._busy[identity]} calls are already running")
+            )
         return identity
 
-    def _tell(self, identity: int, error: Exception) -> None:
-        """Describe a mistake of ours, but not each time that somebody finds it."""
-        now, last = monotonic(), self._told.get(type(error))
+    def _log_failure(self, identity: int, error: Exception) -> None:
+        """Log an internal error, at most once per `LOG_INTERVAL` for each kind."""
+        now, last = monotonic(), self._logged.get(type(error))
         if last is None or now - last > LOG_INTERVAL:
-            self._told[type(error)] = now
-            log.error("a call of peer %d failed", identity, exc_info=error)
+            self._logged[type(error)] = now
+            log.error("internal error in a call of peer %d", identity, exc_info=error)
 
     async def _refuse(self, call: Any, error: Rejected) -> None:
         self._refused[error.reason] += 1
-        later = error.reason in RETRYABLE_REASONS
-        code = Code.RESOURCE_EXHAUSTED if later else Code.FAILED_PRECONDITION
+        retryable = error.reason in RETRYABLE_REASONS
+        code = Code.RESOURCE_EXHAUSTED if retryable else Code.FAILED_PRECONDITION
         await call.abort(code, short(error), ((REASON, error.reason),))
 
     async def _deliver(self, identity: int, call: Any) -> bytes:
         raw = await self._read(call, HEADER_LIMIT)
-        # A sender that was cut off may be back before the broken stream has ended here.
+        # A sender may reconnect before its broken stream has ended here.
         key, stream = (identity, raw), object()
         self._streams[key] = stream
         try:
@@ -205,11 +207,11 @@ class PeerServicer:
                 data = await self._chunk(call, header.size - offset)
                 if self._streams.get(key) is not stream:
                     self._refused["newer stream"] += 1
-                    await call.abort(Code.ABORTED, "a newer stream brings the same message")
+                    await call.abort(Code.ABORTED, "a newer stream carries the same message")
                 self._receiver.chunk(header, offset, data)
                 offset += len(data)
             if await self._next(call, 0) is not None:
-                raise Rejected("oversized", f"more than the {header.size} bytes of the header came")
+                raise Rejected("oversized", f"more bytes than the {header.size} of the header")
             await self._receiver.complete(header)
         finally:
             if self._streams.get(key) is stream:
@@ -224,7 +226,7 @@ class PeerServicer:
         question = await self._read(call, ANSWER_LIMIT)
         answer = await self._receiver.answer(question, identity)
         if len(answer) > ANSWER_LIMIT:
-            raise Rejected("oversized", f"the answer has {len(answer)} bytes, which is too much")
+            raise Rejected("oversized", f"the answer has {len(answer)} of {ANSWER_LIMIT} bytes")
         self._counters["bytes_sent"] += len(answer)
         return answer
 
@@ -238,7 +240,7 @@ class PeerServicer:
             try:
                 request = health_pb2.HealthCheckRequest.FromString(raw)
             except DecodeError:
-                raise Rejected("malformed", "this is no question about health") from None
+                raise Rejected("malformed", "not a health check request") from None
             return await method(request, call)
 
         return handler
@@ -247,43 +249,43 @@ class PeerServicer:
         stated = dict(call.invocation_metadata() or ()).get(OFFSET, "0")
         if stated != str(offset):
             self._refused["offset"] += 1
-            await call.abort(Code.OUT_OF_RANGE, f"{offset} bytes of it are here")
+            await call.abort(Code.OUT_OF_RANGE, f"{offset} bytes of the payload have arrived")
 
     async def _chunk(self, call: Any, left: int) -> bytes:
-        """Every chunk but the last is a full one: so nobody can keep us busy with crumbs."""
-        wanted = min(CHUNK, left)
-        data = await self._read(call, wanted)
-        if len(data) != wanted:
-            raise Rejected("malformed", f"a chunk has {len(data)} bytes instead of {wanted}")
+        """Read a chunk; all but the last must be full, so that callers cannot send tiny ones."""
+        size = min(CHUNK, left)
+        data = await self._read(call, size)
+        if len(data) != size:
+            raise Rejected("malformed", f"expected a chunk of {size} bytes, got {len(data)}")
         return data
 
     async def _read(self, call: Any, most: int) -> bytes:
         data = await self._next(call, most)
         if data is None:
-            # A connection that breaks also ends the stream; the call is then cancelled here.
-            await asyncio.sleep(BROKEN)
-            raise Rejected("truncated", "the stream ended before all of its bytes had come")
+            # A broken connection also ends the stream; the call is then cancelled during the sleep.
+            await asyncio.sleep(BREAK_DELAY)
+            raise Rejected("truncated", "the stream ended before all bytes had arrived")
         if len(data) > most:
-            raise Rejected("oversized", f"{len(data)} bytes came instead of at most {most}")
+            raise Rejected("oversized", f"expected at most {most} bytes, got {len(data)}")
         return data
 
     async def _next(self, call: Any, most: int) -> bytes | None:
-        """The next message, which must not take long; None at the end of the stream."""
+        """The next message of the stream, read with a time limit; None at its end."""
         seconds = self._limits.grace + most / self._limits.min_rate
         try:
             async with asyncio.timeout(seconds):
                 data = await call.read()
         except TimeoutError:
             self._refused["slow"] += 1
-            await call.abort(Code.ABORTED, f"nothing more came within {seconds:g} s")
+            await call.abort(Code.ABORTED, f"no data arrived within {seconds:g} s")
         if data is grpc.aio.EOF:
             return None
         self._counters["bytes_received"] += len(data)
         return bytes(data)
 
 
-class _Else(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers whatever has no handler of its own."""
+class _Fallback(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers all methods that have no handler."""
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
@@ -293,26 +295,26 @@ class _Else(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def common_options(limits: Limits) -> list[tuple[str, int]]:
-    """What both ends agree on: small messages, and little that waits before it is read."""
+    """The gRPC options of both ends: small messages, and little buffering before they are read."""
     return [
         ("grpc.max_receive_message_length", CHUNK + ROOM),
         ("grpc.max_send_message_length", CHUNK + ROOM),
         ("grpc.max_concurrent_streams", limits.max_calls),
         ("grpc.http2.lookahead_bytes", AHEAD * CHUNK),
-        ("grpc.http2.bdp_probe", 0),  # which would let more wait
+        ("grpc.http2.bdp_probe", 0),  # it would enlarge the buffers
     ]
 
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:
-    """Two servers never share a port, strangers must hurry, and pings offend nobody."""
+    """The gRPC options of a server: exclusive port, handshake time limit, any number of pings."""
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", round(1000 * limits.grace)),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.keepalive_time_ms", 60_000),  # forgets clients that vanished without a word
+        ("grpc.keepalive_time_ms", 60_000),  # drops clients that vanished without closing
     ]
 
 
 def short(text: object) -> str:
-    """An explanation in a form that travels, and that is safe for a line of a log."""
+    """A text as short ASCII, safe for gRPC metadata and for a log line."""
     return str(text).encode("unicode_escape").decode("ascii")[:DETAILS]

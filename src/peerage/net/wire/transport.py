@@ -1,4 +1,4 @@
-"""What a peer needs of whatever carries its messages, and a carrier for tests: memory."""
+"""The interface between a peer and its transport, and an in-memory transport for tests."""
 
 import asyncio
 from collections import Counter
@@ -9,10 +9,10 @@ from typing import Protocol
 from peerage.errors import PeerageError
 from peerage.net.wire.header import RETRYABLE_REASONS, Buffer, Header, Rejected, header_bytes
 
-CHUNK = 1 << 20  # bytes of a payload that travel at a time
-RETRY_DELAY = 0.01  # seconds until a network in memory is tried again
-QUERY_TIMEOUT = 2.0  # seconds that a question may take
-ANSWER_LIMIT = 1 << 16  # bytes of a question or an answer
+CHUNK = 1 << 20  # bytes of a payload that are sent at a time
+RETRY_DELAY = 0.01  # seconds between two attempts of the in-memory transport
+QUERY_TIMEOUT = 2.0  # seconds to wait for an answer
+ANSWER_LIMIT = 1 << 16  # largest question or answer, in bytes
 
 
 class Unreachable(PeerageError):
@@ -20,47 +20,47 @@ class Unreachable(PeerageError):
 
 
 class Receiver(Protocol):
-    """What a transport calls when something arrives; all may raise `Rejected`."""
+    """What a transport calls for incoming messages; all methods may raise `Rejected`."""
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
-        """The checked header, and how many bytes of its payload are already here.
+        """The validated header, and how many bytes of its payload have already arrived.
 
-        `identity` is the node that the connection was authenticated as.
+        `identity` is the authenticated node at the other end.
         """
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
-        """The next bytes of a payload, in order."""
+        """Take the next bytes of a payload."""
 
     async def complete(self, header: Header) -> None:
-        """All bytes are here."""
+        """Take the message, of which all bytes have arrived."""
 
     async def answer(self, question: bytes, identity: int) -> bytes: ...
 
 
 class Transport(Protocol):
-    """Carries messages to other peers, and hands what arrives to a receiver."""
+    """Carries messages to other peers, and passes incoming ones to a receiver."""
 
-    counters: Counter[str]  # bytes_sent and bytes_received among them, with headers
-    refused: Counter[str]  # calls that were refused before they came to the receiver, by reason
+    counters: Counter[str]  # including bytes_sent and bytes_received, with headers
+    refused: Counter[str]  # calls that were refused before they reached the receiver, by reason
 
     async def start(self, receiver: Receiver) -> None: ...
 
     async def send(self, header: Header, payload: Buffer, deadline: float) -> None:
-        """Return when the recipient has taken the message, within so many seconds.
+        """Return when the recipient has accepted the message.
 
-        Raises `Unreachable` if it could not be delivered by then, and `Rejected` if it was refused.
+        Raises `Unreachable` after `deadline` seconds, and `Rejected` if the recipient rejects it.
         """
 
     async def ask(self, peer: int, question: bytes, deadline: float) -> bytes: ...
 
     def reachable(self, peer: int) -> bool:
-        """Whether there is any hope to hear from a peer soon."""
+        """Whether the peer was alive recently."""
 
     async def stop(self) -> None: ...
 
 
 class MemoryNetwork:
-    """A network in memory: who is there, and which links are cut."""
+    """A network in memory: the receivers that are present, and the links that are cut."""
 
     def __init__(self) -> None:
         self.receivers: dict[int, Receiver] = {}
@@ -71,20 +71,20 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One peer's end of a network in memory; it does what the real one does, in the same order."""
+    """One peer's end of a network in memory; makes the same calls as the real transport."""
 
-    def __init__(self, post: MemoryNetwork, me: int) -> None:
-        self.post, self.me = post, me
+    def __init__(self, network: MemoryNetwork, me: int) -> None:
+        self.network, self.me = network, me
         self.counters: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
     async def start(self, receiver: Receiver) -> None:
-        self.post.receivers[self.me] = receiver
+        self.network.receivers[self.me] = receiver
 
     async def send(self, header: Header, payload: Buffer, deadline: float) -> None:
         async with _until(deadline, header.recipient):
             while True:
-                receiver = self.post.find(self.me, header.recipient)
+                receiver = self.network.find(self.me, header.recipient)
                 if receiver is not None:
                     try:
                         return await self._deliver(receiver, header, payload)
@@ -106,16 +106,16 @@ class MemoryTransport:
     async def ask(self, peer: int, question: bytes, deadline: float) -> bytes:
         async with _until(deadline, peer):
             while True:
-                receiver = self.post.find(self.me, peer)
+                receiver = self.network.find(self.me, peer)
                 if receiver is not None:
                     return await receiver.answer(question, self.me)
                 await asyncio.sleep(RETRY_DELAY)
 
     def reachable(self, peer: int) -> bool:
-        return self.post.find(self.me, peer) is not None
+        return self.network.find(self.me, peer) is not None
 
     async def stop(self) -> None:
-        self.post.receivers.pop(self.me, None)
+        self.network.receivers.pop(self.me, None)
 
 
 @asynccontextmanager
