@@ -34,7 +34,7 @@ from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import Header, MessagePolicy, parse_header
 from peerage.net.wire.payload import decode, encode
 from peerage.net.wire.transport import CHUNK
-from peerage.requests import Envelope
+from peerage.requests import Envelope, TensorSpec
 
 NAMES = {"sender": 0, "receiver": 1}
 MEGABYTE = 1 << 20
@@ -48,7 +48,8 @@ class Receiver:
     """Keeps one payload; with `checks`, it validates the payload as a peer does."""
 
     def __init__(self, limit: int) -> None:
-        self.expected = MessagePolicy("run", 1, frozenset((0, 1)), {"model": {"x": (None,)}}, limit)
+        schema = {"model": {"x": TensorSpec((None,))}}
+        self.expected = MessagePolicy("run", 1, frozenset((0, 1)), schema, limit)
         self.checks = False
         self.payload: PartialMessage | None = None
 
