@@ -28,6 +28,7 @@ class Poisoned(Algorithm[None]):
         if node.id == 0:
             await node.train(self.local)
             await node.send(1, **({} if node.round == BAD else {"x": node.params}))
+            await node.receive(1)  # nothing comes: it waits until the round of node 1 is over
         elif self.poison or node.round != BAD:
             await node.train(self.local)
             if self.poison or node.round != BAD + 1:
