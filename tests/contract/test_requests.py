@@ -512,7 +512,7 @@ class OnlyReceives(Algorithm[Any]):
 
 
 def test_waiting_for_what_nobody_sends_is_an_error(engine):
-    with pytest.raises(PeerageError, match="nodes 0, 1, 2, 3, 4 wait for messages that nobody"):
+    with pytest.raises(PeerageError, match="nodes 0, 1, 2, 3, 4 wait for messages that no node will send"):
         run(toy(OnlyReceives(), engine=engine))
 
 
