@@ -512,7 +512,8 @@ class OnlyReceives(Algorithm[Any]):
 
 
 def test_waiting_for_what_nobody_sends_is_an_error(engine):
-    with pytest.raises(PeerageError, match="nodes 0, 1, 2, 3, 4 wait for messages that no node will send"):
+    said = "nodes 0, 1, 2, 3, 4 wait for messages that no node will send"
+    with pytest.raises(PeerageError, match=said):
         run(toy(OnlyReceives(), engine=engine))
 
 
