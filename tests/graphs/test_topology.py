@@ -687,7 +687,7 @@ def test_reading_at_once_and_line_by_line_agree(lines: list[str], weighted: bool
         at_once = topology._parse_all_lines(lines, 4, False, weighted)
     if at_once is None:
         return
-    slow = reader._listed(lines, 4)
+    slow = reader._parse_lines(lines, 4)
     built = [StaticGraph.from_edges(4, read.ends, weights=read.weights) for read in (at_once, slow)]
     assert built[0] == built[1]
 

@@ -1,6 +1,7 @@
 """Runs a whole network of peer processes on this machine, and collects its records."""
 
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
 from peerage.runs.run import check_empty, new_run_folder
 
+PORTS = range(10_000, 32_000)  # below those that Linux gives to outgoing connections
 POLL_INTERVAL = 0.2  # seconds between two checks of the peers
 SHUTDOWN_TIMEOUT = 10.0  # seconds for all peers to exit after SIGTERM
 
@@ -229,9 +231,14 @@ class LocalNetwork:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that are free now."""
+    """Ports of this machine that are free now, and that no outgoing connection will take."""
+    found: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                break
+            candidate = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                candidate.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
