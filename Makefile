@@ -5,8 +5,10 @@ export OMP_NUM_THREADS ?= 1
 # Tests start many processes; where this is set, each of them would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 # Neighbouring tests share what they prepare, so a worker keeps a row of them and gives some away
-# only when another one has nothing left to do. Many tests wait, so there is one worker more than cores.
-PYTEST := $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
+# only when another one has nothing left to do. Slow tests wait for processes and connections, so
+# `make test` has one worker more than cores.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+PYTEST := $(BIN)/python -m pytest --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast check bench golden data tools clean
@@ -38,10 +40,10 @@ tools:
 	  echo "ip is missing (package iproute2): tests that pull network cables are skipped"
 
 test: check data tools  ## Set up, check style and types, fetch MNIST and run all tests
-	$(PYTEST)
+	$(PYTEST) -n $$(($(CORES) + 1))
 
-test-fast: setup  ## Tests without processes, network and fetched data (about two minutes)
-	$(PYTEST) -m "not slow"
+test-fast: setup  ## Tests without processes, network and fetched data (under two minutes)
+	$(PYTEST) -n $(CORES) -m "not slow"
 
 check: setup  ## Style and types
 	$(BIN)/ruff format --check .

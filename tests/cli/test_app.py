@@ -244,6 +244,7 @@ def test_compare_keeps_two_runs_of_one_algorithm_apart() -> None:
     assert chart.count("DecAvg (") >= 2
 
 
+@pytest.mark.slow
 def test_report_compares_runs() -> None:
     ok(f"run {QUICK} --json --out one")
     ok(f"run {QUICK} --seed 1 --json --out two")

@@ -23,6 +23,7 @@ def through() -> dict[str, pg.Result]:
     return {name: pg.run(pg.Experiment.from_toml(text, **serial)) for name, text in texts.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_old_run_is_resumed(
     name: str, engine: dict[str, Any], tmp_path: Path, through: dict[str, pg.Result]

@@ -136,6 +136,7 @@ class Forgetful(MemoryTransport):
         return await super().ask(peer, question, deadline)
 
 
+@pytest.mark.slow
 def test_peers_that_are_rounds_ahead_are_asked_about_rounds_that_are_long_over():
     """On a path of eight, the far end can be seven rounds ahead of the slow one."""
     post = MemoryNetwork()

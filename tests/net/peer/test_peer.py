@@ -116,6 +116,7 @@ def test_where_the_time_of_a_round_went():
             assert sum(phases.values()) <= total
 
 
+@pytest.mark.slow
 def test_bytes_that_leave_after_the_last_row_are_in_it(tmp_path, monkeypatch):
     """A row is written as soon as a round is over, and messages of it may still be on their way."""
     real = MemoryTransport.send
@@ -172,6 +173,7 @@ def test_a_peer_whose_data_lacks_a_class_needs_to_know_how_many_there_are():
 # Crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [DecAvg(), DecHW(), FedAvg()])
 def test_a_peer_that_was_killed_comes_back(algorithm, tmp_path):
     async def act(stage: Stage) -> None:
@@ -188,6 +190,7 @@ def test_a_peer_that_was_killed_comes_back(algorithm, tmp_path):
     assert peers[1].rows[-1]["heard"][0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rejoin", ["own", "neighbour"])
 def test_a_peer_that_lost_its_disk_can_take_a_neighbours_model(rejoin, tmp_path):
     found = {}
@@ -246,6 +249,7 @@ def test_a_killed_hub_comes_back_with_its_model(tmp_path):
     assert heard.count([5, 5]) >= len(heard) - 2
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_comes_is_not_waited_for(tmp_path):
     async def act(stage: Stage) -> None:
         await stage.kill(3)
@@ -330,6 +334,7 @@ def test_another_experiment_is_refused_with_what_differs(tmp_path):
     asyncio.run(together())
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
     """The others go on, and hear why; the peer ends with the reason once they have left."""
     real = checkpoint.save
@@ -420,6 +425,7 @@ def test_one_who_runs_another_experiment_is_left_out(caplog):
     assert "node-3, which runs another experiment: local.lr is 0.1 here and 0.2" in caplog.text
 
 
+@pytest.mark.slow
 def test_disks_that_are_full_everywhere_end_everybody(tmp_path, monkeypatch):
     """Peers that have stopped must not keep each other alive."""
 
@@ -562,6 +568,7 @@ def test_hubs_can_rotate_over_those_who_are_there(faults, tmp_path):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
 
 
+@pytest.mark.slow
 def test_a_rotating_hub_that_is_gone_costs_its_round_only(tmp_path):
     async def act(stage: Stage) -> None:
         await stage.until(1, 6)
