@@ -6,6 +6,7 @@ closing `Workers` kills them, and the kernel does so if the parent is killed.
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -130,6 +131,9 @@ def _run(
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     for other in inherited:
         other.close()  # otherwise a worker keeps other workers' pipes open after the parent died
+    # A worker must not finalise the garbage that it inherits: gRPC's finalisers, for example, wait
+    # for threads that were not forked.
+    gc.freeze()
     torch.set_num_threads(1)
     try:
         work(pipe, *arguments)
