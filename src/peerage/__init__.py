@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.experiment import Experiment as Experiment
     from peerage.experiment import Init as Init
     from peerage.hub import HubAlgorithm as HubAlgorithm
+    from peerage.models.start import Split as Split
     from peerage.requests import Compute as Compute
     from peerage.requests import Inbox as Inbox
     from peerage.requests import Message as Message
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.runs.verify import Verdict as Verdict
     from peerage.runs.verify import verify as verify
     from peerage.vectors import Layout as Layout
+    from peerage.vectors import Weights as Weights
     from peerage.work.losses import CrossEntropy as CrossEntropy
     from peerage.work.losses import CurvaturePenalty as CurvaturePenalty
     from peerage.work.losses import Proximal as Proximal
@@ -86,9 +88,11 @@ _HOMES = {
     "Proximal": "peerage.work.losses",
     "Result": "peerage.runs.run",
     "RunRecord": "peerage.runs.saved",
+    "Split": "peerage.models.start",
     "TrainStats": "peerage.work.training",
     "Verdict": "peerage.runs.verify",
     "VirtualTeacher": "peerage.work.losses",
+    "Weights": "peerage.vectors",
     "in_memory": "peerage.data",
     "resume": "peerage.runs.run",
     "run": "peerage.runs.run",

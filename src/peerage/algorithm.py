@@ -29,7 +29,7 @@ from peerage.requests import (
     TensorSpec,
     recorded,
 )
-from peerage.vectors import Layout, float_buffers, trained_parameters
+from peerage.vectors import Layout, Weights, find_head, float_buffers, trained_parameters
 from peerage.work.curvature import Curvature, Gradient, Losses, Part
 from peerage.work.training import LocalSGD, Train, TrainStats
 
@@ -41,7 +41,7 @@ class Dimensions:
     """The sizes that determine the shapes of messages."""
 
     layout: Layout
-    buffers: int  # number of running statistics in a model
+    buffer_layout: Layout  # of the running statistics
     nodes: int  # including the hub, if there is one
     classes: int
     example: tuple[int, ...]  # shape of one example
@@ -51,8 +51,14 @@ class Dimensions:
         cls, module: nn.Module, nodes: int, classes: int, example: tuple[int, ...]
     ) -> "Dimensions":
         """Dimensions of a network in which all nodes have this model; it may be on device meta."""
-        buffers = sum(buffer.numel() for _, buffer in float_buffers(module))
-        return cls(Layout.of(trained_parameters(module)), buffers, nodes, classes, example)
+        head = find_head(module)
+        layout = Layout.of(trained_parameters(module), head)
+        return cls(layout, Layout.of(float_buffers(module), head), nodes, classes, example)
+
+    @property
+    def buffers(self) -> int:
+        """The number of running statistics in a model."""
+        return self.buffer_layout.size
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,9 @@ class Node(Generic[S]):
     params: Tensor  # [d]
     buffers: Tensor  # [b] running statistics; averaged with scalar weights only
     seed: int = field(repr=False)
+    # The layouts of parameters and of running statistics, by architecture.
+    layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
+    buffer_layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
     state: S = None  # type: ignore[assignment]  # Algorithm.init fills it before the first round
     hub: int | None = None  # the node without data that all others exchange with, if any
     round: int = 0  # counts from 0
@@ -110,6 +119,16 @@ class Node(Generic[S]):
         # Equal on every node, so nodes can make the same random choice without a coordinator.
         self.coin = torch_stream(self.seed, "coin", round)
         self.notes, self.messages_sent, self.calls = {}, 0, set()
+
+    @property
+    def weights(self) -> Weights:
+        """The node's model as a value."""
+        return Weights(self.params, self.buffers, self.architecture)
+
+    @property
+    def buffer_layout(self) -> Layout:
+        """The layout of the node's running statistics."""
+        return self.buffer_layouts[self.architecture]
 
     @property
     def neighbours(self) -> tuple[int, ...]:

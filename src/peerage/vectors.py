@@ -5,7 +5,7 @@ fastest that way; all other tensors are row-major. Only `Layout` depends on this
 vector [d]. `canonical` returns the row-major order, for digests and files for other programs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,7 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from peerage.errors import InputError
+from peerage.errors import InputError, did_you_mean
+
+# Some entries of a flat vector: a slice, or indices [k] where they are not adjacent.
+Entries = slice | Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One model as a value: its parameters, its running statistics and its architecture."""
+
+    params: Tensor  # [d]
+    buffers: Tensor  # [b]
+    architecture: str
+
+
+PARTS = ("core", "head")
 
 
 @dataclass(frozen=True)
@@ -47,9 +62,12 @@ class Layout:
     """The position of each tensor of a model in its flat vector."""
 
     slots: tuple[Slot, ...]
+    head_modules: tuple[str, ...] = ()  # by default, the last layer with parameters
 
     @classmethod
-    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> "Layout":
+    def of(
+        cls, tensors: Iterable[tuple[str, Tensor]], head_modules: tuple[str, ...] = ()
+    ) -> "Layout":
         """The layout of named tensors, in their order.
 
         >>> layout = Layout.of(nn.Linear(3, 2).named_parameters())
@@ -60,7 +78,7 @@ class Layout:
         for name, tensor in tensors:
             slots.append(Slot(name, tuple(tensor.shape), start))
             start += tensor.numel()
-        return cls(tuple(slots))
+        return cls(tuple(slots), head_modules)
 
     @cached_property
     def size(self) -> int:
@@ -76,15 +94,35 @@ class Layout:
         return tuple(dict.fromkeys(slot.layer for slot in self.slots))
 
     @property
-    def head(self) -> str:
-        """The output layer: the last layer with parameters; empty if there is none."""
-        return next(reversed(self.layers), "")
+    def head(self) -> tuple[str, ...]:
+        """The layers of the head."""
+        modules = self.head_modules or self.layers[-1:]
+        return tuple(layer for layer in self.layers if _inside(f"{layer}.", modules))
+
+    def in_part(self, name: str, part: str) -> bool:
+        """Whether the tensor of this name is in the `head` or in the `core`, which is the rest."""
+        if part not in PARTS:
+            raise InputError(f"a model has no part {part!r}; {did_you_mean(part, PARTS)}")
+        modules = self.head_modules or self.layers[-1:]
+        return _inside(name, modules) == (part == "head")
+
+    def part(self, part: str) -> Entries:
+        """The entries of the `head` or of the `core`, for `vector[layout.part("head")]`."""
+        chosen = [slot for slot in self.slots if self.in_part(slot.name, part)]
+        start = chosen[0].start if chosen else self.size
+        stop = chosen[-1].start + chosen[-1].size if chosen else self.size
+        if stop - start == sum(slot.size for slot in chosen):
+            return slice(start, stop)
+        return torch.cat([torch.arange(slot.start, slot.start + slot.size) for slot in chosen])
+
+    def part_size(self, part: str) -> int:
+        """The number of entries in a part."""
+        return sum(slot.size for slot in self.slots if self.in_part(slot.name, part))
 
     def span(self, *layers: str) -> slice:
         """The part of the vector with the named layers, which must be adjacent.
 
-        `vector[layout.span("fc2")]` is one layer, `layout.span(layout.head)` is the head, and
-        `layout.span(*layout.layers[:-1])` is the rest.
+        `vector[layout.span("fc2")]` is one layer.
         """
         chosen = [slot for slot in self.slots if slot.layer in layers]
         start = chosen[0].start if chosen else 0
@@ -114,6 +152,11 @@ class Layout:
         return torch.cat([slot.view(vector).reshape(-1) for slot in self.slots])
 
 
+def _inside(name: str, modules: Iterable[str]) -> bool:
+    """Whether a tensor belongs to one of the modules; the module itself has an empty name."""
+    return any(name.startswith(f"{module}." if module else "") for module in modules)
+
+
 def all_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or infinite.
 
@@ -136,9 +179,27 @@ def frozen_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
 
 
+def find_head(module: nn.Module, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The modules of the head: those of these names, or the last linear layer that is trained.
+
+    Without such a layer, the head is the last layer with parameters.
+    """
+    known = dict(module.named_modules())
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, tuple(filter(None, known)))
+            raise InputError(f"the model has no module {name!r}, which should be its head; {hint}")
+    if names:
+        return tuple(names)
+    layers = Layout.of(trained_parameters(module)).layers
+    linear = [name for name in layers if isinstance(known[name], nn.Linear)]
+    return tuple((linear or layers)[-1:])
+
+
 def head_layer(module: nn.Module) -> nn.Linear:
     """The output layer of a network; its inputs are the features of an example."""
-    layer = module.get_submodule(Layout.of(module.named_parameters()).head)
+    layers = Layout.of(module.named_parameters()).layers
+    layer = module.get_submodule(layers[-1]) if layers else None
     if not isinstance(layer, nn.Linear):
         raise InputError(
             f"model {type(module).__name__} has no linear layer at the end, whose inputs would be "
@@ -167,10 +228,11 @@ class FlatModel:
     process: a node's model is loaded by one copy into `params`.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, head: Sequence[str] = ()) -> None:
         self.module = module
         named = trained_parameters(module)
-        self.layout = Layout.of(named)
+        head_modules = find_head(module, head)
+        self.layout = Layout.of(named, head_modules)
         self.params = self.layout.flatten(dict(named))
         self.tensors = [parameter for _, parameter in named]
         self.scratch: dict[str, Tensor] = {}  # temporary tensors for the current computation
@@ -181,7 +243,7 @@ class FlatModel:
             if parameter.dim() == 4:  # the order of the flat vector
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         buffers = float_buffers(module)
-        self.buffer_layout = Layout.of(buffers)
+        self.buffer_layout = Layout.of(buffers, head_modules)
         self.buffers = self.buffer_layout.flatten(dict(buffers))
         for slot, (_, buffer) in zip(self.buffer_layout.slots, buffers, strict=True):
             buffer.data = slot.view(self.buffers)

@@ -21,7 +21,7 @@ from peerage.graphs.graph import Graph
 from peerage.graphs.rewiring import with_assortativity
 from peerage.graphs.topology import Complete
 from peerage.models import MODELS, default_model
-from peerage.models.start import Architecture, own_architecture
+from peerage.models.start import Architecture, Split, own_architecture
 from peerage.privacy import check_accounting
 from peerage.randomness import numpy_stream
 from peerage.work.context import Examples
@@ -179,11 +179,13 @@ def name_architectures(
 ) -> dict[str, Architecture]:
     """The architectures of an experiment by name; nodes take them in turn."""
     architectures = {}
-    for i, model in enumerate(experiment.model):
+    for i, given in enumerate(experiment.model):
+        split = given if isinstance(given, Split) else Split(given)
+        model, head = split.model, split.head_modules
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
             architecture = own_architecture(
-                model, name, experiment.init.scheme, experiment.init.bias, experiment.seed
+                model, name, experiment.init.scheme, experiment.init.bias, experiment.seed, head
             )
         else:
             build: Callable[[], nn.Module] = partial(model.build, shape, classes)
@@ -193,6 +195,7 @@ def name_architectures(
                 experiment.init.scheme,
                 bias=experiment.init.bias,
                 seed=experiment.seed,
+                head=head,
             )
         architectures[name] = architecture
     return architectures

@@ -162,6 +162,8 @@ class Shard:
                 params=params,
                 buffers=buffers,
                 seed=world.seed,
+                layouts=world.layouts,
+                buffer_layouts=world.buffer_layouts,
                 rounds=world.rounds,
                 hub=world.hub,
             )

@@ -132,6 +132,16 @@ class World:
         noise = Noise() if node == self.hub else self.noise
         return PrivacyFilter(noise, self.algorithm.nonnegative, persistent_tensors, self.noise_seed)
 
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """The layout of the parameters of every architecture."""
+        return {name: kind.layout for name, kind in self.architectures.items()}
+
+    @cached_property
+    def buffer_layouts(self) -> dict[str, Layout]:
+        """The layout of the running statistics of every architecture."""
+        return {name: kind.buffer_layout for name, kind in self.architectures.items()}
+
     def architecture(self, node: int) -> Architecture:
         return self.architectures[self.assignment[node]]
 
@@ -140,8 +150,9 @@ class World:
 
     def dimensions(self, kind: Architecture) -> Dimensions:
         """The sizes on which the shapes of messages of this architecture depend."""
-        buffers = kind.buffer_layout.size
-        return Dimensions(kind.layout, buffers, self.nodes, len(self.classes), self.test.example)
+        return Dimensions(
+            kind.layout, kind.buffer_layout, self.nodes, len(self.classes), self.test.example
+        )
 
     def expected_cost(self, node: int) -> int:
         """The expected cost of a round, in examples, or 1 if all nodes take as many steps."""

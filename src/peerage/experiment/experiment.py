@@ -41,7 +41,7 @@ from peerage.graphs.gains import GAINS, Gain, NoGain
 from peerage.graphs.graph import Graph
 from peerage.graphs.topology import ErdosRenyi, Star
 from peerage.models import Model
-from peerage.models.start import Bias, Scheme
+from peerage.models.start import Bias, Scheme, Split
 from peerage.privacy import Noise
 from peerage.work.training import LocalSGD
 
@@ -155,7 +155,7 @@ class Experiment(Section):
     ] = Digits()
     # One for all nodes, or several that nodes take in turn; also a module, or a function for one.
     model: Annotated[
-        tuple[Model | nn.Module | Callable[[], nn.Module], ...], ReadBy(read_models)
+        tuple[Model | nn.Module | Callable[[], nn.Module] | Split, ...], ReadBy(read_models)
     ] = ()
     nodes: int = 50
     topology: Annotated[GraphBuilder, ReadBy(read_topology)] = ErdosRenyi(p=0.2)

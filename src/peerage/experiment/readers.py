@@ -18,6 +18,7 @@ from peerage.experiment.toml import PYTHON_OBJECT
 from peerage.graphs.faults import Faults
 from peerage.graphs.topology import TOPOLOGIES, FromGraph
 from peerage.models import MODELS
+from peerage.models.start import Split
 from peerage.privacy import Noise
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
@@ -90,7 +91,11 @@ def read_models(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     items = value if isinstance(value, list | tuple) else [value]
-    return tuple(reader("model", MODELS, "build", "__call__")(item) for item in items)
+    read = reader("model", MODELS, "build", "__call__")
+    return tuple(
+        replace(item, model=read(item.model)) if isinstance(item, Split) else read(item)
+        for item in items
+    )
 
 
 def read_local(value: Any) -> LocalSGD:

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod, sqrt
 from typing import Literal
 
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from peerage.errors import InputError
 from peerage.isolation import exclusive_torch
+from peerage.models.base import Model
 from peerage.randomness import stream_seed
 from peerage.vectors import (
     FlatModel,
     Layout,
+    find_head,
     float_buffers,
     frozen_parameters,
     trained_parameters,
@@ -47,10 +49,12 @@ class Architecture:
     bias: Bias | None = None
     given: bool = False  # the user's module has values, which are the shared start
     seed: int = 0  # of the experiment; constants are drawn with it
+    head: tuple[str, ...] = ()  # modules of the head; by default, the last linear layer
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.of(trained_parameters(self.specimen()))
+        module = self.specimen()
+        return Layout.of(trained_parameters(module), find_head(module, self.head))
 
     @cached_property
     def constants(self) -> dict[str, Tensor]:
@@ -72,7 +76,8 @@ class Architecture:
 
     @cached_property
     def buffer_layout(self) -> Layout:
-        return Layout.of(float_buffers(self.specimen()))
+        module = self.specimen()
+        return Layout.of(float_buffers(module), find_head(module, self.head))
 
     @cached_property
     def amplifiable(self) -> frozenset[str]:
@@ -81,7 +86,7 @@ class Architecture:
         return frozenset(weights(module)).union(biases(module) if self.bias == "scaled" else ())
 
     def build_flat(self) -> FlatModel:
-        return FlatModel(self.specimen())
+        return FlatModel(self.specimen(), self.head)
 
     def initial(self, seed: int, start: int | None, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         """(params [d], buffers [b]) of the start with this number; None means the shared one."""
@@ -130,6 +135,22 @@ class Architecture:
         return module
 
 
+@dataclass(frozen=True)
+class Split:
+    """A model of which the user names the head; the rest is its core.
+
+    The head is one or several modules by name, such as `"fc"` or `("norm", "classifier")`. By
+    default it is the last linear layer, as for every model that is not wrapped.
+    """
+
+    model: Model | nn.Module | Callable[[], nn.Module]
+    head: str | tuple[str, ...] = ()
+
+    @property
+    def head_modules(self) -> tuple[str, ...]:
+        return (self.head,) if isinstance(self.head, str) else tuple(self.head)
+
+
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
     """Seed torch's global generator, and restore it at the end."""
@@ -144,11 +165,12 @@ def own_architecture(
     scheme: Scheme = "torch",
     bias: Bias | None = None,
     seed: int = 0,
+    head: tuple[str, ...] = (),
 ) -> Architecture:
     """An architecture from the user's module, or from a function that builds one."""
-    if not isinstance(model, nn.Module):
-        return Architecture(name, model, scheme, bias, seed=seed)
-    return Architecture(name, lambda: copy.deepcopy(model), scheme, bias, given=True, seed=seed)
+    given = isinstance(model, nn.Module)
+    build = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
+    return Architecture(name, build, scheme, bias, given, seed, head)
 
 
 def redraw(module: nn.Module) -> None:

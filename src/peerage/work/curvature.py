@@ -99,7 +99,7 @@ def scope_of(layout: Layout, scope: str) -> slice:
     `output` is the head, `last-hidden` the last two layers and `all` the whole model. Otherwise
     the scope is the names of consecutive layers, joined by +.
     """
-    known = {"output": (layout.head,), "last-hidden": layout.layers[-2:], "all": layout.layers}
+    known = {"output": layout.head, "last-hidden": layout.layers[-2:], "all": layout.layers}
     if scope in known:
         return layout.span(*known[scope])
     names = scope.split("+")

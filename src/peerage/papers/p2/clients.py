@@ -115,7 +115,7 @@ class LastLayer(Client):
 
     def kept(self, local: LocalContext, params: Tensor, buffers: Tensor) -> dict[str, Any]:
         layout = local.models[local.architecture].layout
-        weights = layer(layout, params, layout.head)
+        weights = layer(layout, params, layout.head[-1])
         return {"weights": rounded(weights[:, :COLUMNS])}
 
 
