@@ -29,7 +29,8 @@ from peerage.net.peer.network import Network
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import Classes, prepare_own
 from peerage.net.trust.identity import Identity
-from peerage.net.wire.grpc import GrpcTransport, Limits
+from peerage.net.wire.grpc import GrpcTransport
+from peerage.net.wire.server import Limits
 from peerage.records.rows import read_metrics
 from peerage.runs.run import locked
 from peerage.runs.summary import digest, totals

@@ -26,7 +26,6 @@ from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire.address import Address
 from peerage.net.wire.header import REASONS, Buffer, Header, Rejected, header_bytes
 from peerage.net.wire.server import (
-    DEFAULT_LIMITS,
     OFFSET,
     REASON,
     SERVICE,
@@ -38,8 +37,6 @@ from peerage.net.wire.server import (
     short,
 )
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachable
-
-__all__ = ["GrpcTransport", "Limits"]
 
 INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between attempts
 BUSY_BACKOFF = 0.5  # the longest if the peer answers that it is busy
@@ -78,7 +75,7 @@ class GrpcTransport:
         addresses: Mapping[int, str],
         *,
         bind: str | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits = Limits(),
     ) -> None:
         if identity.name not in names:
             raise InputError(
@@ -117,8 +114,7 @@ class GrpcTransport:
             self._mark_alive,
         )
         _check_free(self._bind)
-        options = [*common_options(self._limits), *server_options(self._limits)]
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=server_options(self._limits))
         server.add_generic_rpc_handlers(servicer.services(self._health))
         try:
             self.port = server.add_secure_port(str(self._bind), self._credentials.server())
@@ -310,7 +306,6 @@ class GrpcTransport:
                 self._credentials.client(),
                 options=[
                     ("grpc.ssl_target_name_override", name),
-                    *common_options(self._limits),
                     *_client_options(self._limits),
                 ],
             )
@@ -426,6 +421,7 @@ def _client_options(limits: Limits) -> list[tuple[str, int]]:
     """The gRPC options of a client: keepalive pings without calls, and fast reconnects."""
     milliseconds = round(1000 * limits.idle_timeout)
     return [
+        *common_options(limits),
         ("grpc.keepalive_time_ms", milliseconds // 2),
         ("grpc.keepalive_timeout_ms", milliseconds // 2),
         ("grpc.http2.ping_timeout_ms", milliseconds // 2),
