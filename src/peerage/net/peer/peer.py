@@ -279,13 +279,10 @@ class Peer(Receiver):
             self._quarantine_senders(self._round_senders)
             node.params, node.buffers, node.state = before[:3]
             # Messages that were released before the failure still count.
-            released = (
-                {RELEASE_COUNT: member.persistent_tensors[RELEASE_COUNT]}
-                if RELEASE_COUNT in member.persistent_tensors
-                else {}
-            )
-            member.persistent_tensors.clear()
-            member.persistent_tensors.update({**before[3], **released})
+            tensors = member.persistent_tensors
+            released = {key: count for key, count in tensors.items() if key == RELEASE_COUNT}
+            tensors.clear()
+            tensors.update(before[3] | released)
             return
         self._record(round + 1, report, sent, perf_counter() - start)
         self._offer(round)
@@ -295,11 +292,8 @@ class Peer(Receiver):
     def _quarantine_senders(self, senders: set[int]) -> None:
         self.quarantine.failed(senders)
         for peer in self.quarantine.banned_peers - self.assembler.blocked_peers.keys():
-            log.error(
-                "ignoring %s from now on: its messages made rounds fail here",
-                self.tracker.name(peer),
-            )
-            self.assembler.blocked_peers[peer] = "its messages made rounds fail here"
+            reason = self.assembler.blocked_peers[peer] = "its messages made rounds fail here"
+            log.error("ignoring %s from now on: %s", self.tracker.name(peer), reason)
 
     async def _run_exchanges(self, round: int, begin: Callable[[], ShardOutput]) -> int:
         """Send and receive messages until the node has finished; return the bytes it sent."""
@@ -365,7 +359,7 @@ class Peer(Receiver):
             if arrives and self.quarantine.admits(sender):
                 expected.append(sender)
             else:
-                self.mailbox.skip(sender)
+                self.mailbox.take([sender])  # it will not come
         start = perf_counter()
         await self._wait(round, expected)
         self.shard.seconds["wait"] += perf_counter() - start
@@ -453,16 +447,14 @@ class Peer(Receiver):
 
     def _outbox(self, peer: int) -> Outbox:
         if peer not in self._outboxes:
-            network = self.network
-            self._outboxes[peer] = Outbox(
-                self.transport, network.timeouts.message, network.ahead, self.counters
-            )
+            timeout, ahead = self.network.timeouts.message, self.network.ahead
+            self._outboxes[peer] = Outbox(self.transport, timeout, ahead, self.counters)
         return self._outboxes[peer]
 
     async def _compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Run work of the node in the executor, so that the event loop can answer others."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.executor, lambda: work(*arguments))
+        return await loop.run_in_executor(self.executor, work, *arguments)
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ issued for the peer that it calls.
 """
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import logging
@@ -36,7 +35,7 @@ from peerage.net.wire.server import (
     server_options,
     short,
 )
-from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachable
+from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachable, wait_for
 
 INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between attempts
 BUSY_BACKOFF = 0.5  # the longest if the peer answers that it is busy
@@ -206,8 +205,8 @@ class GrpcTransport:
     async def _pause(self, link: "_Link", seconds: float) -> None:
         """Wait until the time is over, the peer is reachable again, or this one stops."""
         back, least = link.back, min(seconds, MIN_BACKOFF)
-        await _happens(self._stopped, least)
-        await _happens(back, seconds - least)
+        await wait_for(self._stopped, least)
+        await wait_for(back, seconds - least)
 
     def _unreachable(self, peer: int, how: str) -> Unreachable:
         if self._stopped.is_set():
@@ -467,13 +466,6 @@ def _check_free(place: Address) -> None:
             f"cannot listen on {place}: {error.strerror}; "
             "choose an address of this machine and a port above 1023"
         ) from None
-
-
-async def _happens(event: asyncio.Event, seconds: float) -> None:
-    """Wait for the event, for at most `seconds`."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 def _cancelled() -> bool:

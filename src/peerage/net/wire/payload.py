@@ -18,7 +18,6 @@ from torch import Tensor
 from peerage.engine.router import Packet
 from peerage.errors import PeerageError, check_choice
 from peerage.net.wire.header import (
-    DATA,
     DONE,
     WIRES,
     Buffer,
@@ -64,7 +63,6 @@ def encode(
         envelope=packet.envelope,
         recipient=recipient,
         sequence=sequence,
-        kind=DATA,
         wire=wire,
         packed=payload is not plain,
         size=len(payload),
@@ -162,7 +160,7 @@ def decode(
     whole = received if not received.readonly else memoryview(bytearray(received))
     buffer = torch.frombuffer(whole, dtype=torch.uint8)[start:]
     tensors = {entry.name: _tensor(buffer, entry, dtypes[entry.name]) for entry in entries}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
     return Packet(header.envelope, (header.recipient,), tensors, size)
 
 

@@ -1,6 +1,8 @@
 """The interface between a peer and its transport."""
 
+import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Protocol
 
 from peerage.errors import PeerageError
@@ -53,3 +55,10 @@ class Transport(Protocol):
         """Whether the peer was alive recently."""
 
     async def stop(self) -> None: ...
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, for at most `seconds`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
