@@ -18,9 +18,6 @@ from peerage.net.trust.identity import NAME
 from peerage.net.wire.address import Address
 from peerage.net.wire.header import RUN, WIRES
 
-NO_SPREAD = "spread requires the models of all nodes, which no peer has; remove it"
-NO_END = "until requires the mean over all nodes, which no peer knows; remove it"
-
 
 @dataclass(frozen=True)
 class Member:
@@ -78,9 +75,13 @@ class Network:
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
         if self.experiment.until is not None:
-            raise InputError(NO_END)
+            raise InputError(
+                "until requires the mean over all nodes, which no peer knows; remove it"
+            )
         if self.experiment.evaluation.spread:
-            raise InputError(NO_SPREAD)
+            raise InputError(
+                "spread requires the models of all nodes, which no peer has; remove it"
+            )
         wanted = self.experiment.nodes_and_hub
         if len(self.members) != wanted:
             extra = ", the last of them the hub" if self.experiment.algorithm.with_hub else ""

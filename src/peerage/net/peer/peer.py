@@ -75,9 +75,8 @@ class Peer(Receiver):
         self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters)
         share = 4 * self.expected.max_bytes
         self.mailbox = Mailbox(network.ahead, max(MAILBOX_BYTES, share), share, self.counters)
-        self.tracker = PeerTracker(
-            network, me, self.world, transport, shared_settings_of(network, world)
-        )
+        settings = shared_settings_of(network, world)
+        self.tracker = PeerTracker(network, me, world, transport, settings)
         self.assembler = MessageAssembler(
             self.expected, self.mailbox, self.counters, self.tracker.hear
         )

@@ -70,7 +70,11 @@ def write_new(*files: tuple[Path, bytes, int]) -> None:
         for path, content, mode in files:
             temporary.append(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
             with disk_errors(path, REMEDY):
-                _write(temporary[-1], content, mode)
+                descriptor = os.open(temporary[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(descriptor)
         for source, (path, _, _) in zip(temporary, files, strict=True):
             placed.append(path)
             with disk_errors(path, REMEDY):
@@ -79,13 +83,6 @@ def write_new(*files: tuple[Path, bytes, int]) -> None:
         for path in (*placed, *temporary):
             path.unlink(missing_ok=True)
         raise
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager
