@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 from zlib import crc32
 
 import torch
@@ -24,8 +23,7 @@ class PartialMessage:
 
     def __init__(self, header: Header) -> None:
         self.header, self.here = header, 0
-        buffer: Any = torch.empty(header.size, dtype=torch.uint8).numpy()  # of exactly this size
-        self.data = memoryview(buffer)
+        self.data = torch.empty(header.size, dtype=torch.uint8).numpy().data  # of exactly this size
         self.checksum = 0
         self.touched = monotonic()
 

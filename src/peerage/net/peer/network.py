@@ -146,7 +146,6 @@ class Network:
             for number, entry in enumerate(_tables(table["peer"], path))
         )
         timeouts = specs.construct(Timeouts, _timeouts(table), f"{path}: timeouts")
-        ahead = specs.convert(table.get("ahead", 2), int, f"{path}: ahead")
         return cls(
             str(table["run"]),
             Experiment.from_toml(text, str(source)),
@@ -154,7 +153,7 @@ class Network:
             timeouts,
             str(table.get("wire", "fp32")),
             specs.convert(table.get("pack", False), bool, f"{path}: pack"),
-            ahead,
+            specs.convert(table.get("ahead", 2), int, f"{path}: ahead"),
         )
 
 

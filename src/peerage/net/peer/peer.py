@@ -193,11 +193,8 @@ class Peer(Receiver):
         self.mailbox.begin_round(round)
         self.round, self.alive = round, 0
         self.state = State.WAITING + self.tracker.names(needed, addresses=False)
-        log.warning(
-            "no other peer is reachable: round %d waits for %s",
-            round + 1,
-            self.tracker.names(needed),
-        )
+        names = self.tracker.names(needed)
+        log.warning("no other peer is reachable: round %d waits for %s", round + 1, names)
         self.recorder.show_pause(self.state)
         while not await self._can_continue(round):
             await asyncio.sleep(POLL_INTERVAL)

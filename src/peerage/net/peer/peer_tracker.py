@@ -199,12 +199,8 @@ class PeerTracker:
         if status is None:
             return None
         if status.settings_hash != self.settings_hash:
-            self.mismatched_peers[peer] = await self._difference(peer)
-            log.error(
-                "ignoring %s, which runs another experiment: %s",
-                self.name(peer),
-                self.mismatched_peers[peer],
-            )
+            difference = self.mismatched_peers[peer] = await self._difference(peer)
+            log.error("ignoring %s, which runs another experiment: %s", self.name(peer), difference)
             return None
         self._note(peer, status.round)
         return status

@@ -29,11 +29,10 @@ def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
         for name, kind in world.architectures.items()
     }
     largest = max(map(size_of, tensors.values()))
-    members = frozenset(range(world.nodes))
     return MessagePolicy(
         network.run,
         me,
-        members,
+        frozenset(range(world.nodes)),
         tensors,
         largest + LAYOUT_LIMIT,
         world.rounds,
