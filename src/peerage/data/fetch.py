@@ -98,6 +98,7 @@ def _from_sources(name: str, sources: Sequence[Source], verified_files: Verified
         verified_files.failures.clear()
         try:
             source.supply(verified_files)
+            verified_files.require(*verified_files.wanted)
             return
         except DataError as error:
             reasons.append(f"{source.label} ({error})")
