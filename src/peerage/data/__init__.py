@@ -1,10 +1,11 @@
 """Data sets, their files, and partitions of the examples over the nodes."""
 
-from peerage.data.datasets import DATASETS, Dataset, DatasetSpec, in_memory
+from peerage.data.datasets import DATASETS, DatasetSpec
 from peerage.data.fetch import fetch, status
 from peerage.data.partition import PARTITIONS, Partition, hold_out, label_counts
 from peerage.data.sources import PUBLISHED
 from peerage.data.store import Progress, cache_folder
+from peerage.data.tensors import Dataset, in_memory
 
 __all__ = [
     "DATASETS",

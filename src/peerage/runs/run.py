@@ -15,7 +15,7 @@ from typing import IO, Any
 from torch import Tensor, nn
 
 from peerage.algorithms import ALGORITHMS
-from peerage.data.datasets import DATASETS, Dataset
+from peerage.data import DATASETS, Dataset
 from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.engine.pool import PoolTeam
 from peerage.engine.prepare import prepare
