@@ -172,7 +172,7 @@ def distillation_targets(anchors: ByClass, z: ByClass, others: Inbox) -> dict[st
         for name in anchors
     ]
     counts = torch.tensor([len(images) for images in anchors.values()])
-    labels = torch.tensor([number(name) for name in anchors])
+    labels = torch.tensor([int(name.removeprefix("class")) for name in anchors])
     taught = torch.tensor([float(bool(received[name])) for name in anchors])
     return {
         "anchors": torch.cat(list(anchors.values())),
@@ -185,7 +185,3 @@ def distillation_targets(anchors: ByClass, z: ByClass, others: Inbox) -> dict[st
 def tensors_named(name: str, inbox: Inbox) -> list[Tensor]:
     """The tensor of this name from every message that contains it."""
     return [m.payload[name] for m in inbox.messages if name in m.payload]
-
-
-def number(name: str) -> int:
-    return int(name.removeprefix("class"))

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from peerage import specs
 from peerage.data.formats import read_idx
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
-from peerage.data.tensors import Dataset, Layout, check_layout, in_memory, split_test_set
+from peerage.data.tensors import Dataset, Layout, in_memory, split_test_set
 from peerage.errors import DataError, InputError
 
 
@@ -36,7 +37,7 @@ class Npz:
     classes: int | None = None  # if there are more than the highest label suggests
 
     def __post_init__(self) -> None:
-        check_layout(self.layout)
+        specs.check_choices(self)
         _check_classes(self.classes)
 
     def load(self, cache: Path) -> Dataset:

@@ -135,9 +135,8 @@ class ManualDownload:
 class ScriptBuilt:
     """A data set that users create with the script of its authors."""
 
-    layouts: tuple[
-        tuple[str, ...], ...
-    ]  # patterns of file names; all patterns of one layout must match
+    # Patterns of file names; all patterns of one layout must match.
+    layouts: tuple[tuple[str, ...], ...]
     script: str  # what to run, in which folder, and which files to copy
 
     @property

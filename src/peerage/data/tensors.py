@@ -81,7 +81,7 @@ def in_memory(
     are numbered in sorted order.
     """
     if layout is not None:
-        check_layout(layout)
+        check_choice("layout", layout, get_args(Layout))
     if (test_x is None) != (test_y is None):
         raise DataError(f"{name}: give both test_x and test_y, or neither")
     where = f"{name}: training set"
@@ -134,10 +134,6 @@ def channels_first(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
             )
         layout = "chw" if x.shape[1] in CHANNELS else "hwc"
     return x if layout == "chw" else x.transpose(0, 3, 1, 2)
-
-
-def check_layout(layout: str) -> None:
-    check_choice("layout", layout, get_args(Layout))
 
 
 def class_numbers(count: int) -> tuple[str, ...]:

@@ -25,8 +25,6 @@ from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
 from peerage.graphs.mixing import gains, mixing_matrix
 from peerage.randomness import numpy_stream
 
-__all__ = ["Diffusion", "Simulation", "deviations", "diffuse", "fit_exponent"]
-
 Single = NDArray[np.float32]
 Double = NDArray[np.float64]
 Start = Literal["normal", "uniform"]
@@ -111,21 +109,14 @@ class Diffusion:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as a dictionary for JSON."""
+        settings = ("parameters", "rounds", "init", "noise", "start", "seed")
+        results = ("limit_ap", "limit_an", "limit_an_exact", "plateau", "stabilisation")
         return {
             "nodes": self.graph.nodes,
-            "parameters": self.parameters,
-            "rounds": self.rounds,
-            "init": self.init,
-            "noise": self.noise,
-            "start": self.start,
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in settings},
             "sigma_ap": self.sigma_ap.tolist(),
             "sigma_an": self.sigma_an.tolist(),
-            "limit_ap": self.limit_ap,
-            "limit_an": self.limit_an,
-            "limit_an_exact": self.limit_an_exact,
-            "plateau": self.plateau,
-            "stabilisation": self.stabilisation,
+            **{name: getattr(self, name) for name in results},
         }
 
     @cached_property

@@ -196,8 +196,6 @@ def is_connected(graph: Graph) -> bool:
 
 def is_strongly_connected(graph: Graph) -> bool:
     """Whether a directed path leads from every node to every other."""
-    if not graph.directed:
-        return is_connected(graph)
     return bool(strong_labels(graph).max() == 0)
 
 

@@ -331,10 +331,8 @@ class _Run:
         """Record how the run ended; returns the error to raise, with a remedy."""
         round = 1 + max((row["round"] for row in self.rows), default=-1)
         if isinstance(error, KeyboardInterrupt | Interrupted):
-            status, error = (
-                "interrupted",
-                Interrupted(f"interrupted in round {round}" + self._remedy()),
-            )
+            status = "interrupted"
+            error = Interrupted(f"interrupted in round {round}" + self._remedy())
         elif isinstance(error, WorkerDied):
             status, error = "failed", WorkerDied(f"{error} in round {round}" + self._remedy())
         else:
