@@ -12,6 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import ceil, inf, isfinite, isqrt, log, nan
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, SupportsFloat
@@ -447,35 +448,31 @@ class DynamicGraph(Graph):
     topology: DynamicRegular
     seed: int
     dynamic: ClassVar[bool] = True
-    _last: dict[int, sparse.csr_array] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _among: dict[tuple[tuple[int, ...], int], Neighbours] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def links(self, round: int) -> sparse.csr_array:
-        if round not in self._last:
-            links = self.topology.sample(self.nodes, self.seed, round).links(round)
-            self._last.clear()
-            self._last[round] = links
-        return self._last[round]
+        return _drawn(self.topology, self.nodes, self.seed, round).links(round)
 
     def among(self, present_nodes: tuple[int, ...], round: int) -> Neighbours:
         """The neighbours of every node in a graph drawn for these nodes alone."""
         if len(present_nodes) == self.nodes:
             return self.neighbours(round)
-        if (present_nodes, round) not in self._among:
-            neighbours: list[tuple[int, ...]] = [()] * self.nodes
-            if len(present_nodes) > 1:
-                graph = self.topology.of_size(len(present_nodes)).sample(
-                    len(present_nodes), self.seed, round
-                )
-                for node, near in zip(present_nodes, graph.neighbours(round), strict=True):
-                    neighbours[node] = tuple(present_nodes[other] for other in near)
-            self._among.clear()
-            self._among[present_nodes, round] = tuple(neighbours)
-        return self._among[present_nodes, round]
+        return _drawn_among(self, present_nodes, round)
+
+
+@lru_cache(maxsize=2)
+def _drawn(topology: DynamicRegular, nodes: int, seed: int, round: int) -> StaticGraph:
+    return topology.sample(nodes, seed, round)
+
+
+@lru_cache(maxsize=2)
+def _drawn_among(graph: DynamicGraph, present_nodes: tuple[int, ...], round: int) -> Neighbours:
+    neighbours: list[tuple[int, ...]] = [()] * graph.nodes
+    count = len(present_nodes)
+    if count > 1:
+        drawn = graph.topology.of_size(count).sample(count, graph.seed, round)
+        for node, near in zip(present_nodes, drawn.neighbours(round), strict=True):
+            neighbours[node] = tuple(present_nodes[other] for other in near)
+    return tuple(neighbours)
 
 
 @dataclass(frozen=True)

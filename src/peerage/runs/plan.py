@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,7 @@ PLATEAU = (
 )
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Minimum, mean and maximum over the nodes."""
 
     least: float
@@ -103,8 +102,9 @@ class NetworkPlan:
     def as_dict(self) -> dict[str, Any]:
         """All fields and derived values, for JSON; ranges are tables."""
         derived = ("gain_sqrt", "stabilisation", "sent_per_round", "sent_total")
-        values = {name: getattr(self, name) for name in derived}
-        return {**asdict(self), **values, "warnings": list(self.warnings)}
+        table = asdict(self) | {name: getattr(self, name) for name in derived}
+        ranges = {key: x._asdict() for key, x in table.items() if isinstance(x, Range)}
+        return {**table, **ranges, "warnings": list(self.warnings)}
 
 
 def plan(
