@@ -15,9 +15,10 @@ from torch import Tensor
 
 from peerage import specs
 from peerage.data.formats import read_idx
+from peerage.data.partition import check_at_least
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from peerage.data.tensors import Dataset, Layout, in_memory, split_test_set
-from peerage.errors import DataError, InputError
+from peerage.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Npz:
 
     def __post_init__(self) -> None:
         specs.check_choices(self)
-        _check_classes(self.classes)
+        check_at_least("classes", self.classes, 2)
 
     def load(self, cache: Path) -> Dataset:
         path = Path(self.path).expanduser()
@@ -64,11 +65,6 @@ class Npz:
             layout=self.layout,
             scale=self.scale,
         )
-
-
-def _check_classes(classes: int | None) -> None:
-    if classes is not None and classes < 2:
-        raise InputError(f"classes must be at least 2, got {classes}")
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -99,7 +95,7 @@ class Idx:
     classes: int | None = None  # if there are more than the highest label suggests
 
     def __post_init__(self) -> None:
-        _check_classes(self.classes)
+        check_at_least("classes", self.classes, 2)
 
     def load(self, cache: Path) -> Dataset:
         root = Path(self.path).expanduser()
@@ -150,8 +146,7 @@ class Folder:
     grey: bool = False  # one channel instead of red, green and blue
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"size must be at least 1 pixel, got {self.size}")
+        check_at_least("size", self.size, 1, " pixel")
 
     def load(self, cache: Path) -> Dataset:
         root = Path(self.path).expanduser()

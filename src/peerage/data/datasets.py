@@ -18,7 +18,7 @@ from peerage.data.custom import Folder, Idx, Npz
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
-from peerage.data.partition import stratified
+from peerage.data.partition import check_at_least, stratified
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import IDX_SIZES
 from peerage.data.tensors import Dataset, in_memory
@@ -123,7 +123,7 @@ class Mnist:
     train: int | None = None  # number of training examples, stratified by class; None: all
 
     def __post_init__(self) -> None:
-        check_train(self.train)
+        check_at_least("train", self.train, 1, " example")
 
     def load(self, cache: Path) -> Dataset:
         files = read_files(self.name, cache)
@@ -155,10 +155,9 @@ class Cifar10:
     side: int | None = None  # pixels; None: 32
 
     def __post_init__(self) -> None:
-        check_train(self.train)
+        check_at_least("train", self.train, 1, " example")
         specs.check_choices(self)
-        if self.side is not None and self.side < 1:
-            raise InputError(f"side must be at least 1 pixel, got {self.side}")
+        check_at_least("side", self.side, 1, " pixel")
 
     def load(self, cache: Path) -> Dataset:
         files = read_files("cifar10", cache)
@@ -204,11 +203,6 @@ def dataset_info(dataset: Any) -> DatasetInfo | None:
         shape = (1 if dataset.grey else channels, dataset.side or height, dataset.side or width)
         return known._replace(shape=shape)
     return known
-
-
-def check_train(count: int | None) -> None:
-    if count is not None and count < 1:
-        raise InputError(f"train must be at least 1 example, got {count}")
 
 
 def training_subset(count: int | None, whole: Dataset) -> Dataset:

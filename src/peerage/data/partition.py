@@ -43,8 +43,7 @@ class BalancedIid:
     items: int | None = None  # examples per node; None: as many as the smallest class allows
 
     def __post_init__(self) -> None:
-        if self.items is not None and self.items < 1:
-            raise InputError(f"items must be at least 1, got {self.items}")
+        check_at_least("items", self.items, 1)
 
     def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
@@ -77,8 +76,7 @@ class Dirichlet:
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise InputError(f"alpha must be a positive number, got {self.alpha}")
-        if self.min_size < 1:
-            raise InputError(f"min_size must be at least 1, got {self.min_size}")
+        check_at_least("min_size", self.min_size, 1)
 
     def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
@@ -128,8 +126,7 @@ class Shards:
     per_node: int = 2
 
     def __post_init__(self) -> None:
-        if self.per_node < 1:
-            raise InputError(f"per_node must be at least 1, got {self.per_node}")
+        check_at_least("per_node", self.per_node, 1)
 
     def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
@@ -262,6 +259,12 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
+def check_at_least(name: str, value: int | None, least: int, unit: str = "") -> None:
+    """Raise an InputError if an option of a partition or a data set is too small."""
+    if value is not None and value < least:
+        raise InputError(f"{name} must be at least {least}{unit}, got {value}")
+
+
 def hold_out(indices: Ints, labels: Labels, fraction: float, rng: Rng) -> tuple[Ints, Ints]:
     """Split a node's samples into (training, validation), stratified by class.
 
@@ -310,8 +313,7 @@ def _split_by_counts(labels: Labels, sizes: Ints, rng: Rng) -> list[Ints]:
 
 
 def _check(labels: Labels, nodes: int, classes: int) -> None:
-    if nodes < 1:
-        raise InputError(f"nodes must be at least 1, got {nodes}")
+    check_at_least("nodes", nodes, 1)
     if nodes > len(labels):
         raise InputError(
             f"{nodes} nodes cannot share {len(labels)} samples; use at most {len(labels)} nodes"

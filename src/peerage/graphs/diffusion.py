@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from scipy.sparse import csgraph
 
 from peerage.errors import InputError, check_choice
-from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
+from peerage.graphs.graph import Graph, component_labels, first_not_strong
 from peerage.graphs.mixing import gains, mixing_matrix
 from peerage.randomness import numpy_stream
 
@@ -29,6 +28,8 @@ Single = NDArray[np.float32]
 Double = NDArray[np.float64]
 Start = Literal["normal", "uniform"]
 Watch = Callable[[int, float, float], None]  # round, sigma_ap, sigma_an
+# Rows of the mixing matrix: which, and [rows, n] in compressed sparse rows, single precision.
+Block = tuple[slice, torch.Tensor]
 
 BLOCK_NUMBERS = 1 << 17  # numbers of X per block: 512 kB, which fit in the cache
 BLOCK_ROWS = 4096  # longer sums in single precision would cost accuracy
@@ -159,13 +160,6 @@ def diffuse(
     return Diffusion(graph, parameters, init, noise, start, seed, *sigmas.T)
 
 
-class Block(NamedTuple):
-    """Some rows of the mixing matrix."""
-
-    rows: slice
-    matrix: torch.Tensor  # [rows, n] in compressed sparse rows, single precision
-
-
 class Simulation:
     """The model one round at a time, from a start of deviation 1.
 
@@ -254,8 +248,7 @@ def variance_around_consensus(graph: Graph) -> ConsensusVariance | None:
     """
     labels = component_labels(graph)
     count = np.bincount(labels)
-    adjacency = adjacency_matrix(graph)
-    if csgraph.connected_components(adjacency, connection="strong")[0] > len(count):
+    if first_not_strong(graph) is not None:
         return None
     a = mixing_matrix(graph)
     if graph.nodes > EXACT_NODES:
@@ -342,7 +335,7 @@ def _row_blocks(a: sparse.csr_array, parameters: int) -> list[Block]:
                 size=(len(bounds) - 1, a.shape[1]),
                 check_invariants=False,
             )
-            blocks.append(Block(rows, matrix))
+            blocks.append((rows, matrix))
     return blocks
 
 

@@ -206,6 +206,15 @@ def strong_labels(graph: Graph) -> NDArray[np.int64]:
     return graph.derived("strong components", 0, lambda links: _labels(links, "strong"))
 
 
+def first_not_strong(graph: Graph) -> int | None:
+    """The first node in a component that is not strongly connected, if there is one."""
+    labels, strong = component_labels(graph), strong_labels(graph)
+    if labels.max() == strong.max():
+        return None
+    parts = np.bincount(labels[np.unique(strong, return_index=True)[1]])
+    return int(np.flatnonzero(parts[labels] > 1)[0])
+
+
 def diameter(graph: Graph) -> int:
     """The longest shortest path of a connected graph.
 

@@ -22,11 +22,11 @@ from peerage.graphs.graph import (
     component_labels,
     degrees,
     diameter,
+    first_not_strong,
     is_connected,
     is_strongly_connected,
     require_connected,
     self_weights,
-    strong_labels,
 )
 from peerage.randomness import numpy_stream
 
@@ -260,7 +260,7 @@ def _finite(value: Any) -> Any:
 def _component_gains(graph: Graph) -> Vector:
     """The gain of every component; all NaN if one of them is not strongly connected."""
     first = np.unique(component_labels(graph), return_index=True)[1]
-    if _first_not_strong(graph) is not None:
+    if first_not_strong(graph) is not None:
         return np.full(len(first), math.nan)
     return gains(graph)[first]
 
@@ -297,17 +297,8 @@ def _metropolis(graph: Graph) -> sparse.csr_array:
     return (off + sparse.diags_array(1 - off.sum(axis=1))).tocsr()
 
 
-def _first_not_strong(graph: Graph) -> int | None:
-    """The first node in a component that is not strongly connected, if there is one."""
-    labels, strong = component_labels(graph), strong_labels(graph)
-    if labels.max() == strong.max():
-        return None
-    parts = np.bincount(labels[np.unique(strong, return_index=True)[1]])
-    return int(np.flatnonzero(parts[labels] > 1)[0])
-
-
 def _require_strongly_connected(graph: Graph) -> None:
-    node = _first_not_strong(graph)
+    node = first_not_strong(graph)
     if node is not None:
         raise InputError(
             f"the component of node {node} is not strongly connected, so some nodes have no share "

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csgraph
 
 from peerage.algorithm import Dimensions
 from peerage.errors import InputError
 from peerage.experiment import Experiment
-from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
+from peerage.graphs.graph import Graph, adjacency_matrix, component_labels, first_not_strong
 from peerage.graphs.mixing import describe, gains, mean_excess_degree
 from peerage.report.tables import percent, size
 
@@ -136,7 +135,7 @@ def plan(
     neighbours = np.diff(links.indptr).astype(np.float64)
     out_neighbours = np.bincount(links.indices, minlength=graph.nodes)
     parts = np.bincount(component_labels(graph))
-    strong = csgraph.connected_components(links, connection="strong")[0] == len(parts)
+    strong = first_not_strong(graph) is None
     report = describe(graph).as_dict() if strong else {}  # otherwise, no stationary vector exists
     message = None if payload is None else FLOAT * parameters * payload
     model_bytes = FLOAT * parameters * (2 + optimizer_floats)

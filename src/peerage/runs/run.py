@@ -104,12 +104,11 @@ def run(
     `dataset` is the experiment's data set, if the caller has already loaded it.
     """
     check_every(checkpoint_every)
-    folder = Path(out) if out is not None else None
-    if folder is not None:
-        check_empty(folder)
+    if out is None:
+        return _Run(prepare(experiment, dataset), None, checkpoint_every, watch).go()
+    folder = Path(out)
+    check_empty(folder)
     world = prepare(experiment, dataset)
-    if folder is None:
-        return _Run(world, None, checkpoint_every, watch).go()
     with new_run_folder(folder):
         text = world.experiment.to_toml()
         write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
