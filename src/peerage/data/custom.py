@@ -17,7 +17,7 @@ from peerage import specs
 from peerage.data.formats import read_idx
 from peerage.data.partition import check_at_least
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
-from peerage.data.tensors import Dataset, Layout, in_memory, split_test_set
+from peerage.data.tensors import Dataset, Layout, in_memory, training_part
 from peerage.errors import DataError
 
 
@@ -157,7 +157,8 @@ class Folder:
         if not (train.is_dir() and _folders(train)):
             classes = _folders(root)
             x, y = self._read(root, classes)
-            return Dataset(root.name, *split_test_set(x, y, str(root)), tuple(classes))
+            kept = training_part(x, y, str(root))
+            return Dataset(root.name, x[kept], y[kept], x[~kept], y[~kept], tuple(classes))
         if not (root / "test").is_dir():
             raise DataError(f"{root} has a train folder but no test folder; add {root / 'test'}")
         classes = _folders(train)

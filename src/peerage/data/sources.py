@@ -170,7 +170,7 @@ IDX_SIZES = {
 CIFAR_SIZES = dict.fromkeys(CIFAR_FILES, 10_000 * 3073)
 
 
-def _expected_files(sizes: Mapping[str, int], *checksums: str) -> tuple[ExpectedFile, ...]:
+def _files(sizes: Mapping[str, int], *checksums: str) -> tuple[ExpectedFile, ...]:
     """The files of these names and sizes, with their SHA-256 in the same order."""
     pairs = zip(sizes.items(), checksums, strict=True)
     return tuple(ExpectedFile(name, size, checksum) for (name, size), checksum in pairs)
@@ -194,7 +194,7 @@ FEMNIST = ScriptBuilt(
 PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
     "digits": Published(files=(), sources=()),  # comes with scikit-learn
     "mnist": Published(
-        files=_expected_files(
+        files=_files(
             IDX_SIZES,
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -208,7 +208,7 @@ PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
         ),
     ),
     "fashion-mnist": Published(
-        files=_expected_files(
+        files=_files(
             IDX_SIZES,
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -225,7 +225,7 @@ PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
         ),
     ),
     "cifar10": Published(
-        files=_expected_files(
+        files=_files(
             CIFAR_SIZES,
             "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
             "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",

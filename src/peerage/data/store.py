@@ -111,7 +111,8 @@ def state_of(folder: Path, expected: ExpectedFile) -> State:
     if not path.exists():
         return "missing"
     try:
-        same = path.stat().st_size == expected.size and _sha256(path) == expected.sha256
+        with path.open("rb") as file:
+            same = file_digest(file, "sha256").hexdigest() == expected.sha256
     except OSError:  # an unreadable file is fetched again
         same = False
     return "ready" if same else "altered"
@@ -194,8 +195,3 @@ def _members(path: Path, name: str) -> Iterator[tuple[str, Readable]]:
 
 def _is_tar(name: str) -> bool:
     return name.endswith((".tar", ".tar.gz", ".tgz"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

@@ -164,12 +164,6 @@ def group_numbers(values: Any, count: int, where: str) -> Tensor:
     return numbers
 
 
-def split_test_set(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split off a test set: training examples and labels, test examples and labels."""
-    train = training_part(x, y, name)
-    return x[train], y[train], x[~train], y[~train]
-
-
 def training_part(x: Tensor, y: Tensor, name: str) -> Tensor:
     """Mask of the training examples; the test set is a fixed fifth of every class."""
     if len(x) != len(y) or len(x) < 2:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from peerage.errors import InputError, check_choice
-from peerage.graphs.graph import Graph, component_labels, first_not_strong
+from peerage.graphs.graph import Graph, check_at_least, component_labels, first_not_strong
 from peerage.graphs.mixing import gains, mixing_matrix
 from peerage.randomness import numpy_stream
 
@@ -354,10 +354,8 @@ def _check(
         raise InputError(
             "the diffusion model requires a static graph; choose one such as regular:k=4"
         )
-    if parameters < 2:
-        raise InputError(f"parameters must be at least 2, got {parameters}")
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, got {rounds}")
+    check_at_least("parameters", parameters, 2)
+    check_at_least("rounds", rounds, 1)
     if not 0 < init < math.inf:
         raise InputError(f"init must be a number above 0, got {init}")
     if not 0 <= noise <= MAX_NOISE * init:

@@ -29,6 +29,7 @@ from peerage.graphs.graph import (
     Graph,
     Neighbours,
     StaticGraph,
+    check_at_least,
     component_labels,
     is_connected,
 )
@@ -64,7 +65,7 @@ class Topology(ABC):
 
     def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
         """The graph drawn from the stream (seed, "graph", attempt), connected or not."""
-        _check_at_least("nodes", nodes, 1)
+        check_at_least("nodes", nodes, 1)
         edges = () if nodes == 1 else self.draw(nodes, numpy_stream(seed, "graph", attempt))
         return StaticGraph.from_edges(nodes, edges, attempt)
 
@@ -79,7 +80,7 @@ class RandomTopology(Topology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("attempts", self.attempts, 1)
+        check_at_least("attempts", self.attempts, 1)
 
     def build(self, nodes: int, seed: int) -> Graph:
         for attempt in range(self.attempts):
@@ -135,7 +136,7 @@ class Torus(Topology):
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            _check_at_least("rows", self.rows, 1)
+            check_at_least("rows", self.rows, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         side = isqrt(nodes)
@@ -162,7 +163,7 @@ class Regular(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("k", self.k, 1)
+        check_at_least("k", self.k, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return regular_edges(nodes, self.k, rng)
@@ -224,7 +225,7 @@ class BarabasiAlbert(Topology):
     m: int = 5
 
     def __post_init__(self) -> None:
-        _check_at_least("m", self.m, 1)
+        check_at_least("m", self.m, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("m", self.m, nodes)
@@ -296,7 +297,7 @@ class StochasticBlocks(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("groups", self.groups, 1)
+        check_at_least("groups", self.groups, 1)
         _check_probability("p_in", self.p_in)
         _check_probability("p_out", self.p_out)
 
@@ -326,7 +327,7 @@ class SmallWorld(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("k", self.k, 2)
+        check_at_least("k", self.k, 2)
         if self.k % 2:
             raise InputError(f"k must be even, half of it on either side of the ring, got {self.k}")
         _check_probability("p", self.p)
@@ -358,7 +359,7 @@ class UserTopology(Topology):
         return self.read(nodes).ends
 
     def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
-        _check_at_least("nodes", nodes, 1)
+        check_at_least("nodes", nodes, 1)
         ends, weights, directed = self.read(nodes)
         return StaticGraph.from_edges(nodes, ends, attempt, weights=weights, directed=directed)
 
@@ -425,7 +426,7 @@ class DynamicRegular(Topology):
     k: int = 4
 
     def __post_init__(self) -> None:
-        _check_at_least("k", self.k, 1)
+        check_at_least("k", self.k, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return regular_edges(nodes, self.k, rng)
@@ -594,11 +595,6 @@ def _edge_weight(a: object, b: object, weight: object) -> float:
 def _text(topology: Topology) -> str:
     known = type(topology) in TOPOLOGIES.values()
     return specs.text(topology, "topology", TOPOLOGIES) if known else repr(topology)
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, got {value}")
 
 
 def _check_positive(name: str, value: float) -> None:
