@@ -48,10 +48,9 @@ class Dataset:
             )
         if self.groups is not None:
             _check_groups(f"{self.name}: training set", self.groups, len(self.train_y))
-        object.__setattr__(
-            self, "train_x", _channels_last(f"{self.name}: training set", self.train_x)
-        )
-        object.__setattr__(self, "test_x", _channels_last(f"{self.name}: test set", self.test_x))
+        for field, where in (("train_x", "training set"), ("test_x", "test set")):
+            x = _channels_last(f"{self.name}: {where}", getattr(self, field))
+            object.__setattr__(self, field, x)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,7 +87,12 @@ def in_memory(
     first, y = _array(train_x, where), labels(train_y, where)
     pixels = scale and first.dtype == np.uint8
     if first.ndim == 3 and layout in (None, "auto") and not pixels:
-        warnings.warn(_layout_warning(name, first.shape), PeerageWarning, stacklevel=2)
+        axes = ", ".join(map(str, first.shape[1:]))
+        text = (
+            f"{name}: examples [{axes}] are treated as images of one channel, [1, {axes}]; "
+            "set layout=hw if this is right, or layout=sequence to keep their shape"
+        )
+        warnings.warn(text, PeerageWarning, stacklevel=2)
     x = examples(first, where, layout, scale)
     numbered = None if groups is None else group_numbers(groups, len(y), where)
     if test_x is None:
@@ -184,9 +188,8 @@ def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
     `share` means that this is the data of one peer; others may have the classes that it lacks.
     """
     count = len(dataset.classes)
-    trained, tested = (
-        torch.bincount(y, minlength=count) for y in (dataset.train_y, dataset.test_y)
-    )
+    labels = (dataset.train_y, dataset.test_y)
+    trained, tested = (torch.bincount(y, minlength=count) for y in labels)
     found = trained + tested > 0
     set_classes = "set --classes to those of the network"
     if count == 1 or (found.sum() == 1 and not share):
@@ -221,14 +224,6 @@ def _class_names(classes: tuple[str, ...], mask: Tensor, most: int = 8) -> str:
     """The names of the classes in the mask, at most the first `most`."""
     names = [classes[index] for index in mask.nonzero().flatten().tolist()]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _layout_warning(name: str, shape: tuple[int, ...]) -> str:
-    axes = ", ".join(map(str, shape[1:]))
-    return (
-        f"{name}: examples [{axes}] are treated as images of one channel, [1, {axes}]; "
-        "set layout=hw if this is right, or layout=sequence to keep their shape"
-    )
 
 
 def _array(values: Any, where: str) -> NDArray[Any]:

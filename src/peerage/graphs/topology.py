@@ -411,9 +411,8 @@ class EdgeList(UserTopology):
                     f"{where}: {a} {b} has weight {weight} here and {seen[edge]} before; keep one"
                 )
         ends = np.array(list(seen), dtype=np.int64).reshape(-1, 2)
-        return EdgeData(
-            ends, np.array(list(seen.values())) if self.weighted else None, self.directed
-        )
+        weights = np.array(list(seen.values())) if self.weighted else None
+        return EdgeData(ends, weights, self.directed)
 
 
 @dataclass(frozen=True)
@@ -512,10 +511,9 @@ class FromGraph(UserTopology):
         ids = {name: number for number, name in enumerate(names)}
         triples = list(self.graph.edges(data="weight", default=1))
         ends = np.array([(ids[a], ids[b]) for a, b, _ in triples], dtype=np.int64).reshape(-1, 2)
-        weights = [_edge_weight(a, b, weight) for a, b, weight in triples]
-        return EdgeData(
-            ends, np.array(weights) if self._weighted() else None, self.graph.is_directed()
-        )
+        numbers = np.array([_edge_weight(a, b, weight) for a, b, weight in triples])
+        weights = numbers if self._weighted() else None
+        return EdgeData(ends, weights, self.graph.is_directed())
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {
