@@ -185,9 +185,8 @@ def _pixels(path: Path, size: int, grey: bool) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(_eight_bit(image, path))
-            square = ImageOps.fit(
-                upright.convert("L" if grey else "RGB"), (size, size), Image.Resampling.BILINEAR
-            )
+            converted = upright.convert("L" if grey else "RGB")
+            square = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(
             f"{path} cannot be read as an image ({error}); repair or remove it"

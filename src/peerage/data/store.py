@@ -31,7 +31,7 @@ UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
 
 
 class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class VerifiedFiles:
         if not _is_tar(name) and name.removesuffix(".gz") not in self.wanted:
             return
         try:
-            for member, stream in _members(path, name):
+            for member, stream in archive_members(path, name):
                 if member in self.wanted:
                     self._verify_and_store(self.wanted[member], stream)
         except UNREADABLE as error:
@@ -178,7 +178,7 @@ def _copy(stream: Readable, path: Path, limit: int) -> tuple[int, str]:
     return size, hasher.hexdigest()
 
 
-def _members(path: Path, name: str) -> Iterator[tuple[str, Readable]]:
+def archive_members(path: Path, name: str) -> Iterator[tuple[str, Readable]]:
     """The names and the uncompressed content of the files in a file or archive."""
     if _is_tar(name):
         with tarfile.open(path) as archive:

@@ -188,8 +188,8 @@ def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
     `share` means that this is the data of one peer; others may have the classes that it lacks.
     """
     count = len(dataset.classes)
-    labels = (dataset.train_y, dataset.test_y)
-    trained, tested = (torch.bincount(y, minlength=count) for y in labels)
+    parts = (dataset.train_y, dataset.test_y)
+    trained, tested = (torch.bincount(y, minlength=count) for y in parts)
     found = trained + tested > 0
     set_classes = "set --classes to those of the network"
     if count == 1 or (found.sum() == 1 and not share):

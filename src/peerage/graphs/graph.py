@@ -138,7 +138,9 @@ class StaticGraph(Graph):
         return self.matrix
 
     def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if isinstance(other, StaticGraph) else NotImplemented
+        if not isinstance(other, StaticGraph):
+            return NotImplemented
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
