@@ -128,8 +128,8 @@ class Mnist:
     def load(self, cache: Path) -> Dataset:
         files = read_files(self.name, cache)
         x, y, test_x, test_y = (read_idx(files[name], name) for name in IDX_SIZES)
-        x, test_x = (_unit(part[:, None]).sub_(0.1307).div_(0.3081) for part in (x, test_x))
-        whole = Dataset(self.name, x, _labels(y), test_x, _labels(test_y), self.classes)
+        train, test = (_unit(part[:, None]).sub_(0.1307).div_(0.3081) for part in (x, test_x))
+        whole = Dataset(self.name, train, _labels(y), test, _labels(test_y), self.classes)
         return training_subset(self.train, whole)
 
 
