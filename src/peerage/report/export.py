@@ -38,12 +38,10 @@ def curves(records: Sequence[RunRecord]) -> str:
 
 
 def _run(record: RunRecord) -> dict[str, Any]:
-    rounds: dict[str, list[Any]] = {}
-    rows = [dict(row) for row in record.network]
+    rows = record.network
     keys = dict.fromkeys(key for row in rows for key in row if key not in ("scope", "seconds"))
-    for key in keys:
-        rounds[key] = [row.get(key) for row in rows]
-    rounds["seconds"] = [round(row["seconds"]["total"], 3) for row in record.network]
+    rounds = {key: [row.get(key) for row in rows] for key in keys}
+    rounds["seconds"] = [round(row["seconds"]["total"], 3) for row in rows]
     return {
         "label": record.label,
         "summary": record.summary,

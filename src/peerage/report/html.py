@@ -1,9 +1,11 @@
 """A self-contained HTML page about runs, without scripts, fonts or images from elsewhere."""
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -314,15 +316,11 @@ def _data_sets(records: Sequence[RunRecord]) -> list[str]:
 
 def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
     """One run for each different data split, with the names of the runs that share it."""
-    groups: list[tuple[list[str], RunRecord]] = []
+    groups: dict[str, tuple[list[str], RunRecord]] = {}
     for name, record in zip(labels(records), records, strict=True):
-        for names, other in groups:
-            if other.setup["allocation"] == record.setup["allocation"]:
-                names.append(name)
-                break
-        else:
-            groups.append(([name], record))
-    shown = groups[: figures.PANELS]
+        names, _ = groups.setdefault(str(record.setup["allocation"]), ([], record))
+        names.append(name)
+    shown = list(groups.values())[: figures.PANELS]
     return [(_and(names) if len(groups) > 1 else "", record) for names, record in shown]
 
 
@@ -349,10 +347,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     rounds, _ = record.curve("accuracy")
     values = {m: record.node_values(m.key, rounds[-1]) if rounds else {} for m in SCORES}
     accuracy = values[BY_KEY["accuracy"]]
-    degree: dict[int, int] = {}
-    for u, v in record.setup["edges"]:
-        degree[u] = degree.get(u, 0) + 1
-        degree[v] = degree.get(v, 0) + 1
+    degree = Counter(chain.from_iterable(record.setup["edges"]))
     count = len(record.setup["parameters"])
     examples = [*record.setup["examples"], 0]  # 0 for a hub, if there is one
     order = sorted(range(count), key=lambda node: (accuracy.get(node, -1.0), node))
@@ -361,7 +356,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
         [
             str(node),
             number(examples[node]),
-            str(degree.get(node, 0)),
+            str(degree[node]),
             number(record.setup["parameters"][node]),
             *[value_text(metric, of_node.get(node)) for metric, of_node in values.items()],
         ]

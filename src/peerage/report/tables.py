@@ -14,7 +14,7 @@ from rich.text import Text
 
 from peerage.records.metrics import SCORES, Metric
 from peerage.records.phases import OTHER, PHASES, in_order
-from peerage.records.rows import Row, RunRecord
+from peerage.records.rows import RunRecord
 
 SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
 COLUMNS = [metric for metric in SCORES if metric.column]
@@ -166,7 +166,8 @@ def _three_digits(value: float) -> str:
 
 def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
     rounds, values = record.curve("accuracy")
-    last: Mapping[str, Any] = _last_evaluated(record) or {}
+    evaluated = [row for row in record.network if row.get("accuracy") is not None]
+    last: Mapping[str, Any] = evaluated[-1] if evaluated else {}
     peak = max(range(len(values)), key=values.__getitem__) if values else None
     ending = [value for r, value in zip(rounds, values, strict=True) if r > rounds[-1] - 10]
     count = record.summary.get("nodes") or record.experiment.get("nodes")
@@ -227,11 +228,6 @@ def _with_spread(mean: float | None, deviation: float | None) -> str:
     if mean is None or deviation is None:
         return percent(mean)
     return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
-
-
-def _last_evaluated(record: RunRecord) -> Row | None:
-    rows = (row for row in reversed(record.network) if row.get("accuracy") is not None)
-    return next(rows, None)
 
 
 def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
