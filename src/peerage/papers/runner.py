@@ -191,7 +191,8 @@ def run_jobs(
         left = [job for job in unique if not store.ended(job)]
         outcome = Outcome(skipped=len(unique) - len(left), lacking=missing_datasets(left))
         left = [job for job in left if job.dataset not in outcome.lacking]
-        left.sort(key=dataset_key)
+        # Jobs with the same data set follow each other, so that it is loaded once.
+        left.sort(key=lambda job: str(job.experiment.dataset) if isinstance(job, Training) else "")
         costs = [speeds.seconds(job) for job in left]
         known = [cost for cost in costs if cost is not None]
         mean = fmean(known) if known else 1.0  # the progress bar needs a weight for every job
@@ -216,11 +217,6 @@ def run_jobs(
     return outcome
 
 
-def dataset_key(job: Job) -> str:
-    """Sort key: jobs with the same data set follow each other, so that it is loaded once."""
-    return str(job.experiment.dataset) if isinstance(job, Training) else ""
-
-
 @dataclass
 class DatasetCache:
     """Keeps the data set of the last job, because the next job usually needs it too."""
@@ -241,19 +237,15 @@ def _run_job(
 ) -> None:
     if isinstance(job, Calculation):
         calculate(folder, job, display.advance)
-    elif isinstance(job, Training):
-        _run(folder, job, datasets.get(job), display, checkpoint_interval(job, cost))
+        return
+    rounds = job.experiment.rounds
 
-
-def _run(
-    folder: Path, job: Training, dataset: Dataset, display: Progress, every: int | None
-) -> None:
     def watch(row: Row) -> None:
         value = row.get("accuracy")
         accuracy = "" if value is None else f", accuracy {percent(value)}"
-        rounds = job.experiment.rounds
         display.advance(row["round"] / rounds, f"round {row['round']}/{rounds}{accuracy}")
 
+    dataset, every = datasets.get(job), checkpoint_interval(job, cost)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PeerageWarning)  # a study chooses its settings on purpose
         if (folder / "experiment.toml").exists():

@@ -1,7 +1,6 @@
 """Tables of P0 with the printed numbers beside ours, and its figures."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from peerage.papers import charts
 from peerage.papers.datasets import CIFAR, MNIST, TITLES
@@ -12,8 +11,6 @@ from peerage.papers.study import Results, StudyOutput
 from peerage.report.series import Estimate, Series
 
 Columns = dict[tuple[str, ...], tuple[str, float]]  # titles -> data set, alpha
-NORM = "norm of the curvature"
-NOT_PRINTED = ""  # the paper has no such table
 
 # Tables
 
@@ -51,18 +48,17 @@ def _accuracy_table(
     return results.method_table(title, columns, cells, "percent", best="max", notes=notes)
 
 
-# The four accuracies to reach, of a data set, alpha and method.
-Targets = Callable[[Results, str, float, str], Sequence[float | None]]
+Targets = Callable[[Results, Setting], Sequence[float | None]]  # four accuracies to reach
 
 
-def of_best(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
+def of_best(results: Results, place: Setting) -> list[float | None]:
     """Shares of the best final accuracy of any method."""
-    return _shares(results.of(dataset=dataset, alpha=alpha))
+    return _shares(results.of(dataset=place.dataset, alpha=place.alpha))
 
 
-def of_own(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
+def of_own(results: Results, place: Setting) -> list[float | None]:
     """Shares of the method's own final accuracy."""
-    return _shares(results.of(dataset=dataset, alpha=alpha, method=name))
+    return _shares(results.of(**place._asdict()))
 
 
 def _shares(series: Sequence[Series]) -> list[float | None]:
@@ -71,8 +67,8 @@ def _shares(series: Sequence[Series]) -> list[float | None]:
     return [None if best is None else share * best for share in printed.SHARES]
 
 
-def absolute(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
-    return list(printed.ABSOLUTE[dataset])
+def absolute(results: Results, place: Setting) -> Sequence[float | None]:
+    return printed.ABSOLUTE[place.dataset]
 
 
 def rounds_table(title: str, text: str, targets: Targets, results: Results) -> PaperTable:
@@ -82,8 +78,8 @@ def rounds_table(title: str, text: str, targets: Targets, results: Results) -> P
     def cells(alpha: float, name: str) -> Iterable[Cell]:
         for dataset in results.values("dataset"):
             place = Setting(dataset, alpha, name)
-            aims = targets(results, dataset, alpha, name)
-            for aim, known in zip(aims, paper.get(place, (None,) * 4), strict=True):
+            printed_rounds = paper.get(place, (None,) * 4)
+            for aim, known in zip(targets(results, place), printed_rounds, strict=True):
                 yield _rounds(results.series.get(place), aim, known)
 
     columns = [
@@ -186,14 +182,12 @@ def _notes(results: Results) -> tuple[str, ...]:
 # Figures
 
 
-def panels(results: Results) -> list[charts.Panel]:
+def panels(results: Results, *targets: float) -> list[charts.Panel]:
     return [
-        charts.Panel(
-            f"{TITLES[dataset]}, Dir {alpha:g}", tuple(results.of(dataset=dataset, alpha=alpha))
-        )
+        charts.Panel(f"{TITLES[dataset]}, Dir {alpha:g}", tuple(found), targets)
         for dataset in results.values("dataset")
         for alpha in results.values("alpha")
-        if results.of(dataset=dataset, alpha=alpha)
+        if (found := results.of(dataset=dataset, alpha=alpha))
     ]
 
 
@@ -210,8 +204,7 @@ def tabulated(table: Callable[[Results], PaperTable], results: Results) -> Study
 
 def show_half(results: Results) -> StudyOutput:
     target = SIZES[results.plan.scale].half[1]
-    with_target = [replace(panel, targets=(target,)) for panel in panels(results)]
-    figure = charts.curves(with_target, keys=("accuracy",))
+    figure = charts.curves(panels(results, target), keys=("accuracy",))
     return StudyOutput((half_table(results),), figure)
 
 
@@ -223,33 +216,26 @@ def show_stopped(results: Results) -> StudyOutput:
 
 def show_norms(results: Results) -> StudyOutput:
     """Fig. 2: the norm of the curvature of ten nodes."""
-    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
-        charts.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
-        for series in results.of(dataset=dataset, alpha=alpha)
+        charts.NodePanel(panel.title, series.records[0], "curvature", "norm of the curvature")
+        for panel in panels(results)
+        for series in panel.series
     ]
     return StudyOutput((final_accuracy(results),), charts.node_lines(found))
 
 
 def show_trace(results: Results) -> StudyOutput:
     """Fig. 7: one accumulated entry and its weight, with unit-norm and with raw increments."""
-    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
         charts.NodePanel(series.label, series.records[0], note, title, log)
         for note, title, log in (("entry", "accumulated entry", None), ("weight", "weight", False))
-        for series in results.of(dataset=dataset, alpha=alpha)
+        for series in results.of()
     ]
     return StudyOutput((final_accuracy(results),), charts.node_lines(found))
 
 
 def show_curvature(results: Results) -> StudyOutput:
-    tables = (
-        rounds_table(
-            "Rounds to shares of the best accuracy, by kind of curvature",
-            NOT_PRINTED,
-            of_best,
-            results,
-        ),
-        seconds_table(results),
-    )
-    return StudyOutput(tables, charts.curves_and_phases(panels(results)[0]))
+    title = "Rounds to shares of the best accuracy, by kind of curvature"
+    rounds = rounds_table(title, printed.NOTHING, of_best, results)
+    figure = charts.curves_and_phases(panels(results)[0])
+    return StudyOutput((rounds, seconds_table(results)), figure)

@@ -166,15 +166,16 @@ def show_curves(number: int, keys: tuple[str, ...], results: Results) -> StudyOu
 
 def show_devices(results: Results) -> StudyOutput:
     """Table 4 and Fig. 9."""
-    marks, paper = SIZES[results.plan.scale].devices.marks, printed.femnist()
+    ours, paper = SIZES[results.plan.scale].devices.marks, printed.femnist()
+    marks = list(zip(ours, printed.MARKS, strict=True))
 
     def cells(method: str) -> Iterable[Cell]:
         series = only_of(results, method)
-        for mark, ours in marks.items():
-            yield cell_of(series.at(ours) if series else [], (paper[method, mark], None))
+        for round, mark in marks:
+            yield cell_of(series.at(round) if series else [], (paper[method, mark], None))
 
-    same = all(mark == ours for mark, ours in marks.items())
-    columns = [(f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()]
+    same = ours == printed.MARKS
+    columns = [(f"{mark}" if same else f"{round} (paper: {mark})",) for round, mark in marks]
     title = "Table 4: accuracy on FEMNIST after so many rounds"
     table = results.method_table(title, columns, cells, "percent", notes=notes_of(results))
     panels = [plot_of(results, TITLES[FEMNIST], key) for key in ALL_KEYS]
