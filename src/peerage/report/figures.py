@@ -120,8 +120,8 @@ def styled_runs(records: Sequence[RunRecord]) -> list[StyledRun]:
     result = []
     for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
-        look = styles[place]
-        result.append(StyledRun(look.colour, look.marker, look.dash, place, record, literal(name)))
+        style = vars(styles[place])
+        result.append(StyledRun(**style, place=place, record=record, label=literal(name)))
     return result
 
 

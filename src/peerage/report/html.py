@@ -82,16 +82,6 @@ class Picture:
     wide: bool
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """Named values of several runs, split into those that differ and those that do not."""
-
-    title: str
-    tables: list[Mapping[str, str]]
-    changed: list[str]
-    shared: list[str]
-
-
 def write_report(records: Sequence[RunRecord], out: Path) -> None:
     """Write the page atomically; equal runs give equal bytes."""
     if not records:
@@ -381,10 +371,12 @@ def _commands(record: RunRecord) -> list[str]:
     return [f"peerage up {experiment}", *verify]
 
 
-def _sheet(name: str, tables: Sequence[Mapping[str, str]]) -> Sheet:
+def _sheet(title: str, tables: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Named values of several runs, split into those that differ and those that do not."""
     changed = differing(tables)
     keys = dict.fromkeys(key for table in tables for key in table)
-    return Sheet(name, list(tables), changed, [key for key in keys if key not in changed])
+    shared = [key for key in keys if key not in changed]
+    return {"title": title, "tables": tables, "changed": changed, "shared": shared}
 
 
 def _texts(table: Mapping[str, Any]) -> dict[str, str]:

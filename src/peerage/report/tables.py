@@ -48,7 +48,7 @@ def rich_table(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Group:
     If the columns do not fit either, they are split into several tables.
     """
     titles, texts = cells(rows)
-    table = _table(titles, texts)
+    table = text_table(titles, texts)
     if table_width(table) <= width:
         return Group(table)
     per_table = len(texts)
@@ -230,10 +230,13 @@ def _with_spread(mean: float | None, deviation: float | None) -> str:
     return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
 
 
-def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+def text_table(
+    titles: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)
+) -> Table:
+    """A table for a terminal; the columns `left` are left-aligned."""
     table = Table(header_style="bold")
     for number, title in enumerate(titles):
-        table.add_column(Text(title), justify="left" if number == 0 else "right")
+        table.add_column(Text(title), justify="left" if number in left else "right")
     for line in lines:
         table.add_row(*map(Text, line))  # as Text: a label may hold square brackets
     return table
@@ -243,7 +246,7 @@ def _transposed(titles: list[str], texts: list[list[str]], per_table: int) -> li
     tables = []
     for start in range(0, len(texts), per_table):
         lines = list(zip(titles, *texts[start : start + per_table], strict=True))
-        tables.append(_table([text.replace(" (", "\n(") for text in lines[0]], lines[1:]))
+        tables.append(text_table([text.replace(" (", "\n(") for text in lines[0]], lines[1:]))
     return tables
 
 

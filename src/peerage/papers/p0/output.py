@@ -162,9 +162,10 @@ def _scalars(series: Series | None, name: str, theta: int) -> Cell:
 def _notes(results: Results) -> tuple[str, ...]:
     size = SIZES["small"]
     sizes = "; ".join(
-        f"{TITLES[d]}: {size.train[d]} training examples, "
-        f"{size.epochs[d]} epoch{'s' * (size.epochs[d] != 1)} a round, {size.rounds[d]} rounds"
-        for d in results.values("dataset")
+        f"{TITLES[name]}: {work.train} training examples, {work.epochs} "
+        f"epoch{'s' * (work.epochs != 1)} a round, {work.rounds} rounds"
+        for name in results.values("dataset")
+        for work in [size.work[name]]
     )
     smaller = (
         f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "

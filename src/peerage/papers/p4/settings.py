@@ -131,8 +131,6 @@ class Sharing(NamedTuple):
 class Size:
     """The settings that differ between scales."""
 
-    seeds: int
-    samples: int | None  # test examples; None for all
     scaling: Mapping[str, Scaling]  # by configuration
     activity: Activity
     start: Start
@@ -142,6 +140,8 @@ class Size:
     environment: Environment
     varied: Mapping[str, tuple[int, ...]]  # setting of the environment -> its values
     sharing: Sharing
+    samples: int | None = None  # test examples; None for all
+    seeds: int = 1
 
 
 SIZES: dict[Scale, Size] = {
@@ -149,8 +149,6 @@ SIZES: dict[Scale, Size] = {
     # here is one, which takes days. The rounds of B and C, and the values and rounds of section 5,
     # are guesses, because the paper does not state them.
     "paper": Size(
-        seeds=1,
-        samples=None,
         scaling={
             "A": Scaling("complete", (8, 16, 32, 64), 512, 3000),
             "B": Scaling("ba:m=8", (32, 64, 128, 256), 1024, 3000),
@@ -174,7 +172,6 @@ SIZES: dict[Scale, Size] = {
         sharing=Sharing(40_960, (64, 128, 256, 512), 32, 20_000),
     ),
     "small": Size(
-        seeds=1,
         samples=1000,
         scaling={
             "A": Scaling("complete", (4, 8, 16), 512, 800),
@@ -197,8 +194,6 @@ SIZES: dict[Scale, Size] = {
         sharing=Sharing(2560, (10, 16, 32), 8, 2000),
     ),
     "smoke": Size(
-        seeds=1,
-        samples=None,
         scaling={
             "A": Scaling("complete", (4, 6, 8), 80, 6),
             "B": Scaling("ba:m=2", (4, 6, 8), 80, 6),

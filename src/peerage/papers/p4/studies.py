@@ -80,21 +80,18 @@ def error_jobs(plan: Plan) -> list[Job]:
     """Fig. 7: gains of sqrt((1 + e) n), and of n^((1 + e) / 2)."""
     size = SIZES[plan.scale].erring
     changes: dict[str, Any] = {"topology": "complete", "rounds": size.rounds}
+    shares = {f"{100 * error:+g} %": 1 + error for error in size.errors if error}
+    panels = {
+        "(a) number of nodes": {name: sqrt(k * size.nodes) for name, k in shares.items()},
+        "(b) exponent": {name: size.nodes ** (k / 2) for name, k in shares.items()},
+    }
     jobs = []
-    for panel, wrong in (("(a) number of nodes", wrong_number), ("(b) exponent", wrong_exponent)):
-        gains = {f"{100 * error:+g} %": wrong(error, size.nodes) for error in size.errors if error}
+    for panel, wrong in panels.items():
+        gains = {name: f"manual:g={gain:.6g}" for name, gain in wrong.items()}
         for name, gain in {"exact": "sqrt", **gains, "no gain": "none"}.items():
             place = Setting(panel, name, WITHOUT if gain == "none" else WITH)
             jobs += runs(plan, place, size.nodes, size.items, gain=gain, **changes)
     return jobs
-
-
-def wrong_number(error: float, nodes: int) -> str:
-    return f"manual:g={sqrt((1 + error) * nodes):.6g}"
-
-
-def wrong_exponent(error: float, nodes: int) -> str:
-    return f"manual:g={nodes ** ((1 + error) / 2):.6g}"
 
 
 def compression_jobs(plan: Plan) -> list[Job]:
