@@ -115,8 +115,8 @@ def smaller(results: Results) -> list[str]:
         return [f"Scale small: {writers} writers and {rounds} rounds; the paper has 3550 and 1000."]
     linear = ONE_STEP in results.values("epochs")
     sizes = "; ".join(
-        f"{TITLES[name]}: {size.train[name]} training examples, "
-        f"{size.linear if linear else size.rounds[name]} rounds"
+        f"{TITLES[name]}: {size.work[name].train} training examples, "
+        f"{size.linear if linear else size.work[name].rounds} rounds"
         for name in datasets
     )
     rate = "" if linear else f"; learning rate {size.learning['lr']:g} for all"
@@ -334,8 +334,7 @@ def client_notes(results: Results) -> tuple[str, ...]:
     seen = f"{epochs} epochs with a rate of {lr:g}."
     if results.plan.scale == "smoke":
         return (SMOKE_NOTE, seen)
-    whole = SIZES[results.plan.scale].train[MNIST]
-    data = "all" if whole is None else f"{whole}"
+    data = SIZES[results.plan.scale].work[MNIST].train or "all"
     return (f"Ten clients share {data} training examples; {seen}",)
 
 

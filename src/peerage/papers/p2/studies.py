@@ -49,7 +49,7 @@ def calculation(
 ) -> Job:
     size, smoke = SIZES[plan.scale], plan.scale == "smoke"
     client = kind(
-        DIGITS if smoke else with_options(MNIST, train=size.train[MNIST]),
+        DIGITS if smoke else with_options(MNIST, train=size.work[MNIST].train),
         SMALL_MODEL if smoke else settings.MODELS[MNIST],
         PARTITIONS[split],
         nodes=size.nodes,
@@ -117,7 +117,7 @@ def device_jobs(plan: Plan) -> list[Job]:
             settings.devices(plan, METHODS[name], seed=seed),
         )
         for name in FOUR
-        for seed in settings.seeds(plan, FEMNIST)
+        for seed in plan.seed_range(1)
     ]
 
 
