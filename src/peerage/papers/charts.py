@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,24 +20,8 @@ from peerage.papers.papertable import PaperTable
 from peerage.papers.study import count_text
 from peerage.records.metrics import BY_KEY
 from peerage.records.rows import RunRecord
-from peerage.report.figures import (
-    COLOURS,
-    CURVE_STYLES,
-    DASHES,
-    GREY,
-    MARKERS,
-    PERCENT,
-    SIZE,
-    STYLE,
-    CurveStyle,
-    curve_style,
-    curve_styles,
-    literal,
-    needs_log_scale,
-    percent_axis,
-    phase_bars,
-    visible,
-)
+from peerage.report import figures
+from peerage.report.figures import PERCENT, SIZE, STYLE, CurveStyle, literal, needs_log_scale
 from peerage.report.series import Key, Series
 
 ACCURACY = BY_KEY["accuracy"].label
@@ -256,21 +240,19 @@ def plots(
 
 
 def heat_maps(
-    panels: Sequence[HeatMap],
-    label: str,
-    *,
-    columns: int = 2,
-    height: float = 2.2,
-    scale: Literal["around zero", "from zero"] = "from zero",
+    panels: Sequence[HeatMap], label: str, *, columns: int = 2, height: float = 2.2
 ) -> Figure:
-    """Panels in lines of `columns`, each `height` inches high, with one colour bar for all."""
+    """Panels in lines of `columns`, each `height` inches high, with one colour bar for all.
+
+    Zero is in the middle of the colours if there are negative values.
+    """
     with matplotlib.rc_context(STYLE):
         columns = min(columns, len(panels))
         tall = 0.4 + height * -(-len(panels) // columns)
         figure, grid = _panel_grid(len(panels), columns, width=0.9 + 3.8 * columns, height=tall)
         most = max(float(np.abs(panel.values).max()) for panel in panels) or 1.0
-        around = scale == "around zero"
-        colours, least = ("RdBu_r", -most) if around else ("magma", 0.0)
+        negative = any(np.min(panel.values) < 0 for panel in panels)
+        colours, least = ("RdBu_r", -most) if negative else ("magma", 0.0)
         for axes, panel in zip(grid, panels, strict=True):
             axes.grid(visible=False)
             rows, width = panel.shape or np.shape(panel.values)
@@ -299,8 +281,8 @@ def curves_and_phases(panel: Panel) -> Figure:
     with matplotlib.rc_context(STYLE):
         _draw_line([[left]], [panel], ["accuracy"], methods)
         _legend_above(figure, _entries(methods, [panel]))
-        bars = [(literal(s.label), visible(s.phases())) for s in panel.series]
-        right.legend(handles=phase_bars(right, bars), loc="lower left", **ABOVE)
+        bars = [(literal(s.label), figures.visible(s.phases())) for s in panel.series]
+        right.legend(handles=figures.phase_bars(right, bars), loc="lower left", **ABOVE)
     return figure
 
 
@@ -336,7 +318,7 @@ def _panel_grid(count: int, columns: int, **options: Any) -> tuple[Figure, list[
 def _methods(panels: Sequence[Panel]) -> dict[str, CurveStyle]:
     """The style of each label, the same in all panels."""
     algorithms = {s.label: s.algorithm for panel in panels for s in panel.series}
-    return dict(zip(algorithms, curve_styles(list(algorithms.values())), strict=True))
+    return dict(zip(algorithms, figures.curve_styles(list(algorithms.values())), strict=True))
 
 
 def _draw_line(
@@ -408,7 +390,7 @@ def _draw_bars(axes: Axes, panel: Bars, styles: Mapping[str, CurveStyle]) -> Non
     places = range(len(panel.names))
     bottom = np.zeros(len(panel.names))
     for number, heights in enumerate(panel.parts.values()):
-        single = [styles[name].colour if name in styles else GREY for name in panel.names]
+        single = [styles[name].colour if name in styles else figures.GREY for name in panel.names]
         colour: Any = single if len(panel.parts) == 1 else f"C{number}"
         bars = axes.bar(places, heights, 0.7, bottom, color=colour)
         if len(panel.parts) == 1:
@@ -468,8 +450,8 @@ def _stroke(style: CurveStyle, *, dashed: bool = False) -> dict[str, Any]:
 def _label_style(label: str, number: int) -> CurveStyle:
     """The style of an algorithm if the label is its name or that of a variant, `HWA (examples)`."""
     name, _, _ = label.partition(" (")
-    known = name.lower() in CURVE_STYLES
-    return CurveStyle(*(curve_style(name) if known else _colour_and_marker(number)), "-")
+    known = name.lower() in figures.CURVE_STYLES
+    return CurveStyle(*(figures.curve_style(name) if known else _colour_and_marker(number)), "-")
 
 
 def _plot_entries(
@@ -505,7 +487,7 @@ def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None
     line[0].set_ylabel(metric.label)
     values = [value for p in panels for s in p.series for value in s.curve(key).means]
     if metric.scale == "fraction":
-        percent_axis(line[0])
+        figures.percent_axis(line[0])
     elif metric.scale == "log" or needs_log_scale(values):
         line[0].set_yscale("log")
         positive = [value for value in values if value > 0]
@@ -541,7 +523,7 @@ def _legend_above(figure: Figure, entries: Sequence[Artist]) -> None:
 
 
 def _node_line(index: int) -> dict[str, Any]:
-    dash = DASHES[index // len(COLOURS)]
+    dash = figures.DASHES[index // len(figures.COLOURS)]
     return {**_column(index), "linestyle": dash, "linewidth": 1.2, "markersize": 4.5}
 
 
@@ -576,7 +558,8 @@ def _draw_column(
 
 
 def _colour_and_marker(number: int) -> tuple[str, str]:
-    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    colours, markers = figures.COLOURS, figures.MARKERS
+    return colours[number % len(colours)], markers[number % len(markers)]
 
 
 def _column(number: int) -> dict[str, Any]:

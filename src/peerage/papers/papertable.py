@@ -91,7 +91,9 @@ class PaperTable:
                 marked = [f"**{text}**" if bold else text for text, bold in self._ours(number)]
                 beside = self._beside(number)
                 texts = [_joined(marked[p], beside[p]) for p in places]
-                lines.append([*map(_escaped, self._shown(number, titles)), *texts])
+                # The star of a name such as DecHW* is no emphasis.
+                names = [title.replace("*", "\\*") for title in self._shown(number, titles)]
+                lines.append([*names, *texts])
             heading = f"{'#' * (level + 1)} {name}\n\n" if name else ""
             parts.append(heading + pipe_table(lines, left=len(self.row_titles)))
         remarks = "".join(f"- {text}\n" for text in self.remarks())
@@ -264,11 +266,6 @@ def _adjacent(titles: Sequence[tuple[str, ...]]) -> list[tuple[str, list[int]]]:
 
 def _joined(*texts: str) -> str:
     return " ".join(text for text in texts if text)
-
-
-def _escaped(text: str) -> str:
-    """Escape the star of a name such as DecHW*, which is no emphasis."""
-    return text.replace("*", "\\*")
 
 
 def _styled(ours: str, bold: bool, beside: str, gap: str) -> Text:

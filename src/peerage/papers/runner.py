@@ -10,16 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+from peerage import errors
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.engine.prepare import load_dataset
-from peerage.errors import (
-    DataError,
-    Diverged,
-    InputError,
-    Interrupted,
-    PeerageWarning,
-    did_you_mean,
-)
+from peerage.errors import InputError, Interrupted, did_you_mean
 from peerage.files import disk_errors
 from peerage.papers.calculate import calculate, recorded
 from peerage.papers.calibrate import Speeds, mean_cost, parameters, training_nodes
@@ -135,11 +129,11 @@ def simplified(method: str) -> str:
     return "".join(letter for letter in method.lower() if letter.isalnum() or letter == "*")
 
 
+@dataclass(frozen=True)
 class Store:
     """A folder with one folder per job, shared by all studies."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    home: Path
 
     def folder(self, job: Job) -> Path:
         return self.home / "runs" / job.folder
@@ -205,7 +199,7 @@ def run_jobs(
             try:
                 _run_job(store.folder(job), job, datasets, display, cost)
                 outcome.done += 1
-            except Diverged:
+            except errors.Diverged:
                 outcome.diverged.append(job.title)
             except (KeyboardInterrupt, Interrupted):
                 restart = "its last round" if isinstance(job, Training) else "its beginning"
@@ -247,7 +241,7 @@ def _run_job(
 
     dataset, every = datasets.get(job), checkpoint_interval(job, cost)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PeerageWarning)  # a study chooses its settings on purpose
+        warnings.simplefilter("ignore", errors.PeerageWarning)  # the settings are chosen on purpose
         if (folder / "experiment.toml").exists():
             resume(folder, dataset=dataset, checkpoint_every=every, watch=watch)
         else:
@@ -274,7 +268,7 @@ def check_data(outcome: Outcome) -> None:
     """Raise an error that names the missing data sets, if there are any."""
     if outcome.lacking:
         names = " ".join(outcome.lacking)
-        raise DataError(
+        raise errors.DataError(
             f"runs on {names} were skipped because the data is missing; "
             f"download it with `peerage data get {names}`, then run this command again"
         )

@@ -452,22 +452,14 @@ def _allocation_bubbles(figure: Figure, axes: Axes, table: np.ndarray[Any, Any])
     largest = max(float(table.max()), 1.0)
     pitch = 72 * min(10.0 / nodes, (figure.get_figheight() - 1.0) / classes)  # points per cell
     area = (1.6 * min(pitch, 28)) ** 2 / largest
-    axes.scatter(
-        node,
-        label,
-        s=area * table[node, label],
-        color=BLUE,
-        alpha=0.6,
-        edgecolors="white",
-        linewidths=0.5,
-    )
+    style: Any = {"color": BLUE, "alpha": 0.6}
+    areas = area * table[node, label]
+    axes.scatter(node, label, s=areas, edgecolors="white", linewidths=0.5, **style)
     axes.set_xlim(-0.8, nodes - 0.2)
     axes.set_ylim(-0.8, classes - 0.2)
     axes.set_xlabel("node")
     for count in sorted({_round_down(largest * share) for share in (0.1, 0.4, 1.0)}):
-        axes.scatter(
-            [], [], s=area * count, color=BLUE, alpha=0.6, linewidths=0, label=f"{count:g}"
-        )
+        axes.scatter([], [], s=area * count, linewidths=0, label=f"{count:g}", **style)
     axes.legend(
         title="examples",
         loc="center left",
@@ -506,9 +498,8 @@ def _round_down(value: float) -> float:
 
 
 def _positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
-    network = nx.Graph()
-    network.add_nodes_from(range(count))
-    network.add_edges_from((u, v) for u, v in edges)
+    network = nx.empty_graph(count)
+    network.add_edges_from(edges)
     iterations = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs count^2
     return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=iterations))
 
@@ -533,27 +524,19 @@ def _draw_graph(
     spots = np.array([place[node] for node in range(len(place))])
     missing = [node for node in range(len(place)) if node not in values]
     dot_size = 90 if not many else max(20_000 / len(place), 8) * 0.8
-    axes.scatter(
-        spots[missing, 0],
-        spots[missing, 1],
-        s=dot_size,
-        color="#DDDDDD",
-        edgecolors="white",
-        linewidths=0.5,
-    )
+    style: Any = {"s": dot_size, "edgecolors": "white"}
+    axes.scatter(*spots[missing].T, color="#DDDDDD", linewidths=0.5, **style)
     present = sorted(values)
     axes.margins(0.04)
     return axes.scatter(
-        spots[present, 0],
-        spots[present, 1],
+        *spots[present].T,
         c=[values[node] for node in present],
-        s=dot_size,
         cmap="viridis",
         vmin=bounds[0],
         vmax=bounds[1],
-        edgecolors="white",
         linewidths=0.5 if not many else 0.2,
         zorder=2,
+        **style,
     )
 
 
@@ -582,6 +565,5 @@ def _short_size(value: float) -> str:
 
 def _shade(colour: str, amount: float) -> str:
     """Mix a colour with white (positive amount) or black (negative)."""
-    target = 1.0 if amount > 0 else 0.0
-    red, green, blue = ((1 - abs(amount)) * c + abs(amount) * target for c in to_rgb(colour))
+    red, green, blue = ((1 - abs(amount)) * c + max(amount, 0.0) for c in to_rgb(colour))
     return to_hex((red, green, blue))

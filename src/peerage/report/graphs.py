@@ -108,8 +108,7 @@ def _draw_graph(axes: Axes, graph: Graph) -> PathCollection:
     )
     # Half a degree beyond the extremes, so that regular graphs have a scale too.
     nodes = axes.scatter(
-        at[:, 0],
-        at[:, 1],
+        *at.T,
         c=k,
         s=min(220, max(6, 9000 / graph.nodes)),
         cmap=COLOURS,

@@ -16,17 +16,8 @@ from peerage.errors import InputError
 from peerage.files import disk_errors, write_bytes
 from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric
 from peerage.records.rows import RunRecord
-from peerage.report import figures, peers
-from peerage.report.tables import (
-    cells,
-    compare,
-    differing,
-    labels,
-    number,
-    percent,
-    settings,
-    value_text,
-)
+from peerage.report import figures, peers, tables
+from peerage.report.tables import differing, labels, number, percent, value_text
 
 ENDS = 10  # lowest and highest nodes shown if there are too many to show all
 SAME_ACCURACY = 0.0005  # smaller differences do not show in print
@@ -93,8 +84,8 @@ def write_report(records: Sequence[RunRecord], out: Path) -> None:
 
 
 def page(records: Sequence[RunRecord]) -> str:
-    rows = compare(records)
-    titles, texts = cells(rows)
+    rows = tables.compare(records)
+    titles, texts = tables.cells(rows)
     names = labels(records)
     if len(records) <= 3:  # few runs are easier to read as columns, also on a phone
         titles, *texts = (list(line) for line in zip(titles, *texts, strict=True))
@@ -117,7 +108,7 @@ def page(records: Sequence[RunRecord]) -> str:
         runs=list(zip(names, figures.styled_runs(records), records, strict=True)),
         names=names,
         sheets=[
-            _sheet("Settings", [settings(record) for record in records]),
+            _sheet("Settings", [tables.settings(record) for record in records]),
             _sheet("Data and graph", [facts(record) for record in records]),
             _sheet("Environment", [_texts(record.environment) for record in records]),
         ],

@@ -35,18 +35,17 @@ def _sentence(summary: Mapping[str, Any]) -> str:
 def lines(record: RunRecord) -> list[list[str]]:
     """One table row per peer, as text; empty if there are no real peers, or too many."""
     peers = record.summary.get("peers", [])
-    return [_line(peer) for peer in peers] if len(peers) <= FEW else []
-
-
-def _line(peer: Mapping[str, Any]) -> list[str]:
     return [
-        peer["name"],
-        peer.get("state", "-"),
-        str(peer.get("rounds", "-")),
-        str(peer["starts"]),
-        size(peer.get("bytes_sent")),
-        size(peer.get("wire_bytes")),
-        _errors(peer) or "-",
+        [
+            peer["name"],
+            peer.get("state", "-"),
+            str(peer.get("rounds", "-")),
+            str(peer["starts"]),
+            size(peer.get("bytes_sent")),
+            size(peer.get("wire_bytes")),
+            _errors(peer) or "-",
+        ]
+        for peer in (peers if len(peers) <= FEW else ())
     ]
 
 

@@ -91,7 +91,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 def settings(record: RunRecord) -> dict[str, str]:
     """The experiment as a flat table, such as {"partition.alpha": "0.2"}."""
-    return dict(_flatten("", record.experiment))
+    return _flat(record.experiment)
 
 
 def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
@@ -266,13 +266,12 @@ def _short(key: str) -> str:
     return key.removesuffix(".name").rpartition(".")[2]
 
 
-def _flatten(prefix: str, table: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pairs = []
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            pairs += _flatten(f"{prefix}{key}.", value)
+            found |= _flat(value, f"{prefix}{key}.")
         else:
-            pairs.append(
-                (prefix + key, value if isinstance(value, str) else json.dumps(value, default=str))
-            )
-    return pairs
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            found[prefix + key] = text
+    return found

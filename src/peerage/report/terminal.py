@@ -43,7 +43,10 @@ def chart(curves: Curves, width: int = 80, height: int = 16, *, plain: bool = Fa
 
     The legend is sorted by the last value. `plain` restricts the drawing to ASCII.
     """
-    points = {label: _finite(*curve) for label, curve in curves.items()}
+    points = {
+        label: [(x, y) for x, y in zip(*curve, strict=True) if math.isfinite(y)]
+        for label, curve in curves.items()
+    }
     known = [point for curve in points.values() for point in curve]
     if not known:
         return Text("no round has been evaluated yet")
@@ -337,10 +340,6 @@ class StudyProgress(ProgressDisplay):
 
 def _clock_text(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
-
-
-def _finite(rounds: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in zip(rounds, values, strict=True) if math.isfinite(y)]
 
 
 def _place(value: float, bounds: tuple[float, float], count: int) -> int:

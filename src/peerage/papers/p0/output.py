@@ -15,8 +15,9 @@ Columns = dict[tuple[str, ...], tuple[str, float]]  # titles -> data set, alpha
 # Tables
 
 
-def final_accuracy(results: Results, title: str = "") -> PaperTable:
-    title = title or "Accuracy over the last 10 rounds, beside Table I"
+def final_accuracy(
+    results: Results, title: str = "Accuracy over the last 10 rounds, beside Table I"
+) -> PaperTable:
     columns: Columns = {
         (TITLES[d], f"Dir {a:g}"): (d, a)
         for d in results.values("dataset")
@@ -33,10 +34,7 @@ def last_accuracy(results: Results) -> PaperTable:
 
 
 def _accuracy_table(
-    results: Results,
-    title: str,
-    columns: Columns,
-    value: Callable[[Series], Estimate],
+    results: Results, title: str, columns: Columns, value: Callable[[Series], Estimate]
 ) -> PaperTable:
     paper = printed.accuracies()
 

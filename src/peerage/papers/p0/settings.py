@@ -10,7 +10,7 @@ from peerage.papers.datasets import CIFAR, FASHION, MNIST
 from peerage.papers.study import SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
 FIVE = ("DecHetero", "CFA", "DecDiff", "DecDiff(VT)", "DecHW")
-DECHW_VARIANTS = {
+CURVATURES = {
     f"DecHW, {kind}": f"dechw:curvature={kind}" for kind in ("batch", "sample", "full", "online")
 }
 HALF = 0.469  # half of DecHW's accuracy on MNIST with Dir 0.2, a target of Table II
@@ -154,7 +154,7 @@ def method(name: str, size: Size) -> tuple[str, dict[str, Any]]:
         "DecHW, no accumulation": "dechw:accumulate=none",
         "DecHW, raw accumulation": "dechw:normalise=none",
         "DESA": f"desa:{size.desa}",
-        **DECHW_VARIANTS,
+        **CURVATURES,
     }
     return algorithms[name], {"init": {"start": "shared"}} if name == "DecHomo" else {}
 

@@ -281,17 +281,14 @@ def show_noise(results: Results) -> StudyOutput:
     columns = {setting: (CIFAR, setting) for setting in results.values("setting")}
     table = accuracy_table(results, "Fig. 11: accuracy in the last round, CIFAR-10", columns)
     table = replace(table, notes=(NOISE_NOTE, *table.notes))
-    sigmas = dict(zip(results.values("setting"), SIZES[results.plan.scale].sigmas, strict=True))
     lines = []
-    for method in results.values("method"):
-        values = {
-            sigmas[place.setting]: ends(series)
-            for place, series in results.places(method=method).items()
-        }
-        known = {sigma: ended for sigma, ended in values.items() if ended}
-        spread = [deviation(ended) or 0.0 for ended in known.values()]
-        means = [mean(ended) or 0.0 for ended in known.values()]
-        lines.append(Line(method, list(known), means, spread if any(spread) else ()))
+    for (_, method), cells in without_tests(table).rows:
+        points = zip(SIZES[results.plan.scale].sigmas, cells, strict=True)
+        known = [(sigma, cell) for sigma, cell in points if cell.ours is not None]
+        means = [cell.ours or 0.0 for _, cell in known]
+        spread = [cell.spread or 0.0 for _, cell in known]
+        x = [sigma for sigma, _ in known]
+        lines.append(Line(method, x, means, spread if any(spread) else ()))
     panel = Plot("CIFAR-10, Dir 0.01", tuple(lines), "standard deviation of the noise", ACCURACY)
     return StudyOutput((table,), charts.plots([panel]))
 
@@ -306,7 +303,7 @@ def show_last_layers(results: Results) -> StudyOutput:
         HeatMap(f"{place.setting}: {place.method}", values, "hidden unit", "output")
         for place, values in maps.items()
     ]
-    figure = heat_maps(panels, "weight", scale="around zero")
+    figure = heat_maps(panels, "weight")
     pictures = {place.title: values for place, values in maps.items()}
     return StudyOutput((clients_table(results),), figure, pictures=pictures)
 

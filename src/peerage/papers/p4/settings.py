@@ -39,15 +39,6 @@ class Configuration:
     exact: str  # a gain that is exact on the graph
     bias: str  # in the authors' code; here it is zero, so that none is compressed
 
-    def data(self, nodes: int, items: int) -> dict[str, str]:
-        """Settings that give each node `items` examples, exactly or on average."""
-        # A Zipf partition distributes the whole data set, so its size is set.
-        total = nodes * items if self.dataset == "so2sat" else None
-        return {
-            "dataset": with_options(self.dataset, train=total),
-            "partition": self.partition.format(items=items),
-        }
-
 
 BALANCED = "balanced-iid:items={items}"
 CONFIGURATIONS = {
@@ -215,21 +206,27 @@ SIZES: dict[Scale, Size] = {
 def experiment(
     plan: Plan, letter: str, nodes: int, items: int, *, gain: str, seed: int, **changes: Any
 ) -> Experiment:
-    """One configuration of Table A1 at a scale, with `changes` merged into it."""
+    """One configuration of Table A1 at a scale, with `changes` merged into it.
+
+    A node has `items` examples, exactly or on average.
+    """
     configuration, size = CONFIGURATIONS[letter], SIZES[plan.scale]
     local = {"steps": STEPS, "batch_size": BATCH, "loss_clamp": 10.0, **configuration.work}
     init = {"scheme": "he", "gain": gain}
     if plan.fidelity == "code":
         init["bias"] = configuration.bias
+    # A Zipf partition distributes the whole data set, so its size is set.
+    total = nodes * items if configuration.dataset == "so2sat" else None
     settings: dict[str, Any] = {
         "algorithm": DECAVG,
+        "dataset": with_options(configuration.dataset, train=total),
+        "partition": configuration.partition.format(items=items),
         "model": configuration.model,
         "nodes": nodes,
         "seed": seed,
         "local": local,
         "init": init,
         "evaluation": {"growth": 1.1, "at": "end", "samples": size.samples},
-        **configuration.data(nodes, items),
     }
     if plan.scale == "smoke":
         local["lr"] = SMOKE_RATE if configuration.work is SGD else 0.005

@@ -6,18 +6,8 @@ from typing import Any
 
 from peerage.papers.datasets import MNIST
 from peerage.papers.p0 import settings as p0
-from peerage.papers.p4 import numeric, output
-from peerage.papers.p4.settings import (
-    BATCH,
-    CENTRAL,
-    SIZES,
-    STEPS,
-    WITH,
-    WITHOUT,
-    Compression,
-    Setting,
-    runs,
-)
+from peerage.papers.p4 import numeric, output, settings
+from peerage.papers.p4.settings import CENTRAL, SIZES, WITH, WITHOUT, Setting, runs
 from peerage.papers.study import Calculation, Job, Plan, Study, Training
 
 ONE_EPOCH = {"steps": None, "epochs": 1}
@@ -125,7 +115,7 @@ def assortativity_jobs(plan: Plan) -> list[Job]:
 
 def calculations(
     plan: Plan,
-    size: Compression,
+    size: settings.Compression,
     place: Setting,
     topology: str,
     nodes: int,
@@ -156,7 +146,7 @@ def environment_jobs(varied: str, plan: Plan) -> list[Job]:
         case = {**defaults, varied: value}
         nodes, items = case["nodes"], case["examples"]
         name = f"{value} {varied if value > 1 else varied.removesuffix('s')}"
-        batches = -(-items // BATCH) * case["epochs"]  # per round
+        batches = -(-items // settings.BATCH) * case["epochs"]  # per round
         jobs += runs(
             plan,
             Setting("", name, WITH),
@@ -175,7 +165,7 @@ def sharing_jobs(plan: Plan) -> list[Job]:
     """Fig. 10: the same items split among more and more nodes, and on a single node."""
     size = SIZES[plan.scale].sharing
     jobs = []
-    rounds = max(size.batches // STEPS, 1)
+    rounds = max(size.batches // settings.STEPS, 1)
     for nodes in size.nodes:
         place, items = Setting("", f"{nodes} nodes", WITH), size.items // nodes
         topology = f"regular:k={size.degree}"
