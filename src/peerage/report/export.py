@@ -33,8 +33,7 @@ def export(records: Sequence[RunRecord], out: Path) -> None:
 
 def curves(records: Sequence[RunRecord]) -> str:
     """JSON with the network metrics of every round, without the rows of single nodes."""
-    runs = [_run(record) for record in records]
-    return json.dumps({"runs": runs}, indent=1) + "\n"
+    return json.dumps({"runs": [_run(record) for record in records]}, indent=1) + "\n"
 
 
 def _run(record: RunRecord) -> dict[str, Any]:

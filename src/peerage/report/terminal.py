@@ -191,22 +191,15 @@ class ProgressDisplay:
 class RunProgress(ProgressDisplay):
     """One bar per run; in a log file, a line for every tenth of it."""
 
-    def __init__(
-        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(console, clock)
-        self.label, self.rounds, self.round = "", 0, 0
-        self.accuracy: float | None = None
-        self.task: TaskID | None = None
-        self.began = 0.0
-        self.recent: deque[tuple[int, float]] = deque(maxlen=11)
+    round, rounds = 0, 0
+    accuracy: float | None = None
+    task: TaskID | None = None
 
     def start(self, label: str, rounds: int, done: int = 0) -> None:
         """Begin a run of `rounds` rounds, of which an earlier process did `done`."""
         self.label, self.rounds, self.round, self.accuracy = label, rounds, done, None
         self.began = self.clock()
-        self.recent.clear()
-        self.recent.append((done, self.began))
+        self.recent = deque([(done, self.began)], maxlen=11)
         self.task = None
         if self.console.is_terminal:
             self.task = self.bars.add_task(label, total=rounds, completed=done, text=self._text)

@@ -303,25 +303,19 @@ def show_last_layers(results: Results) -> StudyOutput:
         HeatMap(f"{place.setting}: {place.method}", values, "hidden unit", "output")
         for place, values in maps.items()
     ]
-    figure = heat_maps(panels, "weight")
-    pictures = {place.title: values for place, values in maps.items()}
-    return StudyOutput((clients_table(results),), figure, pictures=pictures)
-
-
-def clients_table(results: Results) -> PaperTable:
-    """Accuracy of these clients on all classes."""
-    rows = tuple(
-        ((place.setting, place.method), (cell_of(ends(series)),))
-        for place, series in results.places().items()
-    )
-    return PaperTable(
+    table = PaperTable(
         title="Test accuracy of single clients, before any merging",
         row_titles=("", "client"),
         columns=(("accuracy",),),
-        rows=rows,
+        rows=tuple(
+            ((place.setting, place.method), (cell_of(ends(series)),))
+            for place, series in results.places().items()
+        ),
         unit="percent",
         notes=client_notes(results),
     )
+    pictures = {place.title: values for place, values in maps.items()}
+    return StudyOutput((table,), heat_maps(panels, "weight"), pictures=pictures)
 
 
 def client_notes(results: Results) -> tuple[str, ...]:

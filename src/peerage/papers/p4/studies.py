@@ -99,18 +99,11 @@ def assortativity_jobs(plan: Plan) -> list[Job]:
     """Fig. 8(c): Erdos-Renyi graphs rewired to other correlations between neighbours' degrees."""
     size = SIZES[plan.scale].rewired
     [nodes] = size.nodes
-    return [
-        job
-        for rho in size.assortativities
-        for job in calculations(
-            plan,
-            size,
-            Setting("", f"rho = {rho:g}", "Erdos-Renyi"),
-            f"er:degree={size.degree}",
-            nodes,
-            rho,
-        )
-    ]
+    jobs = []
+    for rho in size.assortativities:
+        place = Setting("", f"rho = {rho:g}", "Erdos-Renyi")
+        jobs += calculations(plan, size, place, f"er:degree={size.degree}", nodes, rho)
+    return jobs
 
 
 def calculations(
