@@ -521,15 +521,16 @@ def _draw_graph(
             rasterized=len(edges) > 2000,
         )
     )
-    spots = np.array([place[node] for node in range(len(place))])
+    x, y = np.array([place[node] for node in range(len(place))]).T
     missing = [node for node in range(len(place)) if node not in values]
     dot_size = 90 if not many else max(20_000 / len(place), 8) * 0.8
     style: Any = {"s": dot_size, "edgecolors": "white"}
-    axes.scatter(*spots[missing].T, color="#DDDDDD", linewidths=0.5, **style)
+    axes.scatter(x[missing], y[missing], color="#DDDDDD", linewidths=0.5, **style)
     present = sorted(values)
     axes.margins(0.04)
     return axes.scatter(
-        *spots[present].T,
+        x[present],
+        y[present],
         c=[values[node] for node in present],
         cmap="viridis",
         vmin=bounds[0],

@@ -108,7 +108,8 @@ def _draw_graph(axes: Axes, graph: Graph) -> PathCollection:
     )
     # Half a degree beyond the extremes, so that regular graphs have a scale too.
     nodes = axes.scatter(
-        *at.T,
+        at[:, 0],
+        at[:, 1],
         c=k,
         s=min(220, max(6, 9000 / graph.nodes)),
         cmap=COLOURS,
