@@ -139,11 +139,7 @@ class PrivacyFilter:
     @property
     def messages(self) -> int:
         """The number of messages released so far."""
-        return (
-            int(self.persistent_tensors[RELEASE_COUNT])
-            if RELEASE_COUNT in self.persistent_tensors
-            else 0
-        )
+        return int(self.persistent_tensors.get(RELEASE_COUNT, 0))
 
     def release(self, payload: Payload, rng: Callable[[], torch.Generator]) -> dict[str, Tensor]:
         """Return the perturbed payload; sending it to several recipients is one release.

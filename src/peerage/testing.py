@@ -107,9 +107,8 @@ def relabelling(algorithm: Algorithm[Any]) -> None:
     The order of batches depends on a node's number, so all its examples are one batch here.
     """
     new = [3, 0, 4, 1, 2]
-    graph = nx.Graph(
-        [(0, 1), (1, 2), (2, 3), (3, 4), (1, 3)]
-    )  # different degrees, so different weights
+    # Different degrees, so different weights.
+    graph = nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (1, 3)])
     parts = unequal_parts()
     moved = [parts[new.index(node)] for node in range(NODES)]
     work = replace(work_of(algorithm), epochs=2, steps=None, batch_size=EXAMPLES)

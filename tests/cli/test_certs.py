@@ -12,7 +12,8 @@ from support.command_line import complaint, peerage
 from support.identities import days_from_now, files, serial_of
 from support.processes import PATIENCE
 
-from peerage.net.trust.certs import Authority, Identity
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.identity import Identity
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from peerage.data.datasets import DATASET_INFO, Femnist, training_subset
 from peerage.data.leaf import CHARACTERS, concatenate_parts, split_off_tests
 from peerage.engine.prepare import prepare
 from peerage.errors import DataError, InputError
-from peerage.models.leaf_cnn import LeafCNN
+from peerage.models.cnn import LeafCNN
 
 SCRIPT = "preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
 Writer = tuple[list[list[float]], list[int]]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.memory import MemoryNetwork, MemoryTransport
 from support.networking import network_of, play
 from torch import Tensor, nn
 
@@ -17,7 +18,6 @@ from peerage.engine.prepare import prepare
 from peerage.errors import CheckpointError, InputError, Interrupted
 from peerage.models.start import Architecture, own_architecture
 from peerage.net.peer.peer import Peer
-from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.testing import NODES, blobs, simulate, toy
 from peerage.vectors import FlatModel, Layout, trained_parameters
 from peerage.work.context import Examples, LocalContext

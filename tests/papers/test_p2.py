@@ -537,7 +537,7 @@ def test_heat_maps_share_a_scale_and_count_in_units_of_the_real_matrix():
         HeatMap("a", [[1.0, -3.0]], "x", "y"),
         HeatMap("b", [[0.5, 0.5]], "x", "y", shape=(10, 40)),
     ]
-    first, second, _ = heat_maps(panels, "weight", scale="around zero").axes
+    first, second, _ = heat_maps(panels, "weight").axes
     assert first.images[0].get_clim() == second.images[0].get_clim() == (-3.0, 3.0)
     assert second.get_xlim() == (-0.5, 39.5)
     assert heat_maps(panels[1:], "curvature").axes[0].images[0].get_clim() == (0.0, 0.5)

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from peerage.net.trust.certs import Authority, Identity
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.identity import Identity
 
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 NO_AUTHORITY = x509.BasicConstraints(ca=False, path_length=None)

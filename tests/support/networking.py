@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from support.memory import MemoryNetwork, MemoryTransport
 from torch import Tensor
 
 from peerage import Experiment
@@ -18,8 +19,9 @@ from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
-from peerage.net.wire.grpc import GrpcTransport, Limits
-from peerage.net.wire.transport import MemoryNetwork, MemoryTransport, Transport
+from peerage.net.wire.grpc import GrpcTransport
+from peerage.net.wire.server import Limits
+from peerage.net.wire.transport import Transport
 
 QUICK = Timeouts(start=300.0, message=300.0, idle=1.0)  # where peers go, and come back
 CALM = Timeouts(start=600.0, message=300.0, idle=30.0)  # where all are there, if slow at times

@@ -108,18 +108,16 @@ class DESA(Algorithm[ByClass]):
             await node.train(self.local)
         else:
             work = replace(self.local, loss=AnchoredLoss(self))
-            await node.train(
-                work, squares=False, **distillation_targets(node.state, z, inbox.others())
-            )
+            targets = distillation_targets(node.state, z, inbox.others())
+            await node.train(work, squares=False, **targets)
 
     async def anchors(self, node: Node[ByClass]) -> ByClass:
         """The anchors of every class: the elementwise means over the nodes that have it."""
         made = await Synthesise(self.synthesis())
         others = [other for other in range(node.num_nodes) if other != node.id]
         inbox = await node.exchange(to=others, **{f"image{c}": x for c, x in made.items()})
-        known = sorted(
-            {int(name.removeprefix("image")) for m in inbox.messages for name in m.payload}
-        )
+        names = {name for m in inbox.messages for name in m.payload}
+        known = sorted(int(name.removeprefix("image")) for name in names)
         return {f"class{c}": torch.stack(tensors_named(f"image{c}", inbox)).mean(0) for c in known}
 
     async def logits(self, node: Node[ByClass]) -> ByClass:
@@ -172,7 +170,7 @@ def distillation_targets(anchors: ByClass, z: ByClass, others: Inbox) -> dict[st
         for name in anchors
     ]
     counts = torch.tensor([len(images) for images in anchors.values()])
-    labels = torch.tensor([number(name) for name in anchors])
+    labels = torch.tensor([int(name.removeprefix("class")) for name in anchors])
     taught = torch.tensor([float(bool(received[name])) for name in anchors])
     return {
         "anchors": torch.cat(list(anchors.values())),
@@ -185,7 +183,3 @@ def distillation_targets(anchors: ByClass, z: ByClass, others: Inbox) -> dict[st
 def tensors_named(name: str, inbox: Inbox) -> list[Tensor]:
     """The tensor of this name from every message that contains it."""
     return [m.payload[name] for m in inbox.messages if name in m.payload]
-
-
-def number(name: str) -> int:
-    return int(name.removeprefix("class"))

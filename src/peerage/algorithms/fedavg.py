@@ -23,8 +23,11 @@ class FedAvg(HubAlgorithm[None]):
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         return Cost(vectors=1.0)
 
+    def work(self) -> LocalSGD:
+        return self.local
+
     async def answer(self, node: Node[None], hub_message: Mapping[str, Tensor]) -> Payload:
-        await node.train(self.local)
+        await node.train(self.work())
         return {"x": node.params, "b": node.buffers}
 
     def merge(self, node: Node[None], inbox: Inbox) -> None:

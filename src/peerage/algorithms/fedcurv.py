@@ -52,12 +52,9 @@ class FedCurv(HubAlgorithm[Consolidated]):
             raise InputError("fedcurv corrects gradients itself; leave local.correct out")
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
-        sums = {"f": TensorSpec((None,)), "fx": TensorSpec((None,))}  # empty in the first round
-        return {
-            **super().message_schema(dimensions),
-            **sums,
-            "who": TensorSpec((None,), torch.int64),
-        }
+        any_size = TensorSpec((None,))  # as sums are empty in the first round
+        sums = {"f": any_size, "fx": any_size, "who": TensorSpec((None,), torch.int64)}
+        return {**super().message_schema(dimensions), **sums}
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         return Cost(vectors=3.0, passes=PASSES[self.curvature], state=2.0)

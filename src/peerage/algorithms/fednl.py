@@ -165,9 +165,8 @@ class FedNL(HubAlgorithm[Learned]):
         node.params = to_vector(x - self.direction(h, inbox))
         rounds = node.state.rounds.clone()
         rounds[list(inbox.senders)] = node.round
-        node.state = replace(
-            node.state, h=self.with_updates(h, inbox, examples), rounds=rounds, examples=examples
-        )
+        h = self.with_updates(h, inbox, examples)
+        node.state = replace(node.state, h=h, rounds=rounds, examples=examples)
 
     def direction(self, h: Tensor, inbox: Inbox) -> Tensor:
         """[C, p] the Newton directions of all classes."""

@@ -3,16 +3,12 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, 2020. arXiv:1812.06127.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from peerage.algorithm import Node
 from peerage.algorithms.fedavg import FedAvg
 from peerage.errors import InputError
-from peerage.hub import Payload
 from peerage.work.losses import Proximal
+from peerage.work.training import LocalSGD
 
 
 @dataclass(frozen=True)
@@ -27,6 +23,5 @@ class FedProx(FedAvg):
         if self.local.correct is not None:
             raise InputError("fedprox corrects gradients itself; leave local.correct out")
 
-    async def answer(self, node: Node[None], hub_message: Mapping[str, Tensor]) -> Payload:
-        await node.train(replace(self.local, correct=Proximal(self.mu)))
-        return {"x": node.params, "b": node.buffers}
+    def work(self) -> LocalSGD:
+        return replace(self.local, correct=Proximal(self.mu))

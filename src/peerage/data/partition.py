@@ -18,23 +18,20 @@ from peerage.errors import InputError
 
 Ints = NDArray[np.int64]
 Labels = NDArray[np.integer[Any]]
+Rng = np.random.Generator
 
 TRIES = 2000  # draws before a random partition gives up
 
 
 class Partition(Protocol):
-    def split(
-        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]: ...
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]: ...
 
 
 @dataclass(frozen=True)
 class Iid:
     """A random split of all examples into parts whose sizes differ by at most one."""
 
-    def split(
-        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]:
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
         return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), nodes)]
 
@@ -46,12 +43,9 @@ class BalancedIid:
     items: int | None = None  # examples per node; None: as many as the smallest class allows
 
     def __post_init__(self) -> None:
-        if self.items is not None and self.items < 1:
-            raise InputError(f"items must be at least 1, got {self.items}")
+        check_at_least("items", self.items, 1)
 
-    def split(
-        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]:
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
         counts = np.bincount(labels, minlength=classes)
         most = int(counts.min()) // nodes
@@ -82,12 +76,9 @@ class Dirichlet:
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise InputError(f"alpha must be a positive number, got {self.alpha}")
-        if self.min_size < 1:
-            raise InputError(f"min_size must be at least 1, got {self.min_size}")
+        check_at_least("min_size", self.min_size, 1)
 
-    def split(
-        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]:
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
         if nodes * self.min_size > len(labels):
             raise InputError(
@@ -105,7 +96,7 @@ class Dirichlet:
             f"{len(labels)} samples in {TRIES} draws; {remedy}"
         )
 
-    def _sizes(self, counts: Ints, nodes: int, rng: np.random.Generator) -> Ints:
+    def _sizes(self, counts: Ints, nodes: int, rng: Rng) -> Ints:
         """Numbers of samples in one draw, [classes, nodes]."""
         mean = counts.sum() / nodes
         sizes = np.zeros((len(counts), nodes), dtype=np.int64)
@@ -135,12 +126,9 @@ class Shards:
     per_node: int = 2
 
     def __post_init__(self) -> None:
-        if self.per_node < 1:
-            raise InputError(f"per_node must be at least 1, got {self.per_node}")
+        check_at_least("per_node", self.per_node, 1)
 
-    def split(
-        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]:
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
         if nodes * self.per_node > len(labels):
             raise InputError(
@@ -157,7 +145,7 @@ class Shards:
         assigned = self._assign_shards(kinds.astype(np.int64), nodes, rng)
         return [np.sort(np.concatenate([shards[i] for i in row])) for row in assigned]
 
-    def _assign_shards(self, kind: Ints, nodes: int, rng: np.random.Generator) -> Ints:
+    def _assign_shards(self, kind: Ints, nodes: int, rng: Rng) -> Ints:
         """The shards of every node, [nodes, per_node], without two of one kind on a node."""
         count = np.bincount(kind)
         if count.max() > nodes:
@@ -173,7 +161,7 @@ class Shards:
         return _separate_kinds(shards, kind, rng)
 
 
-def _separate_kinds(shards: Ints, kind: Ints, rng: np.random.Generator) -> Ints:
+def _separate_kinds(shards: Ints, kind: Ints, rng: Rng) -> Ints:
     """Swap shards between nodes until no node holds two of one kind.
 
     If a node holds a kind twice, another node lacks it, as no kind has more shards than there are
@@ -210,9 +198,7 @@ class Zipf:
         if not (self.a > 1 and math.isfinite(self.a)):
             raise InputError(f"a must be a number above 1, got {self.a}")
 
-    def split(
-        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]:
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         _check(labels, nodes, classes)
         counts = np.bincount(labels, minlength=classes)
         smallest = int(counts[counts > 0].min())
@@ -244,15 +230,13 @@ class ByGroup:
     If there are more groups than nodes, a random subset is used. Nodes keep the order of groups.
     """
 
-    def split(
-        self, labels: Labels, nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]:
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
         raise InputError(
             "by-group requires a group for every example, but this data set has no groups; "
             "use femnist, an npz file with an array groups, or another partition"
         )
 
-    def split_groups(self, groups: Labels, nodes: int, rng: np.random.Generator) -> list[Ints]:
+    def split_groups(self, groups: Labels, nodes: int, rng: Rng) -> list[Ints]:
         names = np.unique(groups)
         if not 1 <= nodes <= len(names):
             raise InputError(
@@ -275,9 +259,13 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
-def hold_out(
-    indices: Ints, labels: Labels, fraction: float, rng: np.random.Generator
-) -> tuple[Ints, Ints]:
+def check_at_least(name: str, value: int | None, least: int, unit: str = "") -> None:
+    """Raise an InputError if an option of a partition or a data set is too small."""
+    if value is not None and value < least:
+        raise InputError(f"{name} must be at least {least}{unit}, got {value}")
+
+
+def hold_out(indices: Ints, labels: Labels, fraction: float, rng: Rng) -> tuple[Ints, Ints]:
     """Split a node's samples into (training, validation), stratified by class.
 
     The validation part has fraction * len(indices) samples, rounded; at least one is left to train
@@ -290,7 +278,7 @@ def hold_out(
     return np.sort(np.delete(indices, chosen)), np.sort(indices[chosen])
 
 
-def stratified(labels: Labels, count: int, rng: np.random.Generator) -> Ints:
+def stratified(labels: Labels, count: int, rng: Rng) -> Ints:
     """Sorted indices of `count` samples, with every class in proportion.
 
     Quotas are rounded down; the rest goes to the largest fractions, equal ones in random order.
@@ -314,7 +302,7 @@ def label_counts(labels: Labels, parts: list[Ints], classes: int) -> Ints:
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 
-def _split_by_counts(labels: Labels, sizes: Ints, rng: np.random.Generator) -> list[Ints]:
+def _split_by_counts(labels: Labels, sizes: Ints, rng: Rng) -> list[Ints]:
     """Split every shuffled class into `sizes`, [classes, nodes]; drops the rest."""
     parts: list[list[Ints]] = [[] for _ in range(sizes.shape[1])]
     for label, row in enumerate(sizes):
@@ -325,8 +313,7 @@ def _split_by_counts(labels: Labels, sizes: Ints, rng: np.random.Generator) -> l
 
 
 def _check(labels: Labels, nodes: int, classes: int) -> None:
-    if nodes < 1:
-        raise InputError(f"nodes must be at least 1, got {nodes}")
+    check_at_least("nodes", nodes, 1)
     if nodes > len(labels):
         raise InputError(
             f"{nodes} nodes cannot share {len(labels)} samples; use at most {len(labels)} nodes"

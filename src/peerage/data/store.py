@@ -31,7 +31,7 @@ UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
 
 
 class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class VerifiedFiles:
         if not _is_tar(name) and name.removesuffix(".gz") not in self.wanted:
             return
         try:
-            for member, stream in _members(path, name):
+            for member, stream in archive_members(path, name):
                 if member in self.wanted:
                     self._verify_and_store(self.wanted[member], stream)
         except UNREADABLE as error:
@@ -111,7 +111,8 @@ def state_of(folder: Path, expected: ExpectedFile) -> State:
     if not path.exists():
         return "missing"
     try:
-        same = path.stat().st_size == expected.size and _sha256(path) == expected.sha256
+        with path.open("rb") as file:
+            same = file_digest(file, "sha256").hexdigest() == expected.sha256
     except OSError:  # an unreadable file is fetched again
         same = False
     return "ready" if same else "altered"
@@ -177,7 +178,7 @@ def _copy(stream: Readable, path: Path, limit: int) -> tuple[int, str]:
     return size, hasher.hexdigest()
 
 
-def _members(path: Path, name: str) -> Iterator[tuple[str, Readable]]:
+def archive_members(path: Path, name: str) -> Iterator[tuple[str, Readable]]:
     """The names and the uncompressed content of the files in a file or archive."""
     if _is_tar(name):
         with tarfile.open(path) as archive:
@@ -194,8 +195,3 @@ def _members(path: Path, name: str) -> Iterator[tuple[str, Readable]]:
 
 def _is_tar(name: str) -> bool:
     return name.endswith((".tar", ".tar.gz", ".tgz"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

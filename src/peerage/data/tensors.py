@@ -48,10 +48,9 @@ class Dataset:
             )
         if self.groups is not None:
             _check_groups(f"{self.name}: training set", self.groups, len(self.train_y))
-        object.__setattr__(
-            self, "train_x", _channels_last(f"{self.name}: training set", self.train_x)
-        )
-        object.__setattr__(self, "test_x", _channels_last(f"{self.name}: test set", self.test_x))
+        for field, where in (("train_x", "training set"), ("test_x", "test set")):
+            x = _channels_last(f"{self.name}: {where}", getattr(self, field))
+            object.__setattr__(self, field, x)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,14 +80,19 @@ def in_memory(
     are numbered in sorted order.
     """
     if layout is not None:
-        check_layout(layout)
+        check_choice("layout", layout, get_args(Layout))
     if (test_x is None) != (test_y is None):
         raise DataError(f"{name}: give both test_x and test_y, or neither")
     where = f"{name}: training set"
     first, y = _array(train_x, where), labels(train_y, where)
     pixels = scale and first.dtype == np.uint8
     if first.ndim == 3 and layout in (None, "auto") and not pixels:
-        warnings.warn(_layout_warning(name, first.shape), PeerageWarning, stacklevel=2)
+        axes = ", ".join(map(str, first.shape[1:]))
+        text = (
+            f"{name}: examples [{axes}] are treated as images of one channel, [1, {axes}]; "
+            "set layout=hw if this is right, or layout=sequence to keep their shape"
+        )
+        warnings.warn(text, PeerageWarning, stacklevel=2)
     x = examples(first, where, layout, scale)
     numbered = None if groups is None else group_numbers(groups, len(y), where)
     if test_x is None:
@@ -136,10 +140,6 @@ def channels_first(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     return x if layout == "chw" else x.transpose(0, 3, 1, 2)
 
 
-def check_layout(layout: str) -> None:
-    check_choice("layout", layout, get_args(Layout))
-
-
 def class_numbers(count: int) -> tuple[str, ...]:
     """Default names of classes: 0, 1, ..."""
     return tuple(str(number) for number in range(count))
@@ -168,12 +168,6 @@ def group_numbers(values: Any, count: int, where: str) -> Tensor:
     return numbers
 
 
-def split_test_set(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split off a test set: training examples and labels, test examples and labels."""
-    train = training_part(x, y, name)
-    return x[train], y[train], x[~train], y[~train]
-
-
 def training_part(x: Tensor, y: Tensor, name: str) -> Tensor:
     """Mask of the training examples; the test set is a fixed fifth of every class."""
     if len(x) != len(y) or len(x) < 2:
@@ -194,9 +188,8 @@ def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
     `share` means that this is the data of one peer; others may have the classes that it lacks.
     """
     count = len(dataset.classes)
-    trained, tested = (
-        torch.bincount(y, minlength=count) for y in (dataset.train_y, dataset.test_y)
-    )
+    parts = (dataset.train_y, dataset.test_y)
+    trained, tested = (torch.bincount(y, minlength=count) for y in parts)
     found = trained + tested > 0
     set_classes = "set --classes to those of the network"
     if count == 1 or (found.sum() == 1 and not share):
@@ -231,14 +224,6 @@ def _class_names(classes: tuple[str, ...], mask: Tensor, most: int = 8) -> str:
     """The names of the classes in the mask, at most the first `most`."""
     names = [classes[index] for index in mask.nonzero().flatten().tolist()]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _layout_warning(name: str, shape: tuple[int, ...]) -> str:
-    axes = ", ".join(map(str, shape[1:]))
-    return (
-        f"{name}: examples [{axes}] are treated as images of one channel, [1, {axes}]; "
-        "set layout=hw if this is right, or layout=sequence to keep their shape"
-    )
 
 
 def _array(values: Any, where: str) -> NDArray[Any]:

@@ -18,19 +18,18 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from scipy.sparse import csgraph
 
 from peerage.errors import InputError, check_choice
-from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
+from peerage.graphs.graph import Graph, check_at_least, component_labels, first_not_strong
 from peerage.graphs.mixing import gains, mixing_matrix
 from peerage.randomness import numpy_stream
-
-__all__ = ["Diffusion", "Simulation", "deviations", "diffuse", "fit_exponent"]
 
 Single = NDArray[np.float32]
 Double = NDArray[np.float64]
 Start = Literal["normal", "uniform"]
 Watch = Callable[[int, float, float], None]  # round, sigma_ap, sigma_an
+# Rows of the mixing matrix: which, and [rows, n] in compressed sparse rows, single precision.
+Block = tuple[slice, torch.Tensor]
 
 BLOCK_NUMBERS = 1 << 17  # numbers of X per block: 512 kB, which fit in the cache
 BLOCK_ROWS = 4096  # longer sums in single precision would cost accuracy
@@ -111,21 +110,14 @@ class Diffusion:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as a dictionary for JSON."""
+        settings = ("parameters", "rounds", "init", "noise", "start", "seed")
+        results = ("limit_ap", "limit_an", "limit_an_exact", "plateau", "stabilisation")
         return {
             "nodes": self.graph.nodes,
-            "parameters": self.parameters,
-            "rounds": self.rounds,
-            "init": self.init,
-            "noise": self.noise,
-            "start": self.start,
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in settings},
             "sigma_ap": self.sigma_ap.tolist(),
             "sigma_an": self.sigma_an.tolist(),
-            "limit_ap": self.limit_ap,
-            "limit_an": self.limit_an,
-            "limit_an_exact": self.limit_an_exact,
-            "plateau": self.plateau,
-            "stabilisation": self.stabilisation,
+            **{name: getattr(self, name) for name in results},
         }
 
     @cached_property
@@ -166,13 +158,6 @@ def diffuse(
         if watch is not None:
             watch(t, *map(float, sigmas[t]))
     return Diffusion(graph, parameters, init, noise, start, seed, *sigmas.T)
-
-
-class Block(NamedTuple):
-    """Some rows of the mixing matrix."""
-
-    rows: slice
-    matrix: torch.Tensor  # [rows, n] in compressed sparse rows, single precision
 
 
 class Simulation:
@@ -263,8 +248,7 @@ def variance_around_consensus(graph: Graph) -> ConsensusVariance | None:
     """
     labels = component_labels(graph)
     count = np.bincount(labels)
-    adjacency = adjacency_matrix(graph)
-    if csgraph.connected_components(adjacency, connection="strong")[0] > len(count):
+    if first_not_strong(graph) is not None:
         return None
     a = mixing_matrix(graph)
     if graph.nodes > EXACT_NODES:
@@ -351,7 +335,7 @@ def _row_blocks(a: sparse.csr_array, parameters: int) -> list[Block]:
                 size=(len(bounds) - 1, a.shape[1]),
                 check_invariants=False,
             )
-            blocks.append(Block(rows, matrix))
+            blocks.append((rows, matrix))
     return blocks
 
 
@@ -370,10 +354,8 @@ def _check(
         raise InputError(
             "the diffusion model requires a static graph; choose one such as regular:k=4"
         )
-    if parameters < 2:
-        raise InputError(f"parameters must be at least 2, got {parameters}")
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, got {rounds}")
+    check_at_least("parameters", parameters, 2)
+    check_at_least("rounds", rounds, 1)
     if not 0 < init < math.inf:
         raise InputError(f"init must be a number above 0, got {init}")
     if not 0 <= noise <= MAX_NOISE * init:

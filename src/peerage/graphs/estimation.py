@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peerage.errors import InputError
-from peerage.graphs.graph import Graph
+from peerage.graphs.graph import Graph, check_at_least
 from peerage.graphs.mixing import degree_gain
 from peerage.requests import TensorSpec
 
@@ -41,11 +41,9 @@ class EstimatedGain:
     steps: int = 20
 
     def __post_init__(self) -> None:
-        if self.numbers < 3:
-            raise InputError(f"numbers must be at least 3, got {self.numbers}")
+        check_at_least("numbers", self.numbers, 3)
         for name in ("quiet", "walks", "steps"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check_at_least(name, getattr(self, name), 1)
 
     def factors(self, graph: Graph) -> np.ndarray:
         """All 1: the weights are scaled after the gossip."""

@@ -22,9 +22,8 @@ class Faults:
 
     links: float = 1.0  # probability that a link is up in a round (P4)
     nodes: float = 1.0  # probability that a node communicates in a round; it trains anyway
-    directed: bool = (
-        False  # draw the two directions of a link independently, as the code of P4 does
-    )
+    # Draw the two directions of a link independently, as the code of P4 does.
+    directed: bool = False
     loss: float = 0.0  # probability that a message is lost
     join: str = ""  # "7@10, 8@10": node 7 takes part from round 10 on
     leave: str = ""  # "3@20": round 20 is the first without node 3
@@ -110,16 +109,13 @@ class LinkFaults:
 
 
 class NoLinkFaults(LinkFaults):
-    """Links that are always up and lose nothing, without any draws."""
+    """Links that are always up and lose nothing; a router asks this for every message."""
 
     def __init__(self) -> None:
         super().__init__(Faults(), seed=0, round=0)
 
     def link_up(self, sender: int, recipient: int) -> bool:
         return True
-
-    def message_lost(self, sender: int, recipient: int, number: int) -> bool:
-        return False
 
 
 def parse_schedule(name: str, text: str) -> dict[int, int]:

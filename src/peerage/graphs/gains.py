@@ -83,10 +83,8 @@ class DegreeGain(ConnectedGraphGain):
             raise InputError(
                 "gain degree requires an undirected graph without weights; use --gain graph"
             )
-        labels, closed_degrees = mixing_groups(graph), degrees(graph) + 1.0
-        per_group = np.bincount(labels, closed_degrees) / np.sqrt(
-            np.bincount(labels, closed_degrees**2)
-        )
+        labels, closed = mixing_groups(graph), degrees(graph) + 1.0
+        per_group = np.bincount(labels, closed) / np.sqrt(np.bincount(labels, closed**2))
         per_node: np.ndarray = per_group[labels]
         return per_node
 

@@ -119,7 +119,10 @@ class StaticGraph(Graph):
         loops = ends[:, 0] == ends[:, 1]
         if loops.any():
             if w is not None:
-                own = _with_loops(np.ones(nodes) if own is None else own, ends[loops], w[loops])
+                own = np.ones(nodes) if own is None else own
+                subject = "node {} gives itself".format
+                looped, values = _sorted_once(ends[loops, 0], w[loops], subject)
+                own[looped] = values
                 w = w[~loops]
             ends = ends[~loops]
         return cls(
@@ -137,20 +140,16 @@ class StaticGraph(Graph):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StaticGraph):
             return NotImplemented
-        return self._facts() == other._facts() and all(
-            np.array_equal(mine, theirs)
-            for mine, theirs in zip(self._arrays(), other._arrays(), strict=True)
-        )
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((*self._facts(), *(array.tobytes() for array in self._arrays())))
+        return hash(self._key())
 
-    def _facts(self) -> tuple[int, int, bool, bool]:
-        return self.nodes, self.attempt, self.directed, self.weighted
-
-    def _arrays(self) -> tuple[NDArray[Any], ...]:
-        matrix = self.matrix
-        return matrix.indptr, matrix.indices, matrix.data, self_weights(self)
+    def _key(self) -> tuple[int | bytes, ...]:
+        """What is the same in equal graphs, and only in these."""
+        arrays = (self.matrix.indptr, self.matrix.indices, self.matrix.data, self_weights(self))
+        facts = (self.nodes, self.attempt, self.directed, self.weighted)
+        return *facts, *(array.tobytes() for array in arrays)
 
 
 def self_weights(graph: Graph) -> Vector:
@@ -196,8 +195,6 @@ def is_connected(graph: Graph) -> bool:
 
 def is_strongly_connected(graph: Graph) -> bool:
     """Whether a directed path leads from every node to every other."""
-    if not graph.directed:
-        return is_connected(graph)
     return bool(strong_labels(graph).max() == 0)
 
 
@@ -206,6 +203,15 @@ def strong_labels(graph: Graph) -> NDArray[np.int64]:
     if not graph.directed:
         return component_labels(graph)
     return graph.derived("strong components", 0, lambda links: _labels(links, "strong"))
+
+
+def first_not_strong(graph: Graph) -> int | None:
+    """The first node in a component that is not strongly connected, if there is one."""
+    labels, strong = component_labels(graph), strong_labels(graph)
+    if labels.max() == strong.max():
+        return None
+    parts = np.bincount(labels[np.unique(strong, return_index=True)[1]])
+    return int(np.flatnonzero(parts[labels] > 1)[0])
 
 
 def diameter(graph: Graph) -> int:
@@ -232,6 +238,11 @@ def require_connected(graph: Graph, why: str) -> None:
         raise InputError(f"a graph with {component_labels(graph).max() + 1} components {why}")
 
 
+def check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, got {value}")
+
+
 def _checked_ends(nodes: int, edges: Edges) -> NDArray[np.int64]:
     if nodes < 1:
         raise InputError(f"a graph needs at least one node, got {nodes}")
@@ -251,13 +262,6 @@ def _checked_weights(weights: ArrayLike, count: int, what: str) -> Vector:
         wrong = w[~(np.isfinite(w) & (w > 0))][0]
         raise InputError(f"weights must be positive and finite, got {wrong}")
     return w
-
-
-def _with_loops(self_loops: Vector, loops: NDArray[np.int64], weights: Vector) -> Vector:
-    """`self_loops`, overwritten for the nodes that have a self-loop among the edges."""
-    ids, values = _sorted_once(loops[:, 0], weights, lambda node: f"node {node} gives itself")
-    self_loops[ids] = values
-    return self_loops
 
 
 def _link_matrix(

@@ -6,6 +6,7 @@ node i, without the self-loop. Unknown values are NaN, which becomes null in JSO
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,11 +23,11 @@ from peerage.graphs.graph import (
     component_labels,
     degrees,
     diameter,
+    first_not_strong,
     is_connected,
     is_strongly_connected,
     require_connected,
     self_weights,
-    strong_labels,
 )
 from peerage.randomness import numpy_stream
 
@@ -260,7 +261,7 @@ def _finite(value: Any) -> Any:
 def _component_gains(graph: Graph) -> Vector:
     """The gain of every component; all NaN if one of them is not strongly connected."""
     first = np.unique(component_labels(graph), return_index=True)[1]
-    if _first_not_strong(graph) is not None:
+    if first_not_strong(graph) is not None:
         return np.full(len(first), math.nan)
     return gains(graph)[first]
 
@@ -274,7 +275,8 @@ def _gap_and_mixing_time(graph: Graph, epsilon: float) -> tuple[float, MixingTim
     if graph.nodes > EXACT_NODES:
         second = second_eigenvalue(graph)
         return 1 - abs(second), MixingTime(_mixing_bound(graph, second, epsilon), False)
-    modes = _modes(graph)
+    values, vectors = np.linalg.eigh(_symmetric(graph).toarray())
+    modes = values[:-1], vectors[:, :-1]  # [n - 1] and [n, n - 1], without eigenvalue 1
     gap = 1 - abs(_largest(modes[0]))
     if gap < NO_GAP:
         return math.nan, MixingTime(math.nan, False)
@@ -297,17 +299,8 @@ def _metropolis(graph: Graph) -> sparse.csr_array:
     return (off + sparse.diags_array(1 - off.sum(axis=1))).tocsr()
 
 
-def _first_not_strong(graph: Graph) -> int | None:
-    """The first node in a component that is not strongly connected, if there is one."""
-    labels, strong = component_labels(graph), strong_labels(graph)
-    if labels.max() == strong.max():
-        return None
-    parts = np.bincount(labels[np.unique(strong, return_index=True)[1]])
-    return int(np.flatnonzero(parts[labels] > 1)[0])
-
-
 def _require_strongly_connected(graph: Graph) -> None:
-    node = _first_not_strong(graph)
+    node = first_not_strong(graph)
     if node is not None:
         raise InputError(
             f"the component of node {node} is not strongly connected, so some nodes have no share "
@@ -418,12 +411,6 @@ def _is_zero(operator: LinearOperator, start: Vector) -> bool:
     return bool(np.linalg.norm(operator @ start) <= rounding * np.linalg.norm(start))
 
 
-def _modes(graph: Graph) -> tuple[Vector, Vector]:
-    """Eigenvalues [n-1] and eigenvectors [n, n-1] of the symmetric matrix, without eigenvalue 1."""
-    values, vectors = np.linalg.eigh(_symmetric(graph).toarray())
-    return values[:-1], vectors[:, :-1]
-
-
 def _mixing_bound(graph: Graph, second: float, epsilon: float) -> float:
     if not 1 - abs(second) >= NO_GAP:
         return math.nan
@@ -434,14 +421,9 @@ def _mixing_bound(graph: Graph, second: float, epsilon: float) -> float:
 def _exact_mixing_time(graph: Graph, modes: tuple[Vector, Vector], epsilon: float) -> int:
     """The mixing time by bisection: the distance never grows and is small at the bound."""
     root = np.sqrt(_with_self_loops(graph, "graph").sum(axis=1))
-    too_few, enough = -1, int(_mixing_bound(graph, _largest(modes[0]), epsilon))
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if _distance(modes, root, middle) <= epsilon + ROUNDING:
-            enough = middle
-        else:
-            too_few = middle
-    return enough
+    bound = int(_mixing_bound(graph, _largest(modes[0]), epsilon))
+    near = epsilon + ROUNDING
+    return bisect_left(range(bound), True, key=lambda t: _distance(modes, root, t) <= near)
 
 
 def _distance(modes: tuple[Vector, Vector], root: Vector, rounds: int) -> float:

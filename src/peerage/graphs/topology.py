@@ -12,6 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import ceil, inf, isfinite, isqrt, log, nan
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, SupportsFloat
@@ -28,6 +29,7 @@ from peerage.graphs.graph import (
     Graph,
     Neighbours,
     StaticGraph,
+    check_at_least,
     component_labels,
     is_connected,
 )
@@ -63,7 +65,7 @@ class Topology(ABC):
 
     def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
         """The graph drawn from the stream (seed, "graph", attempt), connected or not."""
-        _check_at_least("nodes", nodes, 1)
+        check_at_least("nodes", nodes, 1)
         edges = () if nodes == 1 else self.draw(nodes, numpy_stream(seed, "graph", attempt))
         return StaticGraph.from_edges(nodes, edges, attempt)
 
@@ -78,7 +80,7 @@ class RandomTopology(Topology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("attempts", self.attempts, 1)
+        check_at_least("attempts", self.attempts, 1)
 
     def build(self, nodes: int, seed: int) -> Graph:
         for attempt in range(self.attempts):
@@ -134,7 +136,7 @@ class Torus(Topology):
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            _check_at_least("rows", self.rows, 1)
+            check_at_least("rows", self.rows, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         side = isqrt(nodes)
@@ -161,7 +163,7 @@ class Regular(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("k", self.k, 1)
+        check_at_least("k", self.k, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return regular_edges(nodes, self.k, rng)
@@ -223,7 +225,7 @@ class BarabasiAlbert(Topology):
     m: int = 5
 
     def __post_init__(self) -> None:
-        _check_at_least("m", self.m, 1)
+        check_at_least("m", self.m, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("m", self.m, nodes)
@@ -295,7 +297,7 @@ class StochasticBlocks(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("groups", self.groups, 1)
+        check_at_least("groups", self.groups, 1)
         _check_probability("p_in", self.p_in)
         _check_probability("p_out", self.p_out)
 
@@ -325,7 +327,7 @@ class SmallWorld(RandomTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_at_least("k", self.k, 2)
+        check_at_least("k", self.k, 2)
         if self.k % 2:
             raise InputError(f"k must be even, half of it on either side of the ring, got {self.k}")
         _check_probability("p", self.p)
@@ -357,7 +359,7 @@ class UserTopology(Topology):
         return self.read(nodes).ends
 
     def sample(self, nodes: int, seed: int, attempt: int) -> StaticGraph:
-        _check_at_least("nodes", nodes, 1)
+        check_at_least("nodes", nodes, 1)
         ends, weights, directed = self.read(nodes)
         return StaticGraph.from_edges(nodes, ends, attempt, weights=weights, directed=directed)
 
@@ -409,9 +411,8 @@ class EdgeList(UserTopology):
                     f"{where}: {a} {b} has weight {weight} here and {seen[edge]} before; keep one"
                 )
         ends = np.array(list(seen), dtype=np.int64).reshape(-1, 2)
-        return EdgeData(
-            ends, np.array(list(seen.values())) if self.weighted else None, self.directed
-        )
+        weights = np.array(list(seen.values())) if self.weighted else None
+        return EdgeData(ends, weights, self.directed)
 
 
 @dataclass(frozen=True)
@@ -424,7 +425,7 @@ class DynamicRegular(Topology):
     k: int = 4
 
     def __post_init__(self) -> None:
-        _check_at_least("k", self.k, 1)
+        check_at_least("k", self.k, 1)
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         return regular_edges(nodes, self.k, rng)
@@ -447,35 +448,31 @@ class DynamicGraph(Graph):
     topology: DynamicRegular
     seed: int
     dynamic: ClassVar[bool] = True
-    _last: dict[int, sparse.csr_array] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    _among: dict[tuple[tuple[int, ...], int], Neighbours] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def links(self, round: int) -> sparse.csr_array:
-        if round not in self._last:
-            links = self.topology.sample(self.nodes, self.seed, round).links(round)
-            self._last.clear()
-            self._last[round] = links
-        return self._last[round]
+        return _drawn(self.topology, self.nodes, self.seed, round).links(round)
 
     def among(self, present_nodes: tuple[int, ...], round: int) -> Neighbours:
         """The neighbours of every node in a graph drawn for these nodes alone."""
         if len(present_nodes) == self.nodes:
             return self.neighbours(round)
-        if (present_nodes, round) not in self._among:
-            neighbours: list[tuple[int, ...]] = [()] * self.nodes
-            if len(present_nodes) > 1:
-                graph = self.topology.of_size(len(present_nodes)).sample(
-                    len(present_nodes), self.seed, round
-                )
-                for node, near in zip(present_nodes, graph.neighbours(round), strict=True):
-                    neighbours[node] = tuple(present_nodes[other] for other in near)
-            self._among.clear()
-            self._among[present_nodes, round] = tuple(neighbours)
-        return self._among[present_nodes, round]
+        return _drawn_among(self, present_nodes, round)
+
+
+@lru_cache(maxsize=2)
+def _drawn(topology: DynamicRegular, nodes: int, seed: int, round: int) -> StaticGraph:
+    return topology.sample(nodes, seed, round)
+
+
+@lru_cache(maxsize=2)
+def _drawn_among(graph: DynamicGraph, present_nodes: tuple[int, ...], round: int) -> Neighbours:
+    neighbours: list[tuple[int, ...]] = [()] * graph.nodes
+    count = len(present_nodes)
+    if count > 1:
+        drawn = graph.topology.of_size(count).sample(count, graph.seed, round)
+        for node, near in zip(present_nodes, drawn.neighbours(round), strict=True):
+            neighbours[node] = tuple(present_nodes[other] for other in near)
+    return tuple(neighbours)
 
 
 @dataclass(frozen=True)
@@ -514,10 +511,9 @@ class FromGraph(UserTopology):
         ids = {name: number for number, name in enumerate(names)}
         triples = list(self.graph.edges(data="weight", default=1))
         ends = np.array([(ids[a], ids[b]) for a, b, _ in triples], dtype=np.int64).reshape(-1, 2)
-        weights = [_edge_weight(a, b, weight) for a, b, weight in triples]
-        return EdgeData(
-            ends, np.array(weights) if self._weighted() else None, self.graph.is_directed()
-        )
+        numbers = np.array([_edge_weight(a, b, weight) for a, b, weight in triples])
+        weights = numbers if self._weighted() else None
+        return EdgeData(ends, weights, self.graph.is_directed())
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {
@@ -597,11 +593,6 @@ def _edge_weight(a: object, b: object, weight: object) -> float:
 def _text(topology: Topology) -> str:
     known = type(topology) in TOPOLOGIES.values()
     return specs.text(topology, "topology", TOPOLOGIES) if known else repr(topology)
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, got {value}")
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -4,33 +4,25 @@ Options are a frozen dataclass, and `build(shape, classes)` creates the network.
 image size and classes come from the data. A network raises an error if it cannot take the data.
 """
 
+from peerage.models import cnn, mlp
 from peerage.models.base import Model
-from peerage.models.cifar_cnn import CifarCNN
-from peerage.models.digits_cnn import DigitsCNN
-from peerage.models.fashion_cnn import FashionCNN
-from peerage.models.gain_cnn import GainCNN
-from peerage.models.gn_lenet import GnLeNet
-from peerage.models.leaf_cnn import LeafCNN
-from peerage.models.mlp import MLP, DigitsMLP, GainMLP, HwaMLP, Logistic
-from peerage.models.mnist_cnn import MnistCNN
-from peerage.models.vgg16 import VGG16
 
 __all__ = ["MODELS", "Model", "default_model"]
 
 MODELS: dict[str, type[Model]] = {
-    "cifar-cnn": CifarCNN,
-    "digits-cnn": DigitsCNN,
-    "digits-mlp": DigitsMLP,
-    "fashion-cnn": FashionCNN,
-    "gain-cnn": GainCNN,
-    "gain-mlp": GainMLP,
-    "gn-lenet": GnLeNet,
-    "hwa-mlp": HwaMLP,
-    "leaf-cnn": LeafCNN,
-    "logistic": Logistic,
-    "mlp": MLP,
-    "mnist-cnn": MnistCNN,
-    "vgg16": VGG16,
+    "cifar-cnn": cnn.CifarCNN,
+    "digits-cnn": cnn.DigitsCNN,
+    "digits-mlp": mlp.DigitsMLP,
+    "fashion-cnn": cnn.FashionCNN,
+    "gain-cnn": cnn.GainCNN,
+    "gain-mlp": mlp.GainMLP,
+    "gn-lenet": cnn.GnLeNet,
+    "hwa-mlp": mlp.HwaMLP,
+    "leaf-cnn": cnn.LeafCNN,
+    "logistic": mlp.Logistic,
+    "mlp": mlp.MLP,
+    "mnist-cnn": cnn.MnistCNN,
+    "vgg16": cnn.VGG16,
 }
 
 _DEFAULTS = {

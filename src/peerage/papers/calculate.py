@@ -56,11 +56,10 @@ def recorded(folder: Path) -> tuple[RunRecord, ...]:
 
 def rows(curves: dict[str, list[float]]) -> tuple[Row, ...]:
     """One row per round from one list per curve."""
-    found = []
-    for number, values in enumerate(zip(*curves.values(), strict=True)):
-        known = dict(zip(curves, values, strict=True))
-        found.append({"scope": "network", "round": number, **known})
-    return tuple(found)
+    return tuple(
+        {"scope": "network", "round": number, **dict(zip(curves, values, strict=True))}
+        for number, values in enumerate(zip(*curves.values(), strict=True))
+    )
 
 
 def realised(

@@ -25,7 +25,7 @@ from peerage.graphs.topology import Complete, ErdosRenyi
 from peerage.isolation import exclusive_torch
 from peerage.models import MODELS
 from peerage.models.start import Architecture
-from peerage.papers.study import Calculation, Job, Training
+from peerage.papers.study import Calculation, Job
 from peerage.records.environment import environment
 from peerage.work.context import Examples
 from peerage.work.evaluation import score
@@ -63,7 +63,6 @@ class Speeds:
         if isinstance(job, Calculation):
             cores = min(self.cores, len(job.seeds))
             return len(job.seeds) * job.model.products / self.products() / cores
-        assert isinstance(job, Training)
         return self._training(job.experiment)
 
     def _training(self, experiment: Experiment) -> float | None:

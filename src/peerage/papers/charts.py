@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import compress
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,29 +18,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from peerage.papers.papertable import PaperTable
 from peerage.papers.study import count_text
-from peerage.records.metrics import BY_KEY, METRICS
+from peerage.records.metrics import BY_KEY
 from peerage.records.rows import RunRecord
-from peerage.report.figures import (
-    COLOURS,
-    CURVE_STYLES,
-    DASHES,
-    GREY,
-    MARKERS,
-    PERCENT,
-    SIZE,
-    STYLE,
-    CurveStyle,
-    curve_style,
-    curve_styles,
-    literal,
-    needs_log_scale,
-    percent_axis,
-    phase_bars,
-    visible,
-)
+from peerage.report import figures
+from peerage.report.figures import PERCENT, SIZE, STYLE, CurveStyle, literal, needs_log_scale
 from peerage.report.series import Key, Series
 
-LABELS = {metric.key: metric.label for metric in METRICS}
+ACCURACY = BY_KEY["accuracy"].label
 ROUND = "round"
 MAX_NODES = 10  # lines of single nodes per panel
 MARKS = 7  # markers per curve
@@ -124,11 +109,11 @@ class Plot:
     levels: tuple[tuple[str, float], ...] = ()
     floor: float | None = None  # start of the vertical axis; None: set by the values
 
-    def points(self, line: Line) -> tuple[list[float], list[float], list[float]]:
-        """x, y and deviations without round 0 if the horizontal axis is logarithmic."""
-        kept = [k for k, x in enumerate(line.x) if x > 0 or "x" not in self.log]
-        x, y = ([values[k] for k in kept] for values in (line.x, line.y))
-        return x, y, [line.spread[k] for k in kept] if line.spread else []
+    def visible(self, line: Line) -> Line:
+        """The line, without round 0 if the horizontal axis is logarithmic."""
+        kept = [x > 0 or "x" not in self.log for x in line.x]
+        x, y, spread = (list(compress(part, kept)) for part in (line.x, line.y, line.spread))
+        return replace(line, x=x, y=y, spread=spread)
 
 
 @dataclass(frozen=True)
@@ -173,7 +158,9 @@ def curves(panels: Sequence[Panel], keys: Sequence[str] = ("accuracy", "loss")) 
 def node_lines(panels: Sequence[NodePanel]) -> Figure:
     """One line per node and panel; of many nodes, ten that are evenly spaced."""
     all_notes = [panel.record.notes(panel.note) for panel in panels]
-    nodes = _evenly_spaced(sorted({node for notes in all_notes for node in notes}), MAX_NODES)
+    nodes = sorted({node for notes in all_notes for node in notes})
+    places = np.linspace(0, len(nodes) - 1, min(len(nodes), MAX_NODES))
+    nodes = [nodes[round(place)] for place in places]
     figure, grid = _panel_grid(len(panels), len(panels) if len(panels) < 4 else 2)
     with matplotlib.rc_context(STYLE):
         for axes, panel, notes in zip(grid, panels, all_notes, strict=True):
@@ -187,8 +174,7 @@ def node_lines(panels: Sequence[NodePanel]) -> Figure:
                 axes.set_yscale("log")
             axes.set(title=literal(panel.title), ylabel=literal(panel.ylabel))
             _round_axis(axes, [rounds for rounds, _ in curves.values()])
-        names = [Line2D([], [], label=f"node {n}", **_node_line(k)) for k, n in enumerate(nodes)]
-        _legend_above(figure, names)
+        _legend_above(figure, [_entry(f"node {n}", _node_line(k)) for k, n in enumerate(nodes)])
     return figure
 
 
@@ -198,7 +184,7 @@ def against_paper(table: PaperTable) -> Figure:
     parts = table.parts()
     figure, grid = _grid(1, len(parts), sharey="row", height=1.5 + 0.34 * len(ticks))
     entries = [
-        [_column_entry(table, place, number) for number, place in enumerate(part)]
+        [_entry(table.columns[place][-1], _column(number)) for number, place in enumerate(part)]
         for _, part in parts
     ]
     alike = len({tuple(str(entry.get_label()) for entry in names) for names in entries}) == 1
@@ -242,33 +228,31 @@ def plots(
                 _draw_bars(axes, panel, styles)
             else:
                 _draw_plot(axes, panel, styles)
+            axes.set(title=literal(panel.title), xlabel=literal(panel.xlabel))
             if not alike or number % min(columns, len(panels)) == 0:
                 axes.set_ylabel(literal(panel.ylabel))
         for axes, panel in zip(grid, panels, strict=True):
             if isinstance(panel, Plot):
                 _plot_axes(axes, panel, line_panels if alike else [panel])
-        names = _names(line_panels, styles)
-        _legend_above(figure, [*names, *_kinds(kinds or {}), *_marks(line_panels, across)])
+        _legend_above(figure, _plot_entries(line_panels, styles, kinds or {}, across))
         _legend_of_parts(figure, [panel for panel in panels if isinstance(panel, Bars)])
     return figure
 
 
 def heat_maps(
-    panels: Sequence[HeatMap],
-    label: str,
-    *,
-    columns: int = 2,
-    height: float = 2.2,
-    scale: Literal["around zero", "from zero"] = "from zero",
+    panels: Sequence[HeatMap], label: str, *, columns: int = 2, height: float = 2.2
 ) -> Figure:
-    """Panels in lines of `columns`, each `height` inches high, with one colour bar for all."""
+    """Panels in lines of `columns`, each `height` inches high, with one colour bar for all.
+
+    Zero is in the middle of the colours if there are negative values.
+    """
     with matplotlib.rc_context(STYLE):
         columns = min(columns, len(panels))
         tall = 0.4 + height * -(-len(panels) // columns)
         figure, grid = _panel_grid(len(panels), columns, width=0.9 + 3.8 * columns, height=tall)
         most = max(float(np.abs(panel.values).max()) for panel in panels) or 1.0
-        around = scale == "around zero"
-        colours, least = ("RdBu_r", -most) if around else ("magma", 0.0)
+        negative = any(np.min(panel.values) < 0 for panel in panels)
+        colours, least = ("RdBu_r", -most) if negative else ("magma", 0.0)
         for axes, panel in zip(grid, panels, strict=True):
             axes.grid(visible=False)
             rows, width = panel.shape or np.shape(panel.values)
@@ -281,8 +265,8 @@ def heat_maps(
                 interpolation="nearest",
                 extent=(-0.5, width - 0.5, rows - 0.5, -0.5),
             )
-            _title_axes(axes, panel)
-            axes.set_ylabel(literal(panel.ylabel))
+            names = {"title": panel.title, "xlabel": panel.xlabel, "ylabel": panel.ylabel}
+            axes.set(**{part: literal(text) for part, text in names.items()})
         bar = figure.colorbar(picture, ax=figure.axes, shrink=0.9, pad=0.02)
         bar.outline.set_visible(False)
         bar.set_label(literal(label))
@@ -295,13 +279,10 @@ def curves_and_phases(panel: Panel) -> Figure:
     figure, grid = _grid(1, 2, height=SIZE[1] + 0.3)
     left, right = grid[0]
     with matplotlib.rc_context(STYLE):
-        _draw_panel(left, panel, "accuracy", methods)
-        _value_axis([left], "accuracy", [panel])
-        _round_axis(left, [s.rounds() for s in panel.series])
-        left.set_title(literal(panel.title))
+        _draw_line([[left]], [panel], ["accuracy"], methods)
         _legend_above(figure, _entries(methods, [panel]))
-        bars = [(literal(s.label), visible(s.phases())) for s in panel.series]
-        right.legend(handles=phase_bars(right, bars), loc="lower left", **ABOVE)
+        bars = [(literal(s.label), figures.visible(s.phases())) for s in panel.series]
+        right.legend(handles=figures.phase_bars(right, bars), loc="lower left", **ABOVE)
     return figure
 
 
@@ -337,7 +318,7 @@ def _panel_grid(count: int, columns: int, **options: Any) -> tuple[Figure, list[
 def _methods(panels: Sequence[Panel]) -> dict[str, CurveStyle]:
     """The style of each label, the same in all panels."""
     algorithms = {s.label: s.algorithm for panel in panels for s in panel.series}
-    return dict(zip(algorithms, curve_styles(list(algorithms.values())), strict=True))
+    return dict(zip(algorithms, figures.curve_styles(list(algorithms.values())), strict=True))
 
 
 def _draw_line(
@@ -361,50 +342,46 @@ def _draw_line(
 def _draw_panel(axes: Axes, panel: Panel, key: str, methods: dict[str, CurveStyle]) -> None:
     for target in panel.targets if key == "accuracy" else ():
         axes.axhline(target, zorder=1, **TARGET)
-    order = list(methods)
     for series in panel.series:
-        rounds, means, stds = series.curve(key)
-        style = methods[series.label]
-        markers = _markers(len(rounds), order.index(series.label), len(order))
-        width = 1.8 if len(rounds) <= LONG else 1.2
-        axes.plot(rounds, means, markevery=markers, linewidth=width, **style.line)
-        if series.seeds > 1:
-            _draw_band(axes, rounds, means, stds, style.colour)
+        line = line_of(series.label, series, key)
+        width = 1.8 if len(line.x) <= LONG else 1.2
+        _draw_curve(axes, line, methods, {**methods[line.label].line, "linewidth": width})
 
 
 def _draw_plot(axes: Axes, panel: Plot, styles: Mapping[str, CurveStyle]) -> None:
     for label, value in panel.levels:
         colour = {"color": styles[label].colour} if label in styles else {}
         axes.axhline(value, zorder=1, **{**LEVEL, **colour})
-    order = list(styles)
     for line in panel.lines:
-        x, y, deviation = panel.points(line)
-        style = styles[line.label]
-        markers = _markers(len(x), order.index(line.label), len(order))
-        zorder = 2.5 if line.dashed else 2
-        axes.plot(x, y, markevery=markers, zorder=zorder, **_stroke(style, dashed=line.dashed))
-        if deviation:
-            least = 0.2 if "y" in panel.log else None  # a logarithmic axis has no zero
-            _draw_band(axes, x, y, deviation, style.colour, least)
-    _title_axes(axes, panel)
+        stroke = _stroke(styles[line.label], dashed=line.dashed)
+        stroke["zorder"] = 2.5 if line.dashed else 2
+        _draw_curve(axes, panel.visible(line), styles, stroke, positive="y" in panel.log)
 
 
-def _draw_band(
+def _draw_curve(
     axes: Axes,
-    x: Sequence[float],
-    means: Sequence[float],
-    stds: Sequence[float],
-    colour: Any,
-    least: float | None = None,
+    line: Line,
+    styles: Mapping[str, CurveStyle],
+    stroke: Mapping[str, Any],
+    *,
+    positive: bool = False,
 ) -> None:
-    """One standard deviation around the means; with `least`, not below this share of them."""
-    low, high = np.subtract(means, stds), np.add(means, stds)
-    if least is not None:
-        low = np.maximum(low, least * np.asarray(means))
-    axes.fill_between(x, low, high, color=colour, alpha=BAND, linewidth=0)
+    """A line in a band of one deviation, which is `positive` on a logarithmic axis."""
+    order, y = list(styles), np.asarray(line.y)
+    markers = _markers(len(line.x), order.index(line.label), len(order))
+    axes.plot(line.x, y, markevery=markers, **stroke)
+    if line.spread:
+        low = np.maximum(y - line.spread, 0.2 * y if positive else -math.inf)
+        colour = styles[line.label].colour
+        axes.fill_between(line.x, low, y + line.spread, color=colour, alpha=BAND, linewidth=0)
 
 
-def _band_entry(label: str) -> Patch:
+def _entry(label: str, style: Mapping[str, Any]) -> Artist:
+    """A line of the legend."""
+    return Line2D([], [], label=literal(label), **style)
+
+
+def _band_entry(label: str) -> Artist:
     return Patch(color="#888888", alpha=2 * BAND, label=label)
 
 
@@ -413,8 +390,8 @@ def _draw_bars(axes: Axes, panel: Bars, styles: Mapping[str, CurveStyle]) -> Non
     places = range(len(panel.names))
     bottom = np.zeros(len(panel.names))
     for number, heights in enumerate(panel.parts.values()):
-        single = [styles[name].colour if name in styles else GREY for name in panel.names]
-        colour: Any = single if len(panel.parts) == 1 else _part_colour(number)
+        single = [styles[name].colour if name in styles else figures.GREY for name in panel.names]
+        colour: Any = single if len(panel.parts) == 1 else f"C{number}"
         bars = axes.bar(places, heights, 0.7, bottom, color=colour)
         if len(panel.parts) == 1:
             axes.bar_label(bars, [f"{height:,.4g}".replace(",", " ") for height in heights])
@@ -422,21 +399,12 @@ def _draw_bars(axes: Axes, panel: Bars, styles: Mapping[str, CurveStyle]) -> Non
         bottom += np.asarray(heights)
     axes.set_xticks(places, [literal(name) for name in panel.names])
     axes.grid(visible=False, axis="x")
-    _title_axes(axes, panel)
-
-
-def _title_axes(axes: Axes, panel: Plot | Bars | HeatMap) -> None:
-    axes.set(title=literal(panel.title), xlabel=literal(panel.xlabel))
-
-
-def _part_colour(number: int) -> Any:
-    return matplotlib.colormaps["tab10"](number % 10)
 
 
 def _legend_of_parts(figure: Figure, panels: Sequence[Bars]) -> None:
     names = list(dict.fromkeys(n for p in panels if len(p.parts) > 1 for n in p.parts))
     if names:
-        entries = [Patch(color=_part_colour(k), label=literal(n)) for k, n in enumerate(names)]
+        entries = [Patch(color=f"C{k}", label=literal(n)) for k, n in enumerate(names)]
         style: Any = {"fontsize": 9, "handlelength": 1.0, "columnspacing": 1.2}
         columns = min(len(names), 10)
         figure.legend(handles=entries, loc="outside lower center", ncols=columns, **style)
@@ -446,11 +414,11 @@ def _plot_axes(axes: Axes, panel: Plot, sharing: Sequence[Plot]) -> None:
     """`sharing` are the panels with the same vertical axis."""
     if panel.floor is not None:
         axes.set_ylim(bottom=panel.floor)
-    if panel.ylabel == LABELS["accuracy"]:
+    if panel.ylabel == ACCURACY:
         axes.yaxis.set_major_formatter(PERCENT)
     if "y" in panel.log:
         axes.set_yscale("log")
-        _log_ticks(axes.yaxis, [y for p in sharing for line in p.lines for y in p.points(line)[1]])
+        _log_ticks(axes.yaxis, [y for p in sharing for line in p.lines for y in p.visible(line).y])
     if "x" in panel.log:
         axes.set_xscale("log")
         _log_ticks(axes.xaxis, [x for line in panel.lines for x in line.x])
@@ -482,35 +450,26 @@ def _stroke(style: CurveStyle, *, dashed: bool = False) -> dict[str, Any]:
 def _label_style(label: str, number: int) -> CurveStyle:
     """The style of an algorithm if the label is its name or that of a variant, `HWA (examples)`."""
     name, _, _ = label.partition(" (")
-    known = name.lower() in CURVE_STYLES
-    return CurveStyle(*(curve_style(name) if known else _colour_and_marker(number)), "-")
+    known = name.lower() in figures.CURVE_STYLES
+    return CurveStyle(*(figures.curve_style(name) if known else _colour_and_marker(number)), "-")
 
 
-def _names(panels: Sequence[Plot], styles: Mapping[str, CurveStyle]) -> list[Artist]:
-    """Legend entries of the labels; a label of dashed lines only is dashed."""
-    solid = {line.label for panel in panels for line in panel.lines if not line.dashed}
-    return [
-        Line2D([], [], label=literal(label), **_stroke(style, dashed=label not in solid))
-        for label, style in styles.items()
+def _plot_entries(
+    panels: Sequence[Plot], styles: Mapping[str, CurveStyle], kinds: Mapping[str, bool], across: str
+) -> list[Artist]:
+    """Labels, kinds, bands and levels; a label of dashed lines only is dashed."""
+    lines = [line for panel in panels for line in panel.lines]
+    solid = {line.label for line in lines if not line.dashed}
+    grey = CurveStyle("#444444", "", "-")
+    entries = [
+        *(_entry(name, _stroke(styles[name], dashed=name not in solid)) for name in styles),
+        *(_entry(word, _stroke(grey, dashed=dashed)) for word, dashed in kinds.items()),
     ]
-
-
-def _kinds(kinds: Mapping[str, bool]) -> list[Artist]:
-    style = CurveStyle("#444444", "", "-")
-    return [
-        Line2D([], [], label=literal(word), **_stroke(style, dashed=dashed))
-        for word, dashed in kinds.items()
-    ]
-
-
-def _marks(panels: Sequence[Plot], across: str) -> list[Artist]:
-    """Legend entries of bands and horizontal lines."""
-    marks: list[Artist] = []
-    if any(line.spread for panel in panels for line in panel.lines):
-        marks.append(_band_entry("± std"))
+    if any(line.spread for line in lines):
+        entries.append(_band_entry("± std"))
     if any(panel.levels for panel in panels):
-        marks.append(Line2D([], [], label=literal(across), **LEVEL))
-    return marks
+        entries.append(_entry(across, LEVEL))
+    return entries
 
 
 def _markers(points: int, index: int, count: int) -> tuple[int, int]:
@@ -524,12 +483,12 @@ def _markers(points: int, index: int, count: int) -> tuple[int, int]:
 
 def _value_axis(line: Sequence[Axes], key: str, panels: Sequence[Panel]) -> None:
     """The vertical axis of a key, which all panels of a line share."""
-    line[0].set_ylabel(LABELS.get(key, key.replace("_", " ")))
+    metric = BY_KEY[key]
+    line[0].set_ylabel(metric.label)
     values = [value for p in panels for s in p.series for value in s.curve(key).means]
-    scale = BY_KEY[key].scale if key in BY_KEY else "number"
-    if scale == "fraction":
-        percent_axis(line[0])
-    elif scale == "log" or needs_log_scale(values):
+    if metric.scale == "fraction":
+        figures.percent_axis(line[0])
+    elif metric.scale == "log" or needs_log_scale(values):
         line[0].set_yscale("log")
         positive = [value for value in values if value > 0]
         # A band may reach zero, which a logarithmic axis cannot show.
@@ -545,14 +504,12 @@ def _round_axis(axes: Axes, rounds: Sequence[Sequence[int]]) -> None:
 
 def _entries(methods: dict[str, CurveStyle], panels: Sequence[Panel]) -> list[Artist]:
     """Legend entries of the methods, of bands and of targets."""
-    entries: list[Artist] = [
-        Line2D([], [], label=literal(label), **style.line) for label, style in methods.items()
-    ]
+    entries = [_entry(label, style.line) for label, style in methods.items()]
     seeds = {s.seeds for panel in panels for s in panel.series if s.seeds > 1}
     if seeds:
         entries.append(_band_entry(f"± std of {count_text('seed', seeds)}"))
     if any(panel.targets for panel in panels):
-        entries.append(Line2D([], [], label="target", **TARGET))
+        entries.append(_entry("target", TARGET))
     return entries
 
 
@@ -565,14 +522,8 @@ def _legend_above(figure: Figure, entries: Sequence[Artist]) -> None:
     figure.legend(handles=list(entries), loc="outside upper center", ncols=columns)
 
 
-def _evenly_spaced(items: list[int], count: int) -> list[int]:
-    if len(items) <= count:
-        return items
-    return [items[round(k * (len(items) - 1) / (count - 1))] for k in range(count)]
-
-
 def _node_line(index: int) -> dict[str, Any]:
-    dash = DASHES[index // len(COLOURS)]
+    dash = figures.DASHES[index // len(figures.COLOURS)]
     return {**_column(index), "linestyle": dash, "linewidth": 1.2, "markersize": 4.5}
 
 
@@ -607,7 +558,8 @@ def _draw_column(
 
 
 def _colour_and_marker(number: int) -> tuple[str, str]:
-    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    colours, markers = figures.COLOURS, figures.MARKERS
+    return colours[number % len(colours)], markers[number % len(markers)]
 
 
 def _column(number: int) -> dict[str, Any]:
@@ -615,16 +567,12 @@ def _column(number: int) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "linestyle": "none"}
 
 
-def _column_entry(table: PaperTable, place: int, number: int) -> Line2D:
-    return Line2D([], [], label=literal(table.columns[place][-1]), **_column(number))
-
-
-def _paper_entries(table: PaperTable) -> list[Line2D]:
+def _paper_entries(table: PaperTable) -> list[Artist]:
     if not any(cell.paper is not None for _, cells in table.rows for cell in cells):
         return []
-    style: dict[str, Any] = {"color": "#222222", "marker": "o", "linestyle": "none"}
-    ours = Line2D([], [], label="filled: ours ± std", **style)
-    return [ours, Line2D([], [], label="hollow: paper", markerfacecolor="white", **style)]
+    filled: dict[str, Any] = {"color": "#222222", "marker": "o", "linestyle": "none"}
+    hollow = {**filled, "markerfacecolor": "white"}
+    return [_entry("filled: ours ± std", filled), _entry("hollow: paper", hollow)]
 
 
 def _table_axis(axes: Axes, table: PaperTable, part: Sequence[int]) -> None:

@@ -19,14 +19,13 @@ NUMBERS = ("ours", "spread", "paper", "paper_spread", "difference")
 HEADINGS = {1: ("column",), 2: ("group", "column")}  # of the header levels, in CSV
 P_VALUE: Final = "p-value"
 Unit = Literal["percent", "rounds", "count", "loss", "number", "p-value"]
-DIGITS = {"percent": 2, "rounds": 0, "count": 0, "loss": 3, "number": 3, P_VALUE: 4}
-MEANINGS = {
-    "percent": "Accuracy in percent",
-    "rounds": "Communication rounds",
-    "count": "Counts",
-    "loss": "Test loss (cross-entropy)",
-    "number": "Numbers",
-    P_VALUE: "p-values",
+UNITS: dict[Unit, tuple[int, str]] = {  # decimal places and meaning
+    "percent": (2, "Accuracy in percent"),
+    "rounds": (0, "Communication rounds"),
+    "count": (0, "Counts"),
+    "loss": (3, "Test loss (cross-entropy)"),
+    "number": (3, "Numbers"),
+    P_VALUE: (4, "p-values"),
 }
 
 
@@ -92,7 +91,9 @@ class PaperTable:
                 marked = [f"**{text}**" if bold else text for text, bold in self._ours(number)]
                 beside = self._beside(number)
                 texts = [_joined(marked[p], beside[p]) for p in places]
-                lines.append([*map(_escaped, self._shown(number, titles)), *texts])
+                # The star of a name such as DecHW* is no emphasis.
+                names = [title.replace("*", "\\*") for title in self._shown(number, titles)]
+                lines.append([*names, *texts])
             heading = f"{'#' * (level + 1)} {name}\n\n" if name else ""
             parts.append(heading + pipe_table(lines, left=len(self.row_titles)))
         remarks = "".join(f"- {text}\n" for text in self.remarks())
@@ -131,17 +132,11 @@ class PaperTable:
 
     def parts(self) -> list[tuple[str, list[int]]]:
         """Adjacent columns with the same outer header: its name and their numbers."""
-        if len(self.columns[0]) == 1:
-            return [("", list(range(len(self.columns))))]
-        by_name = groupby(range(len(self.columns)), key=lambda place: self.columns[place][0])
-        return [(name, list(places)) for name, places in by_name]
+        return _adjacent(self.columns)
 
     def groups(self) -> list[tuple[str, list[int]]]:
         """Adjacent rows with the same first of two titles: its name and their numbers."""
-        if len(self.row_titles) == 1:
-            return [("", list(range(len(self.rows))))]
-        by_name = groupby(range(len(self.rows)), key=lambda number: self.rows[number][0][0])
-        return [(name, list(numbers)) for name, numbers in by_name]
+        return _adjacent([titles for titles, _ in self.rows])
 
     def legend(self, bold: str = "Bold") -> str:
         """One line that explains the cells."""
@@ -151,7 +146,7 @@ class PaperTable:
             ours += f" ± {self.spread}"
         if any(cell.paper is not None for cell in cells):
             ours += " (paper, difference)"
-        text = f"{MEANINGS[self.unit]}. Each cell: {ours}."
+        text = f"{UNITS[self.unit][1]}. Each cell: {ours}."
         if self.best is not None and any(len(numbers) > 1 for _, numbers in self.groups()):
             where = "column" if len(self.row_titles) == 1 else "column and group"
             tested = any(cell.unit == P_VALUE for cell in cells)
@@ -189,7 +184,7 @@ class PaperTable:
 
     @property
     def _digits(self) -> int:
-        return DIGITS[self.unit] if self.digits is None else self.digits
+        return UNITS[self.unit][0] if self.digits is None else self.digits
 
     def _rounded(self, value: float) -> float:
         percent = 100 if self.unit == "percent" else 1
@@ -262,13 +257,15 @@ class PaperTable:
         return table
 
 
+def _adjacent(titles: Sequence[tuple[str, ...]]) -> list[tuple[str, list[int]]]:
+    """Places of adjacent titles with the same first of two levels; one level has no name."""
+    names = [levels[0] if len(levels) > 1 else "" for levels in titles]
+    by_name = groupby(range(len(names)), key=names.__getitem__)
+    return [(name, list(places)) for name, places in by_name]
+
+
 def _joined(*texts: str) -> str:
     return " ".join(text for text in texts if text)
-
-
-def _escaped(text: str) -> str:
-    """Escape the star of a name such as DecHW*, which is no emphasis."""
-    return text.replace("*", "\\*")
 
 
 def _styled(ours: str, bold: bool, beside: str, gap: str) -> Text:

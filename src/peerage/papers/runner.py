@@ -10,16 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+from peerage import errors
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.engine.prepare import load_dataset
-from peerage.errors import (
-    DataError,
-    Diverged,
-    InputError,
-    Interrupted,
-    PeerageWarning,
-    did_you_mean,
-)
+from peerage.errors import InputError, Interrupted, did_you_mean
 from peerage.files import disk_errors
 from peerage.papers.calculate import calculate, recorded
 from peerage.papers.calibrate import Speeds, mean_cost, parameters, training_nodes
@@ -135,11 +129,11 @@ def simplified(method: str) -> str:
     return "".join(letter for letter in method.lower() if letter.isalnum() or letter == "*")
 
 
+@dataclass(frozen=True)
 class Store:
     """A folder with one folder per job, shared by all studies."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    home: Path
 
     def folder(self, job: Job) -> Path:
         return self.home / "runs" / job.folder
@@ -191,7 +185,8 @@ def run_jobs(
         left = [job for job in unique if not store.ended(job)]
         outcome = Outcome(skipped=len(unique) - len(left), lacking=missing_datasets(left))
         left = [job for job in left if job.dataset not in outcome.lacking]
-        left.sort(key=dataset_key)
+        # Jobs with the same data set follow each other, so that it is loaded once.
+        left.sort(key=lambda job: str(job.experiment.dataset) if isinstance(job, Training) else "")
         costs = [speeds.seconds(job) for job in left]
         known = [cost for cost in costs if cost is not None]
         mean = fmean(known) if known else 1.0  # the progress bar needs a weight for every job
@@ -204,7 +199,7 @@ def run_jobs(
             try:
                 _run_job(store.folder(job), job, datasets, display, cost)
                 outcome.done += 1
-            except Diverged:
+            except errors.Diverged:
                 outcome.diverged.append(job.title)
             except (KeyboardInterrupt, Interrupted):
                 restart = "its last round" if isinstance(job, Training) else "its beginning"
@@ -214,11 +209,6 @@ def run_jobs(
                 ) from None
             display.finish()
     return outcome
-
-
-def dataset_key(job: Job) -> str:
-    """Sort key: jobs with the same data set follow each other, so that it is loaded once."""
-    return str(job.experiment.dataset) if isinstance(job, Training) else ""
 
 
 @dataclass
@@ -241,21 +231,17 @@ def _run_job(
 ) -> None:
     if isinstance(job, Calculation):
         calculate(folder, job, display.advance)
-    elif isinstance(job, Training):
-        _run(folder, job, datasets.get(job), display, checkpoint_interval(job, cost))
+        return
+    rounds = job.experiment.rounds
 
-
-def _run(
-    folder: Path, job: Training, dataset: Dataset, display: Progress, every: int | None
-) -> None:
     def watch(row: Row) -> None:
         value = row.get("accuracy")
         accuracy = "" if value is None else f", accuracy {percent(value)}"
-        rounds = job.experiment.rounds
         display.advance(row["round"] / rounds, f"round {row['round']}/{rounds}{accuracy}")
 
+    dataset, every = datasets.get(job), checkpoint_interval(job, cost)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PeerageWarning)  # a study chooses its settings on purpose
+        warnings.simplefilter("ignore", errors.PeerageWarning)  # the settings are chosen on purpose
         if (folder / "experiment.toml").exists():
             resume(folder, dataset=dataset, checkpoint_every=every, watch=watch)
         else:
@@ -282,7 +268,7 @@ def check_data(outcome: Outcome) -> None:
     """Raise an error that names the missing data sets, if there are any."""
     if outcome.lacking:
         names = " ".join(outcome.lacking)
-        raise DataError(
+        raise errors.DataError(
             f"runs on {names} were skipped because the data is missing; "
             f"download it with `peerage data get {names}`, then run this command again"
         )

@@ -1,7 +1,6 @@
 """Studies: tables and figures of the papers, the jobs behind them and how they are shown."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -84,34 +83,10 @@ class Coordinates(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Job(ABC):
-    """Work that runs once, has its own folder and is shared by all studies that need it."""
-
-    place: Coordinates
-
-    @property
-    @abstractmethod
-    def title(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def folder(self) -> str:
-        """The same for equal work, whichever tables it belongs to."""
-
-    @property
-    @abstractmethod
-    def algorithm(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def dataset(self) -> str | None:
-        """The data set that it needs, if any."""
-
-
-@dataclass(frozen=True)
-class Training(Job):
+class Training:
     """One run of an experiment."""
 
+    place: Coordinates
     experiment: Experiment
 
     @property
@@ -120,11 +95,15 @@ class Training(Job):
 
     @cached_property
     def folder(self) -> str:
+        """The same for equal work, whichever tables it belongs to."""
         # At scale smoke one data set replaces all others, so the name is that of the experiment.
-        words = [self.dataset, split_name(self.experiment.partition), self.algorithm]
-        return "-".join(
-            [*words, f"seed{self.experiment.seed}", short_hash(run_key(self.experiment))]
-        )
+        partition, seed = self.experiment.partition, f"seed{self.experiment.seed}"
+        if isinstance(partition, Dirichlet):
+            split = f"dir{partition.alpha:g}"
+        else:
+            split = display_name(partition, PARTITIONS)
+        digest = short_hash(run_key(self.experiment))
+        return "-".join([self.dataset, split, self.algorithm, seed, digest])
 
     @property
     def algorithm(self) -> str:
@@ -153,9 +132,10 @@ class NumericalModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Calculation(Job):
+class Calculation:
     """A few realisations of a numerical model; an interruption loses all of them."""
 
+    place: Coordinates
     model: NumericalModel
     seeds: range
 
@@ -179,10 +159,8 @@ class Calculation(Job):
         return getattr(self.model, "dataset", None)
 
 
-def split_name(partition: Any) -> str:
-    if isinstance(partition, Dirichlet):
-        return f"dir{partition.alpha:g}"
-    return display_name(partition, PARTITIONS)
+# Work that runs once, has its own folder and is shared by all studies that need it.
+Job = Training | Calculation
 
 
 def short_hash(content: Mapping[str, Any]) -> str:
@@ -191,9 +169,8 @@ def short_hash(content: Mapping[str, Any]) -> str:
 
 def beyond_defaults(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
-    plain = {field.name: getattr(value, field.name) for field in fields(value)}
-    defaults = {field.name: field.default for field in fields(value)}
-    return {name: option for name, option in plain.items() if option != defaults[name]}
+    options = {field: getattr(value, field.name) for field in fields(value)}
+    return {field.name: option for field, option in options.items() if option != field.default}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from peerage.files import disk_errors, write_bytes
-from peerage.papers.study import Calculation, Job, Plan, Results, Study, StudyOutput, Training
+from peerage.papers.study import Calculation, Job, Plan, Results, Study, StudyOutput
 from peerage.report import figures
 from peerage.report.series import Series
 
@@ -104,7 +104,6 @@ def _run(results: Results, job: Job) -> dict[str, Any]:
         seeds = {"first_seed": job.seeds[0], "last_seed": job.seeds[-1]}
         ending = {"status": "finished", "seconds": made[0].summary["seconds"]} if made else OPEN
         return {**job.place._asdict(), **seeds, **ending}
-    assert isinstance(job, Training)
     seed = job.experiment.seed
     made = [record for record in records if record.experiment["seed"] == seed]
     kept = ("status", "rounds", "accuracy", "loss", "bytes_sent", "seconds", "digest")

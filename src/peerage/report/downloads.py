@@ -3,34 +3,26 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
-from peerage.data import Progress as ReportBytes
+from peerage.data import Progress
 
 
 @contextmanager
-def download_progress() -> Iterator[ReportBytes]:
+def download_progress() -> Iterator[Progress]:
     """Yield a callback for `peerage.data.fetch`: bytes done, total bytes, label."""
     console = Console(stderr=True)
-    tasks: dict[str, TaskID] = {}
+    tasks: dict[str, progress.TaskID] = {}
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=24),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
     )
     quiet = not console.is_terminal  # otherwise a log file would end with an empty line
-    with Progress(*columns, console=console, redirect_stdout=False, disable=quiet) as bars:
+    with progress.Progress(*columns, console=console, redirect_stdout=False, disable=quiet) as bars:
 
         def report(done: int, total: int | None, label: str) -> None:
             if label not in tasks:

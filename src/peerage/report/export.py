@@ -33,17 +33,14 @@ def export(records: Sequence[RunRecord], out: Path) -> None:
 
 def curves(records: Sequence[RunRecord]) -> str:
     """JSON with the network metrics of every round, without the rows of single nodes."""
-    runs = [_run(record) for record in records]
-    return json.dumps({"runs": runs}, indent=1) + "\n"
+    return json.dumps({"runs": [_run(record) for record in records]}, indent=1) + "\n"
 
 
 def _run(record: RunRecord) -> dict[str, Any]:
-    rounds: dict[str, list[Any]] = {}
-    rows = [dict(row) for row in record.network]
+    rows = record.network
     keys = dict.fromkeys(key for row in rows for key in row if key not in ("scope", "seconds"))
-    for key in keys:
-        rounds[key] = [row.get(key) for row in rows]
-    rounds["seconds"] = [round(row["seconds"]["total"], 3) for row in record.network]
+    rounds = {key: [row.get(key) for row in rows] for key in keys}
+    rounds["seconds"] = [round(row["seconds"]["total"], 3) for row in rows]
     return {
         "label": record.label,
         "summary": record.summary,

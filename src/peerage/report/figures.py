@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 from zlib import crc32
 
@@ -119,8 +120,8 @@ def styled_runs(records: Sequence[RunRecord]) -> list[StyledRun]:
     result = []
     for place, (record, label) in enumerate(zip(records, labels(records), strict=True)):
         name = f"{label} ({record.status})" if record.status in ("diverged", "failed") else label
-        look = styles[place]
-        result.append(StyledRun(look.colour, look.marker, look.dash, place, record, literal(name)))
+        style = vars(styles[place])
+        result.append(StyledRun(**style, place=place, record=record, label=literal(name)))
     return result
 
 
@@ -152,19 +153,27 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
     axis is logarithmic if values differ by more than a factor of 30.
     """
     metric = BY_KEY[key]
+    runs = styled_runs(records)
+    points = [list(zip(*run.record.curve(key), strict=True)) for run in runs]
+    log = metric.scale == "log"
     with _figure() as (figure, axes):
         if metric.scale == "fraction":
-            for run in styled_runs(records):
+            for run in runs:
                 _band(axes, run, key)
-        elif metric.scale == "log" or needs_log_scale(
-            [y for r in records for y in r.curve(key)[1]]
-        ):
+        elif log or needs_log_scale([y for curve in points for _, y in curve]):
             axes.set_yscale("log")
-        _curves(axes, records, key, positive=metric.scale == "log")
+        for run, curve in zip(runs, points, strict=True):
+            _plot(axes, run, [(x, y) for x, y in curve if y > 0 or not log])
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if max(record.rounds for record in records) == 0:
+            axes.set_xticks([0])
         if metric.scale == "fraction":
             percent_axis(axes)
         axes.set_ylabel(metric.label + ("" if metric.source == "network" else MEAN))
-        _end_labels(axes, records, key)
+        linear = axes.get_yscale() == "linear"
+        ends = [(run, *curve[-1]) for run, curve in zip(runs, points, strict=True) if curve]
+        _label_ends(axes, [end for end in ends if end[-1] > 0 or linear])
     return figure
 
 
@@ -173,11 +182,13 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
     with _figure() as (figure, axes):
         ends = []
         for run in styled_runs(records):
-            rows = [row for row in run.record.network if row.get("accuracy") is not None]
-            x = [row["bytes_total"] / max(row["nodes"], 1) for row in rows]
-            y = [row["accuracy"] for row in rows]
-            _plot(axes, run, x, y)
-            ends += [(run, x[-1], y[-1])] if x else []
+            curve = [
+                (row["bytes_total"] / max(row["nodes"], 1), row["accuracy"])
+                for row in run.record.network
+                if row.get("accuracy") is not None
+            ]
+            _plot(axes, run, curve)
+            ends += [(run, *curve[-1])] if curve else []
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_size(value)))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         most = max((x for _, x, _ in ends), default=0.0)
@@ -195,12 +206,9 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
     with _figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
         for place, run in enumerate(runs):
             _draw_node_accuracies(axes, run, -place)
-        names = [fold_label(run.label) for run in runs]
-        axes.set_yticks([-place for place in range(len(runs))], names)
-        axes.set_ylim(-len(runs) + 0.4, 0.6)
+        _name_rows(axes, [run.label for run in runs])
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        axes.grid(visible=False, axis="y")
         axes.set_xlabel("test accuracy of a node, last evaluated round")
     return figure
 
@@ -223,11 +231,8 @@ def phase_bars(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]]) -> l
             axes.barh(-place, seconds, 0.62, start, **_bar_style(phase))
             start += seconds
         axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
-    names = [fold_label(label) for label, _ in bars]
-    axes.set_yticks([-place for place in range(len(bars))], names)
-    axes.set_ylim(-len(bars) + 0.4, 0.6)
+    _name_rows(axes, [label for label, _ in bars])
     axes.set_xlim(0, 1.15 * longest or 1.0)
-    axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds per round")
     used = {phase for _, means in bars for phase in means}
     return [Patch(label=phase, **_bar_style(phase)) for phase in in_order(used)]
@@ -329,23 +334,14 @@ def _figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[F
         yield figure, figure.add_subplot()
 
 
-def _curves(axes: Axes, records: Sequence[RunRecord], key: str, *, positive: bool = False) -> None:
-    for run in styled_runs(records):
-        rounds, values = run.record.curve(key)
-        kept = [(x, y) for x, y in zip(rounds, values, strict=True) if y > 0 or not positive]
-        _plot(axes, run, [x for x, _ in kept], [y for _, y in kept])
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if max(record.rounds for record in records) == 0:
-        axes.set_xticks([0])
-
-
-def _plot(axes: Axes, run: StyledRun, x: Sequence[float], y: Sequence[float]) -> None:
-    every = max(len(x) // 8, 1)
+def _plot(axes: Axes, run: StyledRun, curve: Sequence[tuple[float, float]]) -> None:
+    every = max(len(curve) // 8, 1)
     # Markers of different runs are shifted, so that equal curves remain visible.
-    axes.plot(x, y, markevery=(min(run.place % every, len(x)), every), label=run.label, **run.line)
-    if x and run.record.status in ("diverged", "failed"):
-        axes.plot(x[-1], y[-1], marker="x", color=run.colour, markersize=10, markeredgewidth=2.5)
+    markers = (min(run.place % every, len(curve)), every)
+    x, y = [x for x, _ in curve], [y for _, y in curve]
+    axes.plot(x, y, markevery=markers, label=run.label, **run.line)
+    if curve and run.record.status in ("diverged", "failed"):
+        axes.plot(*curve[-1], marker="x", color=run.colour, markersize=10, markeredgewidth=2.5)
 
 
 def _band(axes: Axes, run: StyledRun, key: str) -> None:
@@ -357,15 +353,6 @@ def _band(axes: Axes, run: StyledRun, key: str) -> None:
     axes.fill_between(
         [row["round"] for row in rows], low, high, color=run.colour, alpha=0.15, linewidth=0
     )
-
-
-def _end_labels(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
-    ends = []
-    for run in styled_runs(records):
-        rounds, values = run.record.curve(key)
-        if values and (values[-1] > 0 or axes.get_yscale() == "linear"):
-            ends.append((run, float(rounds[-1]), values[-1]))
-    _label_ends(axes, ends)
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> None:
@@ -399,25 +386,16 @@ def space_labels(heights: Sequence[float], gap: float) -> list[float]:
 
     Heights that are too close form a block around their mean; overlapping blocks are merged.
     """
-    blocks: list[list[tuple[int, float]]] = []
-    for index, height in sorted(enumerate(heights), key=lambda pair: pair[1]):
-        blocks.append([(index, height)])
-        while len(blocks) > 1 and _bottom(blocks[-1], gap) < _top(blocks[-2], gap) + gap:
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    blocks: list[list[float]] = []
+    for place, index in enumerate(order):
+        blocks.append([heights[index] - place * gap])  # the gaps are added again in the end
+        while len(blocks) > 1 and fmean(blocks[-1]) < fmean(blocks[-2]):
             last = blocks.pop()
             blocks[-1] += last
-    result = [0.0] * len(heights)
-    for block in blocks:
-        for place, (index, _) in enumerate(block):
-            result[index] = _bottom(block, gap) + place * gap
-    return result
-
-
-def _bottom(block: Sequence[tuple[int, float]], gap: float) -> float:
-    return sum(height for _, height in block) / len(block) - gap * (len(block) - 1) / 2
-
-
-def _top(block: Sequence[tuple[int, float]], gap: float) -> float:
-    return _bottom(block, gap) + gap * (len(block) - 1)
+    means = [fmean(block) for block in blocks for _ in block]
+    placed = {index: means[place] + place * gap for place, index in enumerate(order)}
+    return [placed[index] for index in range(len(heights))]
 
 
 def percent_axis(axes: Axes) -> None:
@@ -474,22 +452,14 @@ def _allocation_bubbles(figure: Figure, axes: Axes, table: np.ndarray[Any, Any])
     largest = max(float(table.max()), 1.0)
     pitch = 72 * min(10.0 / nodes, (figure.get_figheight() - 1.0) / classes)  # points per cell
     area = (1.6 * min(pitch, 28)) ** 2 / largest
-    axes.scatter(
-        node,
-        label,
-        s=area * table[node, label],
-        color=BLUE,
-        alpha=0.6,
-        edgecolors="white",
-        linewidths=0.5,
-    )
+    style: Any = {"color": BLUE, "alpha": 0.6}
+    areas = area * table[node, label]
+    axes.scatter(node, label, s=areas, edgecolors="white", linewidths=0.5, **style)
     axes.set_xlim(-0.8, nodes - 0.2)
     axes.set_ylim(-0.8, classes - 0.2)
     axes.set_xlabel("node")
     for count in sorted({_round_down(largest * share) for share in (0.1, 0.4, 1.0)}):
-        axes.scatter(
-            [], [], s=area * count, color=BLUE, alpha=0.6, linewidths=0, label=f"{count:g}"
-        )
+        axes.scatter([], [], s=area * count, linewidths=0, label=f"{count:g}", **style)
     axes.legend(
         title="examples",
         loc="center left",
@@ -528,9 +498,8 @@ def _round_down(value: float) -> float:
 
 
 def _positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
-    network = nx.Graph()
-    network.add_nodes_from(range(count))
-    network.add_edges_from((u, v) for u, v in edges)
+    network = nx.empty_graph(count)
+    network.add_edges_from(edges)
     iterations = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs count^2
     return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=iterations))
 
@@ -552,30 +521,23 @@ def _draw_graph(
             rasterized=len(edges) > 2000,
         )
     )
-    spots = np.array([place[node] for node in range(len(place))])
+    x, y = np.array([place[node] for node in range(len(place))]).T
     missing = [node for node in range(len(place)) if node not in values]
     dot_size = 90 if not many else max(20_000 / len(place), 8) * 0.8
-    axes.scatter(
-        spots[missing, 0],
-        spots[missing, 1],
-        s=dot_size,
-        color="#DDDDDD",
-        edgecolors="white",
-        linewidths=0.5,
-    )
+    style: Any = {"s": dot_size, "edgecolors": "white"}
+    axes.scatter(x[missing], y[missing], color="#DDDDDD", linewidths=0.5, **style)
     present = sorted(values)
     axes.margins(0.04)
     return axes.scatter(
-        spots[present, 0],
-        spots[present, 1],
+        x[present],
+        y[present],
         c=[values[node] for node in present],
-        s=dot_size,
         cmap="viridis",
         vmin=bounds[0],
         vmax=bounds[1],
-        edgecolors="white",
         linewidths=0.5 if not many else 0.2,
         zorder=2,
+        **style,
     )
 
 
@@ -589,9 +551,12 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def fold_label(label: str) -> str:
-    """A long label on two lines."""
-    return label.replace(" (", "\n(") if len(label) > 14 else label
+def _name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Write labels at heights 0, -1, -2, ...; a long one has two lines."""
+    names = [label.replace(" (", "\n(") if len(label) > 14 else label for label in labels]
+    axes.set_yticks([-place for place in range(len(names))], names)
+    axes.set_ylim(-len(names) + 0.4, 0.6)
+    axes.grid(visible=False, axis="y")
 
 
 def _short_size(value: float) -> str:
@@ -601,6 +566,5 @@ def _short_size(value: float) -> str:
 
 def _shade(colour: str, amount: float) -> str:
     """Mix a colour with white (positive amount) or black (negative)."""
-    target = 1.0 if amount > 0 else 0.0
-    red, green, blue = ((1 - abs(amount)) * c + abs(amount) * target for c in to_rgb(colour))
+    red, green, blue = ((1 - abs(amount)) * c + max(amount, 0.0) for c in to_rgb(colour))
     return to_hex((red, green, blue))

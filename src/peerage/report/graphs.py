@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import networkx as nx
@@ -30,9 +31,11 @@ def plot(graph: Graph, path: str | Path) -> None:
     if not target.parent.is_dir():
         raise InputError(f"the folder {target.parent} does not exist; create it first")
     figure = _figure(graph)
+    # Without date and version, equal figures give equal files.
+    metadata: Any = {"Date" if target.suffix.lower() == ".svg" else "Software": None}
     try:
         with matplotlib.rc_context({"svg.hashsalt": "peerage"}):
-            figure.savefig(target, dpi=150, metadata=_metadata(target))
+            figure.savefig(target, dpi=150, metadata=metadata)
     except OSError as error:
         raise DiskError(f"cannot write {target}: {error.strerror}") from None
 
@@ -154,8 +157,3 @@ def _positions(graph: Graph) -> NDArray[np.float64]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _metadata(target: Path) -> dict[str, None]:
-    """Metadata without date and version, so that equal figures give equal files."""
-    return {"Date": None} if target.suffix.lower() == ".svg" else {"Software": None}

@@ -1,9 +1,11 @@
 """A self-contained HTML page about runs, without scripts, fonts or images from elsewhere."""
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,8 @@ from peerage.errors import InputError
 from peerage.files import disk_errors, write_bytes
 from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric
 from peerage.records.rows import RunRecord
-from peerage.report import figures, peers
-from peerage.report.tables import (
-    cells,
-    compare,
-    differing,
-    labels,
-    number,
-    percent,
-    settings,
-    value_text,
-)
+from peerage.report import figures, peers, tables
+from peerage.report.tables import differing, labels, number, percent, value_text
 
 ENDS = 10  # lowest and highest nodes shown if there are too many to show all
 SAME_ACCURACY = 0.0005  # smaller differences do not show in print
@@ -80,16 +73,6 @@ class Picture:
     wide: bool
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """Named values of several runs, split into those that differ and those that do not."""
-
-    title: str
-    tables: list[Mapping[str, str]]
-    changed: list[str]
-    shared: list[str]
-
-
 def write_report(records: Sequence[RunRecord], out: Path) -> None:
     """Write the page atomically; equal runs give equal bytes."""
     if not records:
@@ -101,8 +84,8 @@ def write_report(records: Sequence[RunRecord], out: Path) -> None:
 
 
 def page(records: Sequence[RunRecord]) -> str:
-    rows = compare(records)
-    titles, texts = cells(rows)
+    rows = tables.compare(records)
+    titles, texts = tables.cells(rows)
     names = labels(records)
     if len(records) <= 3:  # few runs are easier to read as columns, also on a phone
         titles, *texts = (list(line) for line in zip(titles, *texts, strict=True))
@@ -125,7 +108,7 @@ def page(records: Sequence[RunRecord]) -> str:
         runs=list(zip(names, figures.styled_runs(records), records, strict=True)),
         names=names,
         sheets=[
-            _sheet("Settings", [settings(record) for record in records]),
+            _sheet("Settings", [tables.settings(record) for record in records]),
             _sheet("Data and graph", [facts(record) for record in records]),
             _sheet("Environment", [_texts(record.environment) for record in records]),
         ],
@@ -314,15 +297,11 @@ def _data_sets(records: Sequence[RunRecord]) -> list[str]:
 
 def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
     """One run for each different data split, with the names of the runs that share it."""
-    groups: list[tuple[list[str], RunRecord]] = []
+    groups: dict[str, tuple[list[str], RunRecord]] = {}
     for name, record in zip(labels(records), records, strict=True):
-        for names, other in groups:
-            if other.setup["allocation"] == record.setup["allocation"]:
-                names.append(name)
-                break
-        else:
-            groups.append(([name], record))
-    shown = groups[: figures.PANELS]
+        names, _ = groups.setdefault(str(record.setup["allocation"]), ([], record))
+        names.append(name)
+    shown = list(groups.values())[: figures.PANELS]
     return [(_and(names) if len(groups) > 1 else "", record) for names, record in shown]
 
 
@@ -349,10 +328,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     rounds, _ = record.curve("accuracy")
     values = {m: record.node_values(m.key, rounds[-1]) if rounds else {} for m in SCORES}
     accuracy = values[BY_KEY["accuracy"]]
-    degree: dict[int, int] = {}
-    for u, v in record.setup["edges"]:
-        degree[u] = degree.get(u, 0) + 1
-        degree[v] = degree.get(v, 0) + 1
+    degree = Counter(chain.from_iterable(record.setup["edges"]))
     count = len(record.setup["parameters"])
     examples = [*record.setup["examples"], 0]  # 0 for a hub, if there is one
     order = sorted(range(count), key=lambda node: (accuracy.get(node, -1.0), node))
@@ -361,7 +337,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
         [
             str(node),
             number(examples[node]),
-            str(degree.get(node, 0)),
+            str(degree[node]),
             number(record.setup["parameters"][node]),
             *[value_text(metric, of_node.get(node)) for metric, of_node in values.items()],
         ]
@@ -386,10 +362,12 @@ def _commands(record: RunRecord) -> list[str]:
     return [f"peerage up {experiment}", *verify]
 
 
-def _sheet(name: str, tables: Sequence[Mapping[str, str]]) -> Sheet:
+def _sheet(title: str, tables: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Named values of several runs, split into those that differ and those that do not."""
     changed = differing(tables)
     keys = dict.fromkeys(key for table in tables for key in table)
-    return Sheet(name, list(tables), changed, [key for key in keys if key not in changed])
+    shared = [key for key in keys if key not in changed]
+    return {"title": title, "tables": tables, "changed": changed, "shared": shared}
 
 
 def _texts(table: Mapping[str, Any]) -> dict[str, str]:

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from peerage.records.rows import RunRecord
-from peerage.report.tables import labels, size
+from peerage.report.tables import labels, size, text_table
 
 FEW = 64  # no table for more peers than this
 TITLES = ("peer", "state", "round", "starts", "payload", "on the wire", "errors")
@@ -36,18 +35,17 @@ def _sentence(summary: Mapping[str, Any]) -> str:
 def lines(record: RunRecord) -> list[list[str]]:
     """One table row per peer, as text; empty if there are no real peers, or too many."""
     peers = record.summary.get("peers", [])
-    return [_line(peer) for peer in peers] if len(peers) <= FEW else []
-
-
-def _line(peer: Mapping[str, Any]) -> list[str]:
     return [
-        peer["name"],
-        peer.get("state", "-"),
-        str(peer.get("rounds", "-")),
-        str(peer["starts"]),
-        size(peer.get("bytes_sent")),
-        size(peer.get("wire_bytes")),
-        _errors(peer) or "-",
+        [
+            peer["name"],
+            peer.get("state", "-"),
+            str(peer.get("rounds", "-")),
+            str(peer["starts"]),
+            size(peer.get("bytes_sent")),
+            size(peer.get("wire_bytes")),
+            _errors(peer) or "-",
+        ]
+        for peer in (peers if len(peers) <= FEW else ())
     ]
 
 
@@ -60,12 +58,4 @@ def _errors(counted: Mapping[str, Any]) -> str:
 def peer_table(record: RunRecord) -> Table | None:
     """The table of peers for a terminal; None if it has no rows."""
     found = lines(record)
-    if not found:
-        return None
-    table = Table(header_style="bold")
-    for number, title in enumerate(TITLES):
-        left = number < 2 or title == TITLES[-1]
-        table.add_column(title, justify="left" if left else "right")
-    for line in found:
-        table.add_row(*map(Text, line))
-    return table
+    return text_table(TITLES, found, left=(0, 1, len(TITLES) - 1)) if found else None

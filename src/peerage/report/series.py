@@ -86,14 +86,11 @@ class Series:
 
     def best(self) -> Estimate:
         """The highest accuracy of each seed in any round."""
-        peaks = [max(values.values(), default=None) for values in self._values("accuracy")]
-        return estimate(peaks)
+        return estimate([max(v.values(), default=None) for v in self._values("accuracy")])
 
     def rounds_to(self, target: float) -> Rounds:
         """The first evaluated round whose mean accuracy over the nodes reaches the target."""
-        first = [record.rounds_to(target) for record in self.records]
-        reached = len(first) - first.count(None)
-        return Rounds(*estimate(first), reached, len(first))
+        return _rounds([record.rounds_to(target) for record in self.records])
 
     def lowest(self, key: Key = "loss") -> Estimate:
         """The lowest value of each seed in any round."""
@@ -101,9 +98,7 @@ class Series:
 
     def rounds_below(self, level: float, key: Key = "loss") -> Rounds:
         """When the value first falls to a level, interpolated linearly between evaluations."""
-        first = [crossing(values, level) for values in self._values(key)]
-        reached = len(first) - first.count(None)
-        return Rounds(*estimate(first), reached, len(first))
+        return _rounds([crossing(values, level) for values in self._values(key)])
 
     def batches(self) -> float:
         """Mean number of mini-batches per node and round, to convert rounds to training time."""
@@ -146,6 +141,10 @@ def estimate(values: Sequence[float | None]) -> Estimate:
     if not known or len(known) < len(values):
         return Estimate(None, None)
     return Estimate(fmean(known), pstdev(known) if len(known) > 1 else None)
+
+
+def _rounds(first: Sequence[float | None]) -> Rounds:
+    return Rounds(*estimate(first), len(first) - first.count(None), len(first))
 
 
 def curve_of(record: RunRecord, key: Key) -> dict[int, float]:

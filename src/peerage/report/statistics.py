@@ -40,6 +40,6 @@ def anova(groups: Sequence[Sequence[float]]) -> float | None:
     return float(fdtrc(*free, (between / free[0]) / (within / free[1])))
 
 
-def significant(p: float | None, level: float = LEVEL) -> bool:
+def significant(p: float | None) -> bool:
     """Whether a p-value is known and below the level."""
-    return p is not None and p < level
+    return p is not None and p < LEVEL

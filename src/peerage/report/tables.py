@@ -14,7 +14,7 @@ from rich.text import Text
 
 from peerage.records.metrics import SCORES, Metric
 from peerage.records.phases import OTHER, PHASES, in_order
-from peerage.records.rows import Row, RunRecord
+from peerage.records.rows import RunRecord
 
 SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
 COLUMNS = [metric for metric in SCORES if metric.column]
@@ -48,7 +48,7 @@ def rich_table(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Group:
     If the columns do not fit either, they are split into several tables.
     """
     titles, texts = cells(rows)
-    table = _table(titles, texts)
+    table = text_table(titles, texts)
     if table_width(table) <= width:
         return Group(table)
     per_table = len(texts)
@@ -91,7 +91,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 def settings(record: RunRecord) -> dict[str, str]:
     """The experiment as a flat table, such as {"partition.alpha": "0.2"}."""
-    return dict(_flatten("", record.experiment))
+    return _flat(record.experiment)
 
 
 def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
@@ -166,7 +166,8 @@ def _three_digits(value: float) -> str:
 
 def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
     rounds, values = record.curve("accuracy")
-    last: Mapping[str, Any] = _last_evaluated(record) or {}
+    evaluated = [row for row in record.network if row.get("accuracy") is not None]
+    last: Mapping[str, Any] = evaluated[-1] if evaluated else {}
     peak = max(range(len(values)), key=values.__getitem__) if values else None
     ending = [value for r, value in zip(rounds, values, strict=True) if r > rounds[-1] - 10]
     count = record.summary.get("nodes") or record.experiment.get("nodes")
@@ -229,15 +230,13 @@ def _with_spread(mean: float | None, deviation: float | None) -> str:
     return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
 
 
-def _last_evaluated(record: RunRecord) -> Row | None:
-    rows = (row for row in reversed(record.network) if row.get("accuracy") is not None)
-    return next(rows, None)
-
-
-def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+def text_table(
+    titles: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)
+) -> Table:
+    """A table for a terminal; the columns `left` are left-aligned."""
     table = Table(header_style="bold")
     for number, title in enumerate(titles):
-        table.add_column(Text(title), justify="left" if number == 0 else "right")
+        table.add_column(Text(title), justify="left" if number in left else "right")
     for line in lines:
         table.add_row(*map(Text, line))  # as Text: a label may hold square brackets
     return table
@@ -247,7 +246,7 @@ def _transposed(titles: list[str], texts: list[list[str]], per_table: int) -> li
     tables = []
     for start in range(0, len(texts), per_table):
         lines = list(zip(titles, *texts[start : start + per_table], strict=True))
-        tables.append(_table([text.replace(" (", "\n(") for text in lines[0]], lines[1:]))
+        tables.append(text_table([text.replace(" (", "\n(") for text in lines[0]], lines[1:]))
     return tables
 
 
@@ -267,13 +266,12 @@ def _short(key: str) -> str:
     return key.removesuffix(".name").rpartition(".")[2]
 
 
-def _flatten(prefix: str, table: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pairs = []
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            pairs += _flatten(f"{prefix}{key}.", value)
+            found |= _flat(value, f"{prefix}{key}.")
         else:
-            pairs.append(
-                (prefix + key, value if isinstance(value, str) else json.dumps(value, default=str))
-            )
-    return pairs
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            found[prefix + key] = text
+    return found

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -44,7 +43,10 @@ def chart(curves: Curves, width: int = 80, height: int = 16, *, plain: bool = Fa
 
     The legend is sorted by the last value. `plain` restricts the drawing to ASCII.
     """
-    points = {label: _finite(*curve) for label, curve in curves.items()}
+    points = {
+        label: [(x, y) for x, y in zip(*curve, strict=True) if math.isfinite(y)]
+        for label, curve in curves.items()
+    }
     known = [point for curve in points.values() for point in curve]
     if not known:
         return Text("no round has been evaluated yet")
@@ -177,12 +179,7 @@ class ProgressDisplay:
             self.bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self.bars.stop()
 
@@ -194,22 +191,15 @@ class ProgressDisplay:
 class RunProgress(ProgressDisplay):
     """One bar per run; in a log file, a line for every tenth of it."""
 
-    def __init__(
-        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(console, clock)
-        self.label, self.rounds, self.round = "", 0, 0
-        self.accuracy: float | None = None
-        self.task: TaskID | None = None
-        self.began = 0.0
-        self.recent: deque[tuple[int, float]] = deque(maxlen=11)
+    round, rounds = 0, 0
+    accuracy: float | None = None
+    task: TaskID | None = None
 
     def start(self, label: str, rounds: int, done: int = 0) -> None:
         """Begin a run of `rounds` rounds, of which an earlier process did `done`."""
         self.label, self.rounds, self.round, self.accuracy = label, rounds, done, None
         self.began = self.clock()
-        self.recent.clear()
-        self.recent.append((done, self.began))
+        self.recent = deque([(done, self.began)], maxlen=11)
         self.task = None
         if self.console.is_terminal:
             self.task = self.bars.add_task(label, total=rounds, completed=done, text=self._text)
@@ -343,10 +333,6 @@ class StudyProgress(ProgressDisplay):
 
 def _clock_text(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
-
-
-def _finite(rounds: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in zip(rounds, values, strict=True) if math.isfinite(y)]
 
 
 def _place(value: float, bounds: tuple[float, float], count: int) -> int:

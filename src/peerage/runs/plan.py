@@ -13,16 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csgraph
 
 from peerage.algorithm import Dimensions
 from peerage.errors import InputError
 from peerage.experiment import Experiment
-from peerage.graphs.graph import Graph, adjacency_matrix, component_labels
+from peerage.graphs.graph import Graph, adjacency_matrix, component_labels, first_not_strong
 from peerage.graphs.mixing import describe, gains, mean_excess_degree
 from peerage.report.tables import percent, size
-
-__all__ = ["NetworkPlan", "Range", "page", "payload_factor", "plan"]
 
 FLOAT = 4  # bytes of a number in single precision
 SETTLED = 1e-3  # share of the initial differences below which training dominates
@@ -103,13 +100,10 @@ class NetworkPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and derived values, for JSON; ranges are tables."""
-        table = asdict(self)
-        for name in ("degree", "gain", "sent", "memory"):
-            found: Range | None = getattr(self, name)
-            table[name] = None if found is None else found._asdict()
-        for name in ("gain_sqrt", "stabilisation", "sent_per_round", "sent_total"):
-            table[name] = getattr(self, name)
-        return {**table, "warnings": list(self.warnings)}
+        derived = ("gain_sqrt", "stabilisation", "sent_per_round", "sent_total")
+        table = asdict(self) | {name: getattr(self, name) for name in derived}
+        ranges = {key: x._asdict() for key, x in table.items() if isinstance(x, Range)}
+        return {**table, **ranges, "warnings": list(self.warnings)}
 
 
 def plan(
@@ -141,8 +135,8 @@ def plan(
     neighbours = np.diff(links.indptr).astype(np.float64)
     out_neighbours = np.bincount(links.indices, minlength=graph.nodes)
     parts = np.bincount(component_labels(graph))
-    strong = csgraph.connected_components(links, connection="strong")[0] == len(parts)
-    report = describe(graph) if strong else None  # otherwise, no stationary vector exists
+    strong = first_not_strong(graph) is None
+    report = describe(graph).as_dict() if strong else {}  # otherwise, no stationary vector exists
     message = None if payload is None else FLOAT * parameters * payload
     model_bytes = FLOAT * parameters * (2 + optimizer_floats)
     return NetworkPlan(
@@ -160,9 +154,9 @@ def plan(
         largest_component=float(parts.max()) / graph.nodes,
         strongly_connected=strong,
         gain=_range(gains(graph)) if strong else None,
-        spectral_gap=_known(report.spectral_gap) if report else None,
-        mixing_time=_known(report.mixing_time) if report else None,
-        mixing_time_exact=report is not None and report.mixing_time_exact,
+        spectral_gap=report.get("spectral_gap"),
+        mixing_time=report.get("mixing_time"),
+        mixing_time_exact=report.get("mixing_time_exact", False),
         parameters=parameters,
         layers=layers,
         payload=payload,
@@ -204,7 +198,7 @@ def _graph_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
         ("network", f"{plan.topology}: {plan.nodes:,} nodes, {links}"),
         ("degree", _spread(plan.degree, lambda value: f"{value:.4g}")),
         ("connected", connected),
-        ("spectral gap", _or_unknown(plan.spectral_gap, "{:.4g}")),
+        ("spectral gap", "unknown" if plan.spectral_gap is None else f"{plan.spectral_gap:.4g}"),
         ("mixing time", _mixing_text(plan)),
         ("settled", _settled_text(plan)),
     ]
@@ -340,13 +334,5 @@ def _row(name: str, text: str, width: int) -> str:
     )
 
 
-def _or_unknown(value: float | None, form: str) -> str:
-    return "unknown" if value is None else form.format(value)
-
-
 def _range(values: NDArray[Any]) -> Range:
     return Range(float(values.min()), float(values.mean()), float(values.max()))
-
-
-def _known(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

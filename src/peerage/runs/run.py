@@ -15,7 +15,7 @@ from typing import IO, Any
 from torch import Tensor, nn
 
 from peerage.algorithms import ALGORITHMS
-from peerage.data.datasets import DATASETS, Dataset
+from peerage.data import DATASETS, Dataset
 from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.engine.pool import PoolTeam
 from peerage.engine.prepare import prepare
@@ -104,12 +104,11 @@ def run(
     `dataset` is the experiment's data set, if the caller has already loaded it.
     """
     check_every(checkpoint_every)
-    folder = Path(out) if out is not None else None
-    if folder is not None:
-        check_empty(folder)
+    if out is None:
+        return _Run(prepare(experiment, dataset), None, checkpoint_every, watch).go()
+    folder = Path(out)
+    check_empty(folder)
     world = prepare(experiment, dataset)
-    if folder is None:
-        return _Run(world, None, checkpoint_every, watch).go()
     with new_run_folder(folder):
         text = world.experiment.to_toml()
         write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
@@ -331,10 +330,8 @@ class _Run:
         """Record how the run ended; returns the error to raise, with a remedy."""
         round = 1 + max((row["round"] for row in self.rows), default=-1)
         if isinstance(error, KeyboardInterrupt | Interrupted):
-            status, error = (
-                "interrupted",
-                Interrupted(f"interrupted in round {round}" + self._remedy()),
-            )
+            status = "interrupted"
+            error = Interrupted(f"interrupted in round {round}" + self._remedy())
         elif isinstance(error, WorkerDied):
             status, error = "failed", WorkerDied(f"{error} in round {round}" + self._remedy())
         else:

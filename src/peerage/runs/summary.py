@@ -112,18 +112,9 @@ def label(experiment: Experiment) -> str:
     options = specs.text(algorithm, "algorithm", {"": cls}).removeprefix(":")
     shared = "shared start" if experiment.init.start == "shared" else ""
     pooled = "centralised" if experiment.pooled else ""
-    extra = ", ".join(
-        filter(
-            None,
-            [
-                options.replace(",", ", "),
-                shared,
-                gain_label(experiment),
-                noise_label(experiment),
-                pooled,
-            ],
-        )
-    )
+    gain, noise = gain_label(experiment), noise_label(experiment)
+    parts = [options.replace(",", ", "), shared, gain, noise, pooled]
+    extra = ", ".join(filter(None, parts))
     return f"{cls.__name__} ({extra})" if extra else cls.__name__
 
 

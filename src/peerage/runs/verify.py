@@ -12,6 +12,7 @@ from peerage.runs.run import Watch, is_network_run, load_experiment, run
 
 # Keys that real peers do not record, as they depend on the models of all nodes.
 UNSEEN = (*(m.key for m in METRICS if m.source == "network"), "layers", "moved")
+TIMES = ("seconds",)  # the only key that differs between equal runs
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def verify(
     if real and record.unrepeatable:
         raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
     result = run(experiment, watch=watch)
-    old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
-    new = [_without_time(row) for row in result.rows]
+    old = [_without(row, TIMES) for row in read_metrics(folder / "metrics.jsonl")]
+    new = [_without(row, TIMES) for row in result.rows]
     digest = str(record.summary["digest"])
     difference = network_difference(old, new) if real else first_difference(old, new)
     if not difference and digest != result.digest:
@@ -87,7 +88,3 @@ def _place(row: Row) -> tuple[str, int, int | None]:
 
 def _without(row: Row, keys: Collection[str]) -> Row:
     return {key: value for key, value in row.items() if key not in keys}
-
-
-def _without_time(row: Row) -> Row:
-    return _without(row, ("seconds",))

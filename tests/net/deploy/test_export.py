@@ -26,12 +26,13 @@ from peerage.errors import DiskError, InputError, PeerageWarning
 from peerage.models import MODELS, default_model
 from peerage.net.deploy import export as exporting
 from peerage.net.deploy.collect import final_models
-from peerage.net.deploy.export import Host, assign_hosts, export, parse_host, read_hosts
+from peerage.net.deploy.export import assign_hosts, export, parse_host, read_hosts
 from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity
+from peerage.net.wire.address import Address
 from peerage.runs.summary import digest
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 2"
@@ -78,26 +79,26 @@ def files(folder: Path) -> dict[str, str]:
 )
 def test_hosts_are_names_or_addresses_with_or_without_a_port(text, name, port):
     host = parse_host(text)
-    assert host == Host(name, port)
-    assert parse_host(host.address, 1) == host  # what is written can be read
+    assert host == Address(name, port)
+    assert parse_host(str(host), 1) == host  # what is written can be read
 
 
 def test_peers_are_dealt_out_in_turn_with_increasing_ports():
-    hosts = [Host("a", 7400), Host("b", 9000)]
-    dealt = [host.address for host in assign_hosts(hosts, experiment(5))]
+    hosts = [Address("a", 7400), Address("b", 9000)]
+    dealt = [str(host) for host in assign_hosts(hosts, experiment(5))]
     assert dealt == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
 
 
 def test_a_host_in_two_lines_never_gives_a_port_twice():
-    hosts = [Host("a", 7400), Host("a", 7401)]
+    hosts = [Address("a", 7400), Address("a", 7401)]
     assert [host.port for host in assign_hosts(hosts, experiment(4))] == [7400, 7401, 7402, 7403]
 
 
+ADDRESSES = st.builds(Address, st.sampled_from("abc"), st.integers(1, 9))
+
+
 @settings(deadline=None, max_examples=50)
-@given(
-    st.lists(st.builds(Host, st.sampled_from("abc"), st.integers(1, 9)), min_size=1, unique=True),
-    st.integers(1, 40),
-)
+@given(st.lists(ADDRESSES, min_size=1, unique=True), st.integers(1, 40))
 def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(hosts, nodes):
     one = experiment().model_copy(update={"nodes": nodes})
     unused = hosts[nodes:]
@@ -106,7 +107,7 @@ def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(host
     assert len(set(dealt)) == nodes
     for number, host in enumerate(dealt):
         wanted = hosts[number % len(hosts)]
-        assert (host.name, host.port >= wanted.port) == (wanted.name, True)
+        assert (host.host, host.port >= wanted.port) == (wanted.host, True)
     assert dealt[: len(hosts)] == hosts
     if unused:
         with pytest.warns(PeerageWarning, match="will not be used"):
@@ -114,7 +115,7 @@ def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(host
 
 
 def test_a_hub_is_one_peer_more():
-    hosts = [Host("a", 7400), Host("b", 7400), Host("c", 7400), Host("d", 7400), Host("e", 1)]
+    hosts = [*(Address(name, 7400) for name in "abcd"), Address("e", 1)]
     with pytest.warns(PeerageWarning) as told:
         assert assign_hosts(hosts, experiment(3, "fedavg")) == hosts[:4]
     assert str(told[0].message) == (
@@ -124,15 +125,15 @@ def test_a_hub_is_one_peer_more():
 
 def test_ports_come_to_an_end():
     with pytest.raises(InputError, match="3 peers: node-2 would get port 65536 of a, and ports"):
-        assign_hosts([Host("a", 65534)], experiment(3))
+        assign_hosts([Address("a", 65534)], experiment(3))
     with pytest.raises(InputError, match="the last of them the hub: node-3 would get port 65536"):
-        assign_hosts([Host("a", 65533)], experiment(3, "fedavg"))
+        assign_hosts([Address("a", 65533)], experiment(3, "fedavg"))
 
 
 def test_comments_and_blank_lines_are_for_people(tmp_path):
     path = tmp_path / "hosts.txt"
     path.write_text("# the lab\n\n  10.0.0.3   # by the window\nbeta:7500#x\n   \n")
-    assert read_hosts(path, 9) == [Host("10.0.0.3", 9), Host("beta", 7500)]
+    assert read_hosts(path, 9) == [Address("10.0.0.3", 9), Address("beta", 7500)]
 
 
 # What is inside

@@ -10,6 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
+from support.memory import MemoryNetwork, MemoryTransport
 from support.networking import InMemory, OverSockets, Stage, network_of, on_stage, play
 
 import peerage as pg
@@ -22,7 +23,7 @@ from peerage.net.peer.network import Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.traffic import MAX_DONE, Outbox
 from peerage.net.wire.header import DATA, DONE, Header, Rejected, done
-from peerage.net.wire.transport import MemoryNetwork, MemoryTransport, Transport, Unreachable
+from peerage.net.wire.transport import Transport, Unreachable
 from peerage.testing import toy
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.memory import MemoryNetwork, MemoryTransport
 from support.networking import BROKEN, QUICK, OverSockets, Stage, network_of, on_stage, play
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from peerage.errors import DiskError, InputError
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import prepare_own
 from peerage.net.wire.header import Rejected
-from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
 from peerage.testing import blobs, simulate, toy, unequal_parts

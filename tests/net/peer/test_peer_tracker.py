@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from support.memory import MemoryNetwork, MemoryTransport
 from support.networking import SkippingLoop, network_of, skip
 
 from peerage import DecAvg, FedAvg
@@ -19,7 +20,6 @@ from peerage.net.peer.network import Network
 from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import State, View
 from peerage.net.wire.header import Rejected
-from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.requests import PRE_ROUND
 from peerage.testing import toy
 

@@ -23,7 +23,8 @@ from peerage.net.deploy.up import LocalNetwork, free_ports
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
-from peerage.net.wire.grpc import GrpcTransport, Limits
+from peerage.net.wire.grpc import GrpcTransport
+from peerage.net.wire.server import Limits
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
 from peerage.testing import toy

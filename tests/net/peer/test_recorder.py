@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.memory import MemoryNetwork, MemoryTransport
 
 from peerage import DecAvg
 from peerage.engine.prepare import prepare
@@ -13,7 +14,6 @@ from peerage.engine.shard import InProcessStore, NodeReport, Shard, ShardReport
 from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.recorder import PAUSED, PeerRecorder
-from peerage.net.wire.transport import MemoryNetwork, MemoryTransport
 from peerage.records.rows import read_metrics
 from peerage.testing import toy
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.memory import MemoryNetwork, MemoryTransport
 from support.networking import network_of, run_skipping, skip
 
 from peerage import DecAvg, DecHW, FedAvg
@@ -25,7 +26,7 @@ from peerage.net.peer.traffic import (
 )
 from peerage.net.wire.header import DATA, REASONS, Header, Rejected, done
 from peerage.net.wire.payload import LAYOUT_LIMIT
-from peerage.net.wire.transport import QUERY_TIMEOUT, MemoryNetwork, MemoryTransport, Unreachable
+from peerage.net.wire.transport import QUERY_TIMEOUT, Unreachable
 from peerage.requests import TensorSpec
 from peerage.testing import toy
 

@@ -24,9 +24,9 @@ from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire import grpc as sending_side
 from peerage.net.wire import server as desk
-from peerage.net.wire.grpc import GrpcTransport, Limits
+from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import Header, MessagePolicy, Rejected, header_bytes, parse_header
-from peerage.net.wire.server import REASON, SERVICE
+from peerage.net.wire.server import REASON, SERVICE, Limits
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Unreachable
 from peerage.requests import Envelope
 

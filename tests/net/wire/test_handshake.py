@@ -12,7 +12,8 @@ import pytest
 from support.identities import serial_of, wrong_identities
 from support.processes import PATIENCE
 
-from peerage.net.trust.certs import Authority, Identity, server_name
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.identity import Identity, server_name
 
 pytestmark = pytest.mark.slow  # real connections
 

@@ -15,8 +15,9 @@ from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
 from peerage.experiment.outside import algorithm_record
-from peerage.files import read_json, write_json
+from peerage.files import write_json
 from peerage.net.deploy.process import PeerProcess
+from peerage.net.peer.recorder import released
 from peerage.privacy import privacy_report
 from peerage.records import checkpoint
 from peerage.records.environment import environment
@@ -49,7 +50,7 @@ class RecordCollector:
         models, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
         if peers and noise.active:
-            sent = [released(peer) for peer in peers[: world.num_data_nodes]]
+            sent = [released(peer.folder) for peer in peers[: world.num_data_nodes]]
             privacy = privacy_report(noise, sent, secret=True)
         summary = summary_of(
             world,
@@ -147,9 +148,3 @@ def final_models(peers: Sequence[PeerProcess], world: World) -> tuple[list[Tenso
             models.append(file.get_tensor(f"{peer.number}.params"))
         layouts.append(world.layout(peer.number))
     return models, layouts
-
-
-def released(peer: PeerProcess) -> int:
-    """The number of noisy messages that a peer has released, even if it failed."""
-    file = peer.folder / "released.json"
-    return int(read_json(file)["messages"]) if file.exists() else 0

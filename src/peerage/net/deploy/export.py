@@ -30,13 +30,11 @@ from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
-from peerage.net.peer.network import NO_END, Member, Network, Timeouts
+from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
 from peerage.net.wire.address import Address
 from peerage.runs.run import check_empty
-
-__all__ = ["PORT", "Exported", "Host", "assign_hosts", "export", "parse_host", "read_hosts"]
 
 PORT = 7400
 START = 3600.0  # seconds to wait for all peers, which a person starts one by one
@@ -143,27 +141,6 @@ test set of the same kind: --data npz:path=data/test.npz in the command below an
 
 
 @dataclass(frozen=True)
-class Host:
-    """The name or address of a machine, and the first port for its peers."""
-
-    name: str
-    port: int
-
-    @property
-    def address(self) -> str:
-        return str(Address(self.name, self.port))
-
-    @property
-    def bind(self) -> str:
-        """The address to listen on, if that differs from `address`.
-
-        Many machines resolve their own name to 127.0.1.1, which others cannot reach.
-        """
-        named = not _is_address(self.name) and self.name != "localhost"
-        return f"0.0.0.0:{self.port}" if named else ""
-
-
-@dataclass(frozen=True)
 class Exported:
     """The exported network and its folders."""
 
@@ -211,7 +188,7 @@ def export(
     _check_experiment(experiment)
     check_empty(out)
     places = assign_hosts(read_hosts(hosts, port), experiment)
-    members = tuple(Member(f"node-{i}", place.address) for i, place in enumerate(places))
+    members = tuple(Member(f"node-{i}", str(place)) for i, place in enumerate(places))
     network = Network(secrets.token_hex(8), experiment, members, Timeouts(start=START))
     known = None if certs is None else Authority.load(certs)
     if known is not None:
@@ -235,15 +212,15 @@ def export(
 # Hosts
 
 
-def read_hosts(path: Path, port: int = PORT) -> list[Host]:
-    """Read one host per line; `port` is for hosts without one."""
+def read_hosts(path: Path, port: int = PORT) -> list[Address]:
+    """Read one host per line, with the first port for its peers; `port` is the default."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise InputError(f"there is no {path}; write one with a host per line") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the hosts in {path}: {error}") from None
-    found: dict[Host, int] = {}
+    found: dict[Address, int] = {}
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
         if not text:
@@ -254,7 +231,7 @@ def read_hosts(path: Path, port: int = PORT) -> list[Host]:
             raise InputError(f"{path} line {number}: {error}") from None
         if host in found:
             raise InputError(
-                f"{path} line {number}: {host.address} is already in line {found[host]}; "
+                f"{path} line {number}: {host} is already in line {found[host]}; "
                 "name it once, or give it another port"
             )
         found[host] = number
@@ -263,13 +240,13 @@ def read_hosts(path: Path, port: int = PORT) -> list[Host]:
     return list(found)
 
 
-def parse_host(text: str, port: int = PORT) -> Host:
+def parse_host(text: str, port: int = PORT) -> Address:
     """Parse a host name or address, with or without a port.
 
     >>> parse_host("10.0.0.3")
-    Host(name='10.0.0.3', port=7400)
+    Address(host='10.0.0.3', port=7400)
     >>> parse_host("[2001:db8::7]:7500")
-    Host(name='2001:db8::7', port=7500)
+    Address(host='2001:db8::7', port=7500)
     """
     if text.count(":") > 1 and _is_address(text):  # IPv6 without brackets and port
         text = f"[{text}]"
@@ -278,30 +255,29 @@ def parse_host(text: str, port: int = PORT) -> Host:
         raise InputError(f"{text!r} is not HOST or HOST:PORT, such as 10.0.0.3:7400")
     number = port if found["port"] is None else int(found["port"])
     _check_port(number, f"the port of {text!r}")
-    return Host(_host_name(found["six"] or found["name"]), number)
+    return Address(_host_name(found["six"] or found["name"]), number)
 
 
-def assign_hosts(hosts: Sequence[Host], experiment: Experiment) -> list[Host]:
+def assign_hosts(hosts: Sequence[Address], experiment: Experiment) -> list[Address]:
     """Assign the hosts to the peers in turn; each peer gets the next free port of its host."""
     count = experiment.nodes_and_hub
-    peers = f"{count} peers" + (
-        ", the last of them the hub" if experiment.algorithm.with_hub else ""
-    )
+    extra = ", the last of them the hub" if experiment.algorithm.with_hub else ""
+    peers = f"{count} peers{extra}"
     if len(hosts) > count:
-        extra = ", ".join(host.address for host in hosts[count:])
+        unused = ", ".join(map(str, hosts[count:]))
         warnings.warn(
-            f"{len(hosts)} hosts for {peers}: {extra} will not be used",
+            f"{len(hosts)} hosts for {peers}: {unused} will not be used",
             PeerageWarning,
             stacklevel=3,
         )
-    assigned: dict[Host, None] = {}  # an ordered set
+    assigned: dict[Address, None] = {}  # an ordered set
     for number in range(count):
         host = hosts[number % len(hosts)]
         while host in assigned:
-            host = Host(host.name, host.port + 1)
+            host = host._replace(port=host.port + 1)
         if host.port > 65535:
             raise InputError(
-                f"{peers}: node-{number} would get port {host.port} of {host.name}, and ports end "
+                f"{peers}: node-{number} would get port {host.port} of {host.host}, and ports end "
                 "at 65535; give a lower port or more hosts"
             )
         assigned[host] = None
@@ -357,8 +333,6 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 def _check_experiment(experiment: Experiment) -> None:
     """Check the experiment without its data, which may exist only on the machines of the peers."""
-    if experiment.until is not None:
-        raise InputError(NO_END)
     if type(experiment.algorithm) not in ALGORITHMS.values():
         raise InputError(
             f"the algorithm {display_name(experiment.algorithm, ALGORITHMS)!r} is not part of the "
@@ -405,15 +379,15 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _issue(authority: Authority, place: Host, folder: Path) -> int:
+def _issue(authority: Authority, place: Address, folder: Path) -> int:
     """Create the folder of a peer and an identity of the same name; return its serial number."""
     with disk_errors(folder, REMEDY):
         folder.mkdir(mode=0o700)
-    identity = authority.issue(folder.name, hosts=[place.name], into=folder / "certs")
+    identity = authority.issue(folder.name, hosts=[place.host], into=folder / "certs")
     return read_certificate(identity.certificate, REMEDY).serial_number
 
 
-def _write(folder: Path, network: Network, number: int, place: Host) -> None:
+def _write(folder: Path, network: Network, number: int, place: Address) -> None:
     files = {
         "experiment.toml": network.experiment.to_toml(),
         "network.toml": network.to_toml("experiment.toml"),
@@ -423,22 +397,27 @@ def _write(folder: Path, network: Network, number: int, place: Host) -> None:
         write_bytes(folder / file, text.encode(), REMEDY)
 
 
-def _guides(network: Network, number: int, place: Host) -> dict[str, str]:
+def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
     """The systemd unit and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
-    bind = f" --bind {place.bind}" if place.bind else ""
+    every = f"--bind 0.0.0.0:{place.port}"
+    if _is_address(place.host) or place.host == "localhost":
+        bind, listens = "", f"If the address above is that of a router, add {every}"
+    else:  # many machines resolve their own name to 127.0.1.1, which others cannot reach
+        bind = f" {every}"
+        listens = "It listens on all addresses of the machine; to change that, edit --bind."
     words = {
         "name": name,
         "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
-        "address": place.address,
+        "address": str(place),
         "home": HOME.format(name=name),
         "parent": str(Path(HOME).parent),
         "unit": f"peerage-{name}.service",
         "command": "venv/bin/python -m peerage node --network network.toml --identity "
         f"{name} --out run{bind}",
         "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
-        "listens": _listens(place),
+        "listens": listens,
     }
     return {words["unit"]: UNIT.format(**words), "README.txt": README.format(**words)}
 
@@ -454,9 +433,3 @@ def _about_data(experiment: Experiment) -> str:
         f"The experiment uses {spec}; download it with\n\n"
         f"    PEERAGE_DATA=data venv/bin/python -m peerage data get {name}\n\n"
     )
-
-
-def _listens(place: Host) -> str:
-    if place.bind:
-        return "It listens on all addresses of the machine; to change that, edit --bind."
-    return f"If the address above is that of a router, add --bind 0.0.0.0:{place.port}"

@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -80,14 +80,18 @@ class LocalNetwork:
         with (
             interrupt_once(),
             new_run_folder(self.home),
-            tempfile.TemporaryDirectory(prefix="peerage-") as secret,
+            tempfile.TemporaryDirectory(prefix="peerage-") as folder,
             closing(ParentPipe()) as self.parent_pipe,
         ):
-            self._write(Path(secret))
+            secret = Path(folder)
+            self._write(secret)
             collector.write([], "running")
             try:
-                with self._processes(Path(secret)):
-                    self._watch(Path(secret))
+                with ExitStack() as stack:
+                    stack.callback(self._end)
+                    for peer in self.watched:
+                        self._start(peer, secret)
+                    self._watch(secret)
             except BaseException as error:
                 described = self._record_failure(error, collector)
                 if described is error:
@@ -148,14 +152,6 @@ class LocalNetwork:
         peer.starts += 1
         peer.old_file, peer.killed = peer.file, False
         peer.seen.state = State.STARTING
-
-    @contextmanager
-    def _processes(self, secret: Path) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.callback(self._end)
-            for peer in self.watched:
-                self._start(peer, secret)
-            yield
 
     def _end(self) -> None:
         """End all processes: with SIGTERM, and after `SHUTDOWN_TIMEOUT` with SIGKILL."""
@@ -219,11 +215,8 @@ class LocalNetwork:
         # If all peers wait, they never reach the round in which others are due for a restart.
         alive = [peer for peer in self.watched if peer.alive]
         stuck = bool(alive) and all(peer.pause for peer in alive)
-        due = [
-            n
-            for n, round in restart.items()
-            if n not in kill and (stuck or self.newest >= round - 1)
-        ]
+        reached = [n for n, round in restart.items() if stuck or self.newest >= round - 1]
+        due = [node for node in reached if node not in kill]
         for node in due:
             self._start(self.watched[node], secret)
             del restart[node]

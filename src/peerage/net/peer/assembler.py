@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 from zlib import crc32
 
 import torch
@@ -16,7 +16,6 @@ from peerage.net.wire.payload import decode
 
 PARTIAL_BYTES = 1 << 28  # bytes of partial messages; more if two of the largest need it
 IDLE_TIMEOUT = 5.0  # seconds without a chunk, after which a transfer may be dropped
-DROPPED = "the partial message was dropped to make room for others"
 
 
 class PartialMessage:
@@ -24,8 +23,7 @@ class PartialMessage:
 
     def __init__(self, header: Header) -> None:
         self.header, self.here = header, 0
-        buffer: Any = torch.empty(header.size, dtype=torch.uint8).numpy()  # of exactly this size
-        self.data = memoryview(buffer)
+        self.data = torch.empty(header.size, dtype=torch.uint8).numpy().data  # of exactly this size
         self.checksum = 0
         self.touched = monotonic()
 
@@ -54,7 +52,7 @@ class MessageAssembler:
         self._reading = asyncio.Lock()  # one at a time, as unpacking takes memory as well
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
-        try:
+        with self._counted():
             if identity in self.blocked_peers:
                 raise Rejected(
                     "sender", f"node {identity} is blocked: {self.blocked_peers[identity]}"
@@ -63,9 +61,6 @@ class MessageAssembler:
             self.hear(identity, header.round)
             self.mailbox.check(header)
             return header, 0 if header.kind == DONE else self._partial_message(header).here
-        except Rejected as refusal:
-            self.counters[refusal.reason] += 1
-            raise
 
     def _partial_message(self, header: Header) -> PartialMessage:
         known = self._incoming.get(header.sender)
@@ -89,28 +84,22 @@ class MessageAssembler:
             raise Rejected("full", f"{held} bytes of other messages are arriving")
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
-        known = self._incoming.get(header.sender)
-        if known is None or known.header != header:
-            raise self._refuse("full", DROPPED)
-        if offset != known.here:
-            raise self._refuse("truncated", f"expected the chunk at {known.here}, got {offset}")
-        if offset + len(data) > header.size:
-            raise self._refuse("oversized", f"more bytes than the {header.size} of the header")
-        known.add(data)
+        with self._counted():
+            known = self._known(header)
+            if offset != known.here:
+                raise Rejected("truncated", f"expected the chunk at {known.here}, got {offset}")
+            if offset + len(data) > header.size:
+                raise Rejected("oversized", f"more bytes than the {header.size} of the header")
+            known.add(data)
 
     async def complete(self, header: Header) -> None:
-        try:
+        with self._counted():
             self.mailbox.put(header, await self._decode_packet(header))
-        except Rejected as refusal:
-            self.counters[refusal.reason] += 1
-            raise
 
     async def _decode_packet(self, header: Header) -> Packet | None:
         if header.kind == DONE:
             return None
-        known = self._incoming.get(header.sender)
-        if known is None or known.header != header:
-            raise Rejected("full", DROPPED)
+        known = self._known(header)
         del self._incoming[header.sender]
         if known.here < header.size:
             raise Rejected("truncated", f"expected {header.size} bytes, got {known.here}")
@@ -119,6 +108,16 @@ class MessageAssembler:
                 decode, header, known.data, self.expected, known.checksum
             )
 
-    def _refuse(self, reason: str, text: str) -> Rejected:
-        self.counters[reason] += 1
-        return Rejected(reason, text)
+    def _known(self, header: Header) -> PartialMessage:
+        known = self._incoming.get(header.sender)
+        if known is None or known.header != header:
+            raise Rejected("full", "the partial message was dropped to make room for others")
+        return known
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except Rejected as refusal:
+            self.counters[refusal.reason] += 1
+            raise

@@ -6,14 +6,14 @@ time. A mailbox has no locks and must be used by a single event loop.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from peerage.engine.router import Packet
 from peerage.errors import PeerageError
 from peerage.net.wire.header import DONE, Header, Rejected
+from peerage.net.wire.transport import wait_for
 from peerage.requests import PRE_ROUND
 
 POLL_INTERVAL = 0.05  # seconds between two checks for unreachable senders
@@ -71,7 +71,10 @@ class Mailbox:
         self.bytes = 0  # of all stored messages
         # reason -> messages; here only messages that were accepted and never used
         self.counters: Counter[str] = Counter() if counters is None else counters
-        self._links: dict[int, dict[int, SenderQueue]] = {}  # round -> sender -> link
+        # round -> sender -> link
+        self._links: dict[int, dict[int, SenderQueue]] = defaultdict(
+            lambda: defaultdict(SenderQueue)
+        )
         self._latest: dict[int, int] = {}  # sender -> the round of its last message
         self._awaited: frozenset[int] = frozenset()
         self._news = asyncio.Event()
@@ -94,12 +97,13 @@ class Mailbox:
         self._news.set()
         if self._is_unneeded_done(header):
             return
-        h, link = header, self._link(header)
+        h = header
         message = f"message {h.sequence} of node {h.sender} in round {h.round}"
         if h.round < self.round:
             raise Rejected("late", f"{message} arrived in round {self.round}")
         if h.round > self.round + self.ahead:
             raise Rejected("early", f"{message} is too far ahead of round {self.round}")
+        link = self._links[h.round][h.sender]
         if h.kind == DONE:
             if link.sent not in (None, h.sequence):
                 raise Rejected("replayed", f"node {h.sender} was already done with round {h.round}")
@@ -120,7 +124,7 @@ class Mailbox:
         self.check(header)
         if self._is_unneeded_done(header):
             return
-        link = self._links.setdefault(header.round, {}).setdefault(header.sender, SenderQueue())
+        link = self._links[header.round][header.sender]
         if header.kind == DONE:
             link.sent = header.sequence
         else:
@@ -128,21 +132,6 @@ class Mailbox:
             link.arrived[header.sequence] = packet, cost
             self.bytes += cost
         self._news.set()
-
-    def skip(self, sender: int) -> None:
-        """Skip the sender's next message of this round, which will not come."""
-        link = self._links.setdefault(self.round, {}).setdefault(sender, SenderQueue())
-        self.bytes -= link.take()[1]
-
-    async def collect(
-        self, round: int, senders: Sequence[int], deadline: float, worth: SenderFilter
-    ) -> dict[int, Packet]:
-        """Wait as `wait` does, and return the next message of each sender that sent one.
-
-        Returns nothing if the mailbox enters another round meanwhile.
-        """
-        await self.wait(round, senders, deadline, worth)
-        return self.take(senders) if round == self.round else {}
 
     def take(self, senders: Iterable[int]) -> dict[int, Packet]:
         """Remove and return the next message of each sender in this round, if it has arrived."""
@@ -182,15 +171,12 @@ class Mailbox:
                 if left <= 0:
                     break
                 self._news.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, POLL_INTERVAL)):
-                        await self._news.wait()
+                await wait_for(self._news, min(left, POLL_INTERVAL))
         finally:
             self._awaited = frozenset()
 
     def _wanted(self, senders: Iterable[int]) -> dict[int, SenderQueue]:
-        links = self._links.setdefault(self.round, {})
-        return {sender: links.setdefault(sender, SenderQueue()) for sender in sorted(senders)}
+        return {sender: self._links[self.round][sender] for sender in sorted(senders)}
 
     def _passed(self, sender: int) -> bool:
         """Whether the sender is in a later round: on a link, messages arrive in order."""
@@ -208,12 +194,9 @@ class Mailbox:
         links = [links[sender] for links in self._links.values() if sender in links]
         return sum(cost for link in links for _, cost in link.arrived.values())
 
-    def _link(self, h: Header) -> SenderQueue:
-        return self._links.get(h.round, {}).get(h.sender) or SenderQueue()
-
     def _must_accept(self, h: Header, link: SenderQueue) -> bool:
         """Whether a full mailbox must accept the message, so that the node can continue."""
         if h.round != self.round:
             return False
         awaited = h.sender in self._awaited and h.sequence == link.asked
-        return awaited or not any(link.arrived for link in self._links.get(h.round, {}).values())
+        return awaited or not any(link.arrived for link in self._links[h.round].values())

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,9 @@ from peerage.experiment.experiment import Experiment
 from peerage.experiment.identity import identity
 from peerage.experiment.outside import algorithm_record
 from peerage.experiment.toml import toml
+from peerage.net.trust.identity import NAME
 from peerage.net.wire.address import Address
-from peerage.net.wire.header import WIRES
-
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
-NO_SPREAD = "spread requires the models of all nodes, which no peer has; remove it"
-NO_END = "until requires the mean over all nodes, which no peer knows; remove it"
+from peerage.net.wire.header import RUN, WIRES
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Network:
     timeouts: Timeouts = Timeouts()
     wire: str = "fp32"  # format of float32 tensors in messages; bf16 halves the bytes, and rounds
     pack: bool = False  # compress messages with zstd where that makes them smaller
-    ahead: int = field(default=2)  # rounds that a peer may be ahead of another
+    ahead: int = 2  # rounds that a peer may be ahead of another
 
     def __post_init__(self) -> None:
         if not RUN.fullmatch(self.run):
@@ -80,9 +75,13 @@ class Network:
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
         if self.experiment.until is not None:
-            raise InputError(NO_END)
+            raise InputError(
+                "until requires the mean over all nodes, which no peer knows; remove it"
+            )
         if self.experiment.evaluation.spread:
-            raise InputError(NO_SPREAD)
+            raise InputError(
+                "spread requires the models of all nodes, which no peer has; remove it"
+            )
         wanted = self.experiment.nodes_and_hub
         if len(self.members) != wanted:
             extra = ", the last of them the hub" if self.experiment.algorithm.with_hub else ""
@@ -129,7 +128,10 @@ class Network:
 
     @classmethod
     def load(cls, path: Path) -> "Network":
-        table = _read(path)
+        try:
+            table = tomllib.loads(_text(path, f"the network file {path}"))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{path} is not valid TOML: {error}") from None
         known = {"run", "experiment", "wire", "pack", "ahead", "timeouts", "patience", "peer"}
         for key in table:
             if key not in known:
@@ -138,18 +140,12 @@ class Network:
             if key not in table:
                 raise InputError(f"{path} has no {key}; a network file needs run, experiment, peer")
         source = path.parent / str(table["experiment"])
-        try:
-            text = source.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"cannot read the experiment {source} that {path} names: {error}"
-            ) from None
+        text = _text(source, f"the experiment {source} that {path} names")
         members = tuple(
             specs.construct(Member, entry, f"{path}: peer {number}")
             for number, entry in enumerate(_tables(table["peer"], path))
         )
         timeouts = specs.construct(Timeouts, _timeouts(table), f"{path}: timeouts")
-        ahead = specs.convert(table.get("ahead", 2), int, f"{path}: ahead")
         return cls(
             str(table["run"]),
             Experiment.from_toml(text, str(source)),
@@ -157,7 +153,7 @@ class Network:
             timeouts,
             str(table.get("wire", "fp32")),
             specs.convert(table.get("pack", False), bool, f"{path}: pack"),
-            ahead,
+            specs.convert(table.get("ahead", 2), int, f"{path}: ahead"),
         )
 
 
@@ -191,13 +187,11 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _text(path: Path, what: str) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the network file {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
+        raise InputError(f"cannot read {what}: {error}") from None
 
 
 def _tables(value: Any, path: Path) -> list[Mapping[str, Any]]:

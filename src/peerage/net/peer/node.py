@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +29,8 @@ from peerage.net.peer.network import Network
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import Classes, prepare_own
 from peerage.net.trust.identity import Identity
-from peerage.net.wire.grpc import GrpcTransport, Limits
+from peerage.net.wire.grpc import GrpcTransport
+from peerage.net.wire.server import Limits
 from peerage.records.rows import read_metrics
 from peerage.runs.run import locked
 from peerage.runs.summary import digest, totals
@@ -65,7 +66,10 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
     # Other peers must not be able to compute the noise, so its seed is drawn here.
     world = prepare_for(network, me, config).restrict_to_node(me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that sums are in the same order as in the simulator
-    with _locked_folder(config.folder):
+    with ExitStack() as stack:
+        with disk_errors(config.folder):
+            config.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(config.folder))
         needed = ("classes", "example", "constants")  # to build its model without its data
         facts = {key: world.setup[key] for key in needed if key in world.setup}
         write_json(config.folder / "setup.json", facts)
@@ -76,19 +80,14 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             bind=config.bind,
             limits=Limits(idle_timeout=network.timeouts.idle),
         )
-        with _one_thread() as executor:
-            peer = Peer(
-                network,
-                me,
-                world,
-                transport,
-                config.folder,
-                executor=executor,
-                rejoin=config.rejoin,
-            )
-            peer.recorder.watch = lambda row: _log_row(peer, row)
-            with serve_metrics(peer, transport, config.metrics_port):
-                asyncio.run(_run_until_signal(peer))
+        executor = ThreadPoolExecutor(1)  # for the work of the node; nothing waits for its end
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        peer = Peer(
+            network, me, world, transport, config.folder, executor=executor, rejoin=config.rejoin
+        )
+        peer.recorder.watch = lambda row: _log_row(peer, row)
+        with serve_metrics(peer, transport, config.metrics_port):
+            asyncio.run(_run_until_signal(peer))
         node = peer.shard.members[me].node
         params = [node.params] if node.params.numel() else []
         summary = {
@@ -119,26 +118,6 @@ def _load(text: str) -> Dataset:
     return spec.load(cache_folder())
 
 
-@contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
-    """Create the folder if it does not exist, and lock it against other processes."""
-    with ExitStack() as stack:
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder))
-        yield
-
-
-@contextmanager
-def _one_thread() -> Iterator[Executor]:
-    """A thread for the work of the node; leaving the block does not wait for it."""
-    executor = ThreadPoolExecutor(1)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
-
-
 async def _run_until_signal(peer: Peer) -> None:
     """Run the peer to its end, or until the process receives SIGTERM or SIGINT."""
     task = asyncio.current_task()
@@ -156,14 +135,12 @@ async def _run_until_signal(peer: Peer) -> None:
 
 def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
-    received, expected = row["heard"]
     log.info(
         "round %d of %d%s, received %d of %d messages",
         row["round"],
         peer.world.rounds,
         accuracy,
-        received,
-        expected,
+        *row["heard"],
         extra={"row": row},
     )
 

@@ -75,9 +75,8 @@ class Peer(Receiver):
         self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters)
         share = 4 * self.expected.max_bytes
         self.mailbox = Mailbox(network.ahead, max(MAILBOX_BYTES, share), share, self.counters)
-        self.tracker = PeerTracker(
-            network, me, self.world, transport, shared_settings_of(network, world)
-        )
+        settings = shared_settings_of(network, world)
+        self.tracker = PeerTracker(network, me, world, transport, settings)
         self.assembler = MessageAssembler(
             self.expected, self.mailbox, self.counters, self.tracker.hear
         )
@@ -194,11 +193,8 @@ class Peer(Receiver):
         self.mailbox.begin_round(round)
         self.round, self.alive = round, 0
         self.state = State.WAITING + self.tracker.names(needed, addresses=False)
-        log.warning(
-            "no other peer is reachable: round %d waits for %s",
-            round + 1,
-            self.tracker.names(needed),
-        )
+        names = self.tracker.names(needed)
+        log.warning("no other peer is reachable: round %d waits for %s", round + 1, names)
         self.recorder.show_pause(self.state)
         while not await self._can_continue(round):
             await asyncio.sleep(POLL_INTERVAL)
@@ -279,13 +275,10 @@ class Peer(Receiver):
             self._quarantine_senders(self._round_senders)
             node.params, node.buffers, node.state = before[:3]
             # Messages that were released before the failure still count.
-            released = (
-                {RELEASE_COUNT: member.persistent_tensors[RELEASE_COUNT]}
-                if RELEASE_COUNT in member.persistent_tensors
-                else {}
-            )
-            member.persistent_tensors.clear()
-            member.persistent_tensors.update({**before[3], **released})
+            tensors = member.persistent_tensors
+            released = {key: count for key, count in tensors.items() if key == RELEASE_COUNT}
+            tensors.clear()
+            tensors.update(before[3] | released)
             return
         self._record(round + 1, report, sent, perf_counter() - start)
         self._offer(round)
@@ -295,11 +288,8 @@ class Peer(Receiver):
     def _quarantine_senders(self, senders: set[int]) -> None:
         self.quarantine.failed(senders)
         for peer in self.quarantine.banned_peers - self.assembler.blocked_peers.keys():
-            log.error(
-                "ignoring %s from now on: its messages made rounds fail here",
-                self.tracker.name(peer),
-            )
-            self.assembler.blocked_peers[peer] = "its messages made rounds fail here"
+            reason = self.assembler.blocked_peers[peer] = "its messages made rounds fail here"
+            log.error("ignoring %s from now on: %s", self.tracker.name(peer), reason)
 
     async def _run_exchanges(self, round: int, begin: Callable[[], ShardOutput]) -> int:
         """Send and receive messages until the node has finished; return the bytes it sent."""
@@ -365,7 +355,7 @@ class Peer(Receiver):
             if arrives and self.quarantine.admits(sender):
                 expected.append(sender)
             else:
-                self.mailbox.skip(sender)
+                self.mailbox.take([sender])  # it will not come
         start = perf_counter()
         await self._wait(round, expected)
         self.shard.seconds["wait"] += perf_counter() - start
@@ -453,16 +443,14 @@ class Peer(Receiver):
 
     def _outbox(self, peer: int) -> Outbox:
         if peer not in self._outboxes:
-            network = self.network
-            self._outboxes[peer] = Outbox(
-                self.transport, network.timeouts.message, network.ahead, self.counters
-            )
+            timeout, ahead = self.network.timeouts.message, self.network.ahead
+            self._outboxes[peer] = Outbox(self.transport, timeout, ahead, self.counters)
         return self._outboxes[peer]
 
     async def _compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Run work of the node in the executor, so that the event loop can answer others."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.executor, lambda: work(*arguments))
+        return await loop.run_in_executor(self.executor, work, *arguments)
 
 
 @asynccontextmanager

@@ -189,8 +189,7 @@ class PeerTracker:
 
     def names(self, peers: Iterable[int], addresses: bool = True) -> str:
         members = [self.network.members[peer] for peer in sorted(peers)]
-        known = [(member.name, f" ({member.address})" * addresses) for member in members[:5]]
-        listed = ", ".join(name + address for name, address in known)
+        listed = ", ".join(m.name + f" ({m.address})" * addresses for m in members[:5])
         return f"{listed} and {len(members) - 5} more" if len(members) > 5 else listed
 
     async def _status(self, peer: int) -> Status | None:
@@ -200,12 +199,8 @@ class PeerTracker:
         if status is None:
             return None
         if status.settings_hash != self.settings_hash:
-            self.mismatched_peers[peer] = await self._difference(peer)
-            log.error(
-                "ignoring %s, which runs another experiment: %s",
-                self.name(peer),
-                self.mismatched_peers[peer],
-            )
+            difference = self.mismatched_peers[peer] = await self._difference(peer)
+            log.error("ignoring %s, which runs another experiment: %s", self.name(peer), difference)
             return None
         self._note(peer, status.round)
         return status

@@ -23,9 +23,7 @@ class AllToNode:
 
     me: int
 
-    def split(
-        self, labels: NDArray[np.int64], nodes: int, classes: int, rng: np.random.Generator
-    ) -> list[Ints]:
+    def split(self, labels: Ints, nodes: int, classes: int, rng: np.random.Generator) -> list[Ints]:
         empty = np.empty(0, dtype=np.int64)
         return [np.arange(len(labels)) if node == self.me else empty for node in range(nodes)]
 

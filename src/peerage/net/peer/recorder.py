@@ -53,7 +53,10 @@ class PeerRecorder:
         if saved is not None:
             self.shard.restore(str(saved.folder), saved.trees, saved.parts, saved.round)
             self.finished = saved.round
-        self._recall_releases(self.folder / "released.json")
+        # The count includes messages of an unfinished round, which no checkpoint has.
+        if count := released(self.folder):
+            tensors = self.shard.members[self.me].persistent_tensors
+            tensors[RELEASE_COUNT] = torch.tensor(count)
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             truncate_after(metrics, saved.round if saved else -1)
@@ -137,12 +140,6 @@ class PeerRecorder:
         if self.folder is not None and count:
             write_json(self.folder / "released.json", {"messages": count}, REMEDY)
 
-    def _recall_releases(self, file: Path) -> None:
-        """Restore the release count, which includes messages of an unfinished round."""
-        if file.exists():
-            persistent_tensors = self.shard.members[self.me].persistent_tensors
-            persistent_tensors[RELEASE_COUNT] = torch.tensor(read_json(file)["messages"])
-
     def show_pause(self, state: str | None) -> None:
         """Tell `peerage up` that this peer waits, or with None that it runs again."""
         if self.folder is None:
@@ -151,6 +148,12 @@ class PeerRecorder:
             (self.folder / PAUSED).unlink(missing_ok=True)
         else:
             write_json(self.folder / PAUSED, {"state": state}, REMEDY)
+
+
+def released(folder: Path) -> int:
+    """The number of noisy messages that a peer has released, even if it failed."""
+    file = folder / "released.json"
+    return int(read_json(file)["messages"]) if file.exists() else 0
 
 
 def _rounded(phases: dict[str, float], total: float) -> dict[str, float]:

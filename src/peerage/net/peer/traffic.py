@@ -11,17 +11,12 @@ from peerage.engine.world import World
 from peerage.net.peer.network import Network
 from peerage.net.wire.header import DONE, Header, MessagePolicy, Rejected
 from peerage.net.wire.payload import LAYOUT_LIMIT
-from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
+from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable, wait_for
 from peerage.requests import TensorSpec
 
 OPEN_ENDED_BYTES = 1 << 26  # bytes; least limit for a message with tensors of any length
 MAX_DONE = 8  # "done" messages that may wait in an outbox before announcements are left unanswered
-HONEST_REASONS = (
-    "late",
-    "early",
-    "replayed",
-    "full",
-)  # reasons that also occur between honest peers
+HONEST_REASONS = ("late", "early", "replayed", "full")  # also occur between honest peers
 
 log = logging.getLogger("peerage.peer")
 
@@ -34,11 +29,10 @@ def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
         for name, kind in world.architectures.items()
     }
     largest = max(map(size_of, tensors.values()))
-    members = frozenset(range(world.nodes))
     return MessagePolicy(
         network.run,
         me,
-        members,
+        frozenset(range(world.nodes)),
         tensors,
         largest + LAYOUT_LIMIT,
         world.rounds,
@@ -110,9 +104,7 @@ class Outbox:
 
     async def flush(self, seconds: float) -> None:
         """Wait until everything is sent, for at most `seconds`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
+        await wait_for(self._idle, seconds)
 
     async def close(self) -> None:
         self._task.cancel()

@@ -31,20 +31,15 @@ from peerage.errors import InputError, did_you_mean
 from peerage.files import write_bytes
 from peerage.net.trust import identity as identities
 from peerage.net.trust.identity import (
-    CERTIFICATE_REASONS,
     DOMAIN,
     PURPOSES,
-    CertificateRejected,
     Identity,
-    TrustStore,
     check_dates,
-    check_name,
     common_name,
     date,
     read_revocations,
     server_name,
     signed_by,
-    verify_peer,
 )
 from peerage.net.trust.keyfiles import (
     PUBLIC,
@@ -58,19 +53,6 @@ from peerage.net.trust.keyfiles import (
     read_key,
     write_new,
 )
-
-__all__ = [
-    "CERTIFICATE_REASONS",
-    "LOCAL",
-    "Authority",
-    "CertificateRejected",
-    "Identity",
-    "Issued",
-    "TrustStore",
-    "check_name",
-    "server_name",
-    "verify_peer",
-]
 
 LOCAL = ("localhost", "127.0.0.1")
 LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -93,13 +75,9 @@ class Issued:
         if self.revoked is not None:
             return "revoked"
         now = identities.now()
-        return (
-            "not yet valid"
-            if now < self.not_before
-            else "expired"
-            if now > self.not_after
-            else "valid"
-        )
+        if now < self.not_before:
+            return "not yet valid"
+        return "expired" if now > self.not_after else "valid"
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,10 +197,6 @@ class Authority:
                 content = self._signed_list([*old, *map(_revocation, new)], number + 1)
                 write_bytes(self.folder / "revoked.pem", content, REMEDY)
         return new
-
-    def revoked(self) -> set[int]:
-        """The serials of all revoked certificates."""
-        return {entry.serial_number for entry in self._list()}
 
     def _list(self) -> x509.CertificateRevocationList:
         path = self.folder / "revoked.pem"

@@ -8,28 +8,11 @@ from typing import Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from peerage.errors import InputError
 from peerage.net.trust.keyfiles import check_pair, read, read_certificate, read_key
-
-__all__ = [
-    "CERTIFICATE_REASONS",
-    "DOMAIN",
-    "PURPOSES",
-    "CertificateRejected",
-    "Identity",
-    "TrustStore",
-    "check_dates",
-    "check_name",
-    "common_name",
-    "date",
-    "now",
-    "read_revocations",
-    "server_name",
-    "signed_by",
-    "verify_peer",
-]
 
 CERTIFICATE_REASONS = (
     "malformed",
@@ -106,7 +89,7 @@ class Identity:
         certificate = read_certificate(identity.certificate, remedy)
         key = read_key(identity.key, remedy)
         check_pair(identity.key, key, certificate)
-        holder = identity.trust().check(certificate)
+        holder = identity.trust().verify(certificate.public_bytes(serialization.Encoding.PEM))
         if holder != name:
             raise InputError(
                 f"{identity.certificate} is the certificate of {holder!r}, not of {name!r}; "
@@ -135,10 +118,6 @@ class TrustStore:
         self._renew()
         return verify_peer(pem, self._authority, self._revoked)
 
-    def check(self, certificate: x509.Certificate) -> str:
-        self._renew()
-        return _check(certificate, self._authority, self._revoked, now())
-
     def _renew(self) -> None:
         content = read(self._path, COPY)
         if content != self._content:
@@ -162,15 +141,7 @@ def verify_peer(
         raise CertificateRejected(
             "malformed", "the certificate is not valid PEM; present one that is"
         ) from None
-    return _check(certificate, authority, revoked, when or now())
-
-
-def _check(
-    certificate: x509.Certificate,
-    authority: x509.Certificate,
-    revoked: x509.CertificateRevocationList,
-    when: datetime,
-) -> str:
+    when = when or now()
     issuer = f"the authority {common_name(authority)!r}"
     if not signed_by(certificate, authority):
         raise CertificateRejected(

@@ -11,23 +11,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from peerage.errors import InputError
 from peerage.files import disk_errors
-
-__all__ = [
-    "PUBLIC",
-    "REMEDY",
-    "SECRET",
-    "check_pair",
-    "locked",
-    "private_folder",
-    "read",
-    "read_certificate",
-    "read_key",
-    "write_new",
-]
 
 REMEDY = "run the command again"
 PUBLIC, SECRET = 0o644, 0o600
@@ -68,17 +55,11 @@ def read_key(path: Path, remedy: str) -> PrivateKeyTypes:
 
 
 def check_pair(path: Path, key: PrivateKeyTypes, certificate: x509.Certificate) -> None:
-    if _bytes(key.public_key()) != _bytes(certificate.public_key()):
+    if key.public_key() != certificate.public_key():
         raise InputError(
             f"{path} is not the key of the certificate in the same folder; "
             "copy both from where they were created"
         )
-
-
-def _bytes(key: PublicKeyTypes) -> bytes:
-    return key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
 
 
 def write_new(*files: tuple[Path, bytes, int]) -> None:
@@ -89,7 +70,11 @@ def write_new(*files: tuple[Path, bytes, int]) -> None:
         for path, content, mode in files:
             temporary.append(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"))
             with disk_errors(path, REMEDY):
-                _write(temporary[-1], content, mode)
+                descriptor = os.open(temporary[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(descriptor)
         for source, (path, _, _) in zip(temporary, files, strict=True):
             placed.append(path)
             with disk_errors(path, REMEDY):
@@ -98,13 +83,6 @@ def write_new(*files: tuple[Path, bytes, int]) -> None:
         for path in (*placed, *temporary):
             path.unlink(missing_ok=True)
         raise
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager

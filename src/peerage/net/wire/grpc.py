@@ -6,7 +6,6 @@ issued for the peer that it calls.
 """
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import logging
@@ -26,7 +25,6 @@ from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire.address import Address
 from peerage.net.wire.header import REASONS, Buffer, Header, Rejected, header_bytes
 from peerage.net.wire.server import (
-    DEFAULT_LIMITS,
     OFFSET,
     REASON,
     SERVICE,
@@ -37,9 +35,7 @@ from peerage.net.wire.server import (
     server_options,
     short,
 )
-from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachable
-
-__all__ = ["GrpcTransport", "Limits"]
+from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver, Unreachable, wait_for
 
 INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between attempts
 BUSY_BACKOFF = 0.5  # the longest if the peer answers that it is busy
@@ -78,7 +74,7 @@ class GrpcTransport:
         addresses: Mapping[int, str],
         *,
         bind: str | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits = Limits(),
     ) -> None:
         if identity.name not in names:
             raise InputError(
@@ -117,8 +113,7 @@ class GrpcTransport:
             self._mark_alive,
         )
         _check_free(self._bind)
-        options = [*common_options(self._limits), *server_options(self._limits)]
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=server_options(self._limits))
         server.add_generic_rpc_handlers(servicer.services(self._health))
         try:
             self.port = server.add_secure_port(str(self._bind), self._credentials.server())
@@ -210,8 +205,8 @@ class GrpcTransport:
     async def _pause(self, link: "_Link", seconds: float) -> None:
         """Wait until the time is over, the peer is reachable again, or this one stops."""
         back, least = link.back, min(seconds, MIN_BACKOFF)
-        await _happens(self._stopped, least)
-        await _happens(back, seconds - least)
+        await wait_for(self._stopped, least)
+        await wait_for(back, seconds - least)
 
     def _unreachable(self, peer: int, how: str) -> Unreachable:
         if self._stopped.is_set():
@@ -310,7 +305,6 @@ class GrpcTransport:
                 self._credentials.client(),
                 options=[
                     ("grpc.ssl_target_name_override", name),
-                    *common_options(self._limits),
                     *_client_options(self._limits),
                 ],
             )
@@ -426,6 +420,7 @@ def _client_options(limits: Limits) -> list[tuple[str, int]]:
     """The gRPC options of a client: keepalive pings without calls, and fast reconnects."""
     milliseconds = round(1000 * limits.idle_timeout)
     return [
+        *common_options(limits),
         ("grpc.keepalive_time_ms", milliseconds // 2),
         ("grpc.keepalive_timeout_ms", milliseconds // 2),
         ("grpc.http2.ping_timeout_ms", milliseconds // 2),
@@ -471,13 +466,6 @@ def _check_free(place: Address) -> None:
             f"cannot listen on {place}: {error.strerror}; "
             "choose an address of this machine and a port above 1023"
         ) from None
-
-
-async def _happens(event: asyncio.Event, seconds: float) -> None:
-    """Wait for the event, for at most `seconds`."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 def _cancelled() -> bool:

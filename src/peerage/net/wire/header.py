@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from peerage.errors import InputError, PeerageError
-from peerage.requests import DTYPES, PRE_ROUND, Envelope, Enveloped, TensorSpec
+from peerage.requests import DTYPES, PRE_ROUND, UNNUMBERED, Envelope, Enveloped, TensorSpec
 
 SCHEMA = 2  # 1 called the sequence number `place`
 HEADER_LIMIT = 4096  # bytes
 NUMBER_LIMIT = 10**9  # for every number in a header
 DATA, DONE = "data", "done"
 WIRES = ("fp32", "bf16")
+RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
 REASONS = (
     "oversized",
     "truncated",
@@ -67,11 +68,11 @@ class Header(Enveloped):
     envelope: Envelope
     recipient: int
     sequence: int  # number of earlier messages on this link in this round
-    kind: str  # data; or done: the sender has sent `sequence` messages and sends no more
-    wire: str  # the format of float32 tensors
-    packed: bool  # whether the whole payload is compressed with zstd
-    size: int  # bytes of the payload on the wire
-    checksum: int  # CRC-32 of the payload on the wire
+    kind: str = DATA  # or done: the sender has sent `sequence` messages and sends no more
+    wire: str = WIRES[0]  # the format of float32 tensors
+    packed: bool = False  # whether the whole payload is compressed with zstd
+    size: int = 0  # bytes of the payload on the wire
+    checksum: int = 0  # CRC-32 of the payload on the wire
 
 
 # The fields of a header and of its envelope, on one level as in the JSON.
@@ -120,7 +121,7 @@ def code_of(dtype: torch.dtype, wire: str) -> str:
 def header_bytes(header: Header) -> bytes:
     """The canonical encoding of a header; raises PeerageError if it is too long."""
     raw = _canonical(header)
-    if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", header.run):
+    if not RUN.fullmatch(header.run):
         raise PeerageError(f"invalid run id {header.run!r}; use 1 to 64 letters, digits, - and _")
     if len(raw) > HEADER_LIMIT:
         raise PeerageError(
@@ -138,18 +139,8 @@ def _canonical(header: Header) -> bytes:
 
 def done(*, run: str, round: int, sender: int, recipient: int, sent: int) -> Header:
     """A message without payload: the sender sends nothing more in this round."""
-    return Header(
-        run=run,
-        round=round,
-        envelope=Envelope(sender, examples=0, degree=0, architecture=""),
-        recipient=recipient,
-        sequence=sent,
-        kind=DONE,
-        wire=WIRES[0],
-        packed=False,
-        size=0,
-        checksum=0,
-    )
+    envelope = Envelope(sender, examples=0, degree=0, architecture="")
+    return Header(run, round, envelope, recipient, sequence=sent, kind=DONE)
 
 
 def parse_header(raw: Buffer, expected: MessagePolicy, identity: int | None) -> Header:
@@ -205,14 +196,9 @@ def _check_address(h: Header, expected: MessagePolicy, identity: int | None) -> 
 
 def check_content(h: Header, expected: MessagePolicy) -> None:
     stated = {**vars(h), **vars(h.envelope)}
-    for name, least in (
-        ("sequence", 0),
-        ("number", -1),
-        ("examples", 0),
-        ("degree", 0),
-        ("size", 0),
-    ):
-        if stated[name] < least or (name != "size" and stated[name] > NUMBER_LIMIT):
+    least = {"sequence": 0, "number": UNNUMBERED, "examples": 0, "degree": 0, "size": 0}
+    for name, low in least.items():
+        if stated[name] < low or (name != "size" and stated[name] > NUMBER_LIMIT):
             raise Rejected("malformed", f"invalid {name} {format_value(stated[name])}")
     if h.size > expected.max_bytes:
         raise Rejected(

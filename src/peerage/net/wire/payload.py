@@ -18,7 +18,6 @@ from torch import Tensor
 from peerage.engine.router import Packet
 from peerage.errors import PeerageError, check_choice
 from peerage.net.wire.header import (
-    DATA,
     DONE,
     WIRES,
     Buffer,
@@ -64,7 +63,6 @@ def encode(
         envelope=packet.envelope,
         recipient=recipient,
         sequence=sequence,
-        kind=DATA,
         wire=wire,
         packed=payload is not plain,
         size=len(payload),
@@ -79,18 +77,13 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
     codes = {name: _code(name, tensor, wire) for name, tensor in tensors.items()}
     # Wide types first, as safetensors does, so that all tensors are aligned.
     names = sorted(tensors, key=lambda name: (-DTYPES[codes[name]].itemsize, name))
-    spans, end = {}, 0
+    layout: dict[str, dict[str, Any]] = {}
+    end = 0
     for name in names:
-        begin, end = end, end + tensors[name].numel() * DTYPES[codes[name]].itemsize
-        spans[name] = begin, end
-    layout = {
-        name: {
-            "dtype": codes[name],
-            "shape": list(tensors[name].shape),
-            "data_offsets": spans[name],
-        }
-        for name in names
-    }
+        span = end, end + tensors[name].numel() * DTYPES[codes[name]].itemsize
+        shape = list(tensors[name].shape)
+        layout[name] = {"dtype": codes[name], "shape": shape, "data_offsets": span}
+        end = span[1]
     text = json.dumps(layout, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     if len(text) > LAYOUT_LIMIT:
@@ -101,9 +94,10 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
     buffer = torch.empty(start + end, dtype=torch.uint8)
     payload = buffer.numpy().data
     payload[:start] = len(text).to_bytes(8, "little") + text
-    for name, (begin, end) in spans.items():
-        span = buffer[start + begin : start + end].view(DTYPES[codes[name]])
-        span.view(tensors[name].shape).copy_(tensors[name].detach())
+    for name, about in layout.items():
+        begin, end = about["data_offsets"]
+        piece = buffer[start + begin : start + end].view(DTYPES[codes[name]])
+        piece.view(tensors[name].shape).copy_(tensors[name].detach())
     return payload
 
 
@@ -162,7 +156,7 @@ def decode(
     whole = received if not received.readonly else memoryview(bytearray(received))
     buffer = torch.frombuffer(whole, dtype=torch.uint8)[start:]
     tensors = {entry.name: _tensor(buffer, entry, dtypes[entry.name]) for entry in entries}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
     return Packet(header.envelope, (header.recipient,), tensors, size)
 
 

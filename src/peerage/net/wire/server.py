@@ -28,20 +28,6 @@ from peerage.net.trust.identity import CertificateRejected, Identity
 from peerage.net.wire.header import HEADER_LIMIT, RETRYABLE_REASONS, Rejected
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver
 
-__all__ = [
-    "DEFAULT_LIMITS",
-    "OFFSET",
-    "REASON",
-    "SERVICE",
-    "Authenticator",
-    "Limits",
-    "NotAMember",
-    "PeerServicer",
-    "common_options",
-    "server_options",
-    "short",
-]
-
 SERVICE = "peerage.Peer"
 REASON, OFFSET = "peerage-reason", "peerage-offset"  # keys of metadata
 ROOM = 1024  # bytes by which a gRPC message may exceed a chunk
@@ -63,9 +49,6 @@ class Limits:
     min_rate: int = 1 << 16  # least bytes per second of a stream
     grace: float = 5.0  # seconds that each chunk may take in addition
     max_calls: int = 8  # concurrent calls of one peer
-
-
-DEFAULT_LIMITS = Limits()
 
 
 class Authenticator:
@@ -308,6 +291,7 @@ def common_options(limits: Limits) -> list[tuple[str, int]]:
 def server_options(limits: Limits) -> list[tuple[str, int]]:
     """The gRPC options of a server: exclusive port, handshake time limit, any number of pings."""
     return [
+        *common_options(limits),
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", round(1000 * limits.grace)),
         ("grpc.http2.max_ping_strikes", 0),

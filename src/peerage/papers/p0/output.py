@@ -1,7 +1,6 @@
 """Tables of P0 with the printed numbers beside ours, and its figures."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from peerage.papers import charts
 from peerage.papers.datasets import CIFAR, MNIST, TITLES
@@ -12,14 +11,13 @@ from peerage.papers.study import Results, StudyOutput
 from peerage.report.series import Estimate, Series
 
 Columns = dict[tuple[str, ...], tuple[str, float]]  # titles -> data set, alpha
-NORM = "norm of the curvature"
-NOT_PRINTED = ""  # the paper has no such table
 
 # Tables
 
 
-def final_accuracy(results: Results, title: str = "") -> PaperTable:
-    title = title or "Accuracy over the last 10 rounds, beside Table I"
+def final_accuracy(
+    results: Results, title: str = "Accuracy over the last 10 rounds, beside Table I"
+) -> PaperTable:
     columns: Columns = {
         (TITLES[d], f"Dir {a:g}"): (d, a)
         for d in results.values("dataset")
@@ -36,10 +34,7 @@ def last_accuracy(results: Results) -> PaperTable:
 
 
 def _accuracy_table(
-    results: Results,
-    title: str,
-    columns: Columns,
-    value: Callable[[Series], Estimate],
+    results: Results, title: str, columns: Columns, value: Callable[[Series], Estimate]
 ) -> PaperTable:
     paper = printed.accuracies()
 
@@ -51,18 +46,17 @@ def _accuracy_table(
     return results.method_table(title, columns, cells, "percent", best="max", notes=notes)
 
 
-# The four accuracies to reach, of a data set, alpha and method.
-Targets = Callable[[Results, str, float, str], Sequence[float | None]]
+Targets = Callable[[Results, Setting], Sequence[float | None]]  # four accuracies to reach
 
 
-def of_best(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
+def of_best(results: Results, place: Setting) -> list[float | None]:
     """Shares of the best final accuracy of any method."""
-    return _shares(results.of(dataset=dataset, alpha=alpha))
+    return _shares(results.of(dataset=place.dataset, alpha=place.alpha))
 
 
-def of_own(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
+def of_own(results: Results, place: Setting) -> list[float | None]:
     """Shares of the method's own final accuracy."""
-    return _shares(results.of(dataset=dataset, alpha=alpha, method=name))
+    return _shares(results.of(**place._asdict()))
 
 
 def _shares(series: Sequence[Series]) -> list[float | None]:
@@ -71,8 +65,8 @@ def _shares(series: Sequence[Series]) -> list[float | None]:
     return [None if best is None else share * best for share in printed.SHARES]
 
 
-def absolute(results: Results, dataset: str, alpha: float, name: str) -> list[float | None]:
-    return list(printed.ABSOLUTE[dataset])
+def absolute(results: Results, place: Setting) -> Sequence[float | None]:
+    return printed.ABSOLUTE[place.dataset]
 
 
 def rounds_table(title: str, text: str, targets: Targets, results: Results) -> PaperTable:
@@ -82,8 +76,8 @@ def rounds_table(title: str, text: str, targets: Targets, results: Results) -> P
     def cells(alpha: float, name: str) -> Iterable[Cell]:
         for dataset in results.values("dataset"):
             place = Setting(dataset, alpha, name)
-            aims = targets(results, dataset, alpha, name)
-            for aim, known in zip(aims, paper.get(place, (None,) * 4), strict=True):
+            printed_rounds = paper.get(place, (None,) * 4)
+            for aim, known in zip(targets(results, place), printed_rounds, strict=True):
                 yield _rounds(results.series.get(place), aim, known)
 
     columns = [
@@ -166,9 +160,10 @@ def _scalars(series: Series | None, name: str, theta: int) -> Cell:
 def _notes(results: Results) -> tuple[str, ...]:
     size = SIZES["small"]
     sizes = "; ".join(
-        f"{TITLES[d]}: {size.train[d]} training examples, "
-        f"{size.epochs[d]} epoch{'s' * (size.epochs[d] != 1)} a round, {size.rounds[d]} rounds"
-        for d in results.values("dataset")
+        f"{TITLES[name]}: {work.train} training examples, {work.epochs} "
+        f"epoch{'s' * (work.epochs != 1)} a round, {work.rounds} rounds"
+        for name in results.values("dataset")
+        for work in [size.work[name]]
     )
     smaller = (
         f"Scale small, {size.nodes} nodes. {sizes}. The paper has 50 nodes, all examples, 5 "
@@ -186,14 +181,12 @@ def _notes(results: Results) -> tuple[str, ...]:
 # Figures
 
 
-def panels(results: Results) -> list[charts.Panel]:
+def panels(results: Results, *targets: float) -> list[charts.Panel]:
     return [
-        charts.Panel(
-            f"{TITLES[dataset]}, Dir {alpha:g}", tuple(results.of(dataset=dataset, alpha=alpha))
-        )
+        charts.Panel(f"{TITLES[dataset]}, Dir {alpha:g}", tuple(found), targets)
         for dataset in results.values("dataset")
         for alpha in results.values("alpha")
-        if results.of(dataset=dataset, alpha=alpha)
+        if (found := results.of(dataset=dataset, alpha=alpha))
     ]
 
 
@@ -210,8 +203,7 @@ def tabulated(table: Callable[[Results], PaperTable], results: Results) -> Study
 
 def show_half(results: Results) -> StudyOutput:
     target = SIZES[results.plan.scale].half[1]
-    with_target = [replace(panel, targets=(target,)) for panel in panels(results)]
-    figure = charts.curves(with_target, keys=("accuracy",))
+    figure = charts.curves(panels(results, target), keys=("accuracy",))
     return StudyOutput((half_table(results),), figure)
 
 
@@ -223,33 +215,26 @@ def show_stopped(results: Results) -> StudyOutput:
 
 def show_norms(results: Results) -> StudyOutput:
     """Fig. 2: the norm of the curvature of ten nodes."""
-    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
-        charts.NodePanel(f"{TITLES[dataset]}, Dir {alpha:g}", series.records[0], "curvature", NORM)
-        for series in results.of(dataset=dataset, alpha=alpha)
+        charts.NodePanel(panel.title, series.records[0], "curvature", "norm of the curvature")
+        for panel in panels(results)
+        for series in panel.series
     ]
     return StudyOutput((final_accuracy(results),), charts.node_lines(found))
 
 
 def show_trace(results: Results) -> StudyOutput:
     """Fig. 7: one accumulated entry and its weight, with unit-norm and with raw increments."""
-    dataset, alpha = results.values("dataset")[0], results.values("alpha")[0]
     found = [
         charts.NodePanel(series.label, series.records[0], note, title, log)
         for note, title, log in (("entry", "accumulated entry", None), ("weight", "weight", False))
-        for series in results.of(dataset=dataset, alpha=alpha)
+        for series in results.of()
     ]
     return StudyOutput((final_accuracy(results),), charts.node_lines(found))
 
 
 def show_curvature(results: Results) -> StudyOutput:
-    tables = (
-        rounds_table(
-            "Rounds to shares of the best accuracy, by kind of curvature",
-            NOT_PRINTED,
-            of_best,
-            results,
-        ),
-        seconds_table(results),
-    )
-    return StudyOutput(tables, charts.curves_and_phases(panels(results)[0]))
+    title = "Rounds to shares of the best accuracy, by kind of curvature"
+    rounds = rounds_table(title, printed.NOTHING, of_best, results)
+    figure = charts.curves_and_phases(panels(results)[0])
+    return StudyOutput((rounds, seconds_table(results)), figure)

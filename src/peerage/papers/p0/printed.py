@@ -86,6 +86,8 @@ TO_ABSOLUTE = """
 0.2 DecHW           17   87  291  673     12   60  286  488     56  108  263  447
 """
 
+NOTHING = ""  # for tables that the paper does not have
+
 # Table III: accuracy on CIFAR-10. The other methods have the numbers of Table I.
 DESA = """
 1   DESA          35.18±0.008

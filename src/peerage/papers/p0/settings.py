@@ -10,7 +10,7 @@ from peerage.papers.datasets import CIFAR, FASHION, MNIST
 from peerage.papers.study import SMOKE_RATE, Job, Plan, Scale, Training, built, with_options
 
 FIVE = ("DecHetero", "CFA", "DecDiff", "DecDiff(VT)", "DecHW")
-DECHW_VARIANTS = {
+CURVATURES = {
     f"DecHW, {kind}": f"dechw:curvature={kind}" for kind in ("batch", "sample", "full", "online")
 }
 HALF = 0.469  # half of DecHW's accuracy on MNIST with Dir 0.2, a target of Table II
@@ -36,73 +36,58 @@ class Setting(NamedTuple):
         return f"{self.method}, {self.dataset}, Dir {self.alpha:g}"
 
 
+class Work(NamedTuple):
+    """The settings of a data set that differ between scales; the defaults are the paper's."""
+
+    rounds: int = 1000
+    train: int | None = None  # training examples; None for all
+    epochs: int = 5
+    batch: int = 100
+    every: int = 1  # rounds between evaluations
+
+
 @dataclass(frozen=True)
 class Size:
-    """The settings that differ between scales."""
+    """All settings that differ between scales; the defaults are the paper's."""
 
-    seeds: int
-    alphas: tuple[float, ...]
-    nodes: int
-    topology: str
-    hubs: str  # topology of the authors' scripts
-    rounds: Mapping[str, int]  # by data set
-    train: Mapping[str, int | None]  # training examples; None for all
-    epochs: Mapping[str, int]
-    batch: Mapping[str, int]
-    every: Mapping[str, int]  # rounds between evaluations
-    samples: int | None  # test examples; None for all
-    theta: int  # rounds with curvature in DecHW*
-    half: tuple[int, float]  # rounds at most, accuracy to reach
-    desa: str  # its options
+    work: Mapping[str, Work]  # by data set
+    seeds: int = 5
+    alphas: tuple[float, ...] = (1.0, 0.5, 0.2)
+    nodes: int = 50
+    topology: str = "er:p=0.2"
+    hubs: str = "ba:m=5"  # topology of the authors' scripts
+    samples: int | None = None  # test examples; None for all
+    theta: int = 30  # rounds with curvature in DecHW*
+    half: tuple[int, float] = (250, HALF)  # rounds at most, accuracy to reach
+    desa: str = "ipc=50,iterations=1000"  # its options
 
 
 SIZES: dict[Scale, Size] = {
     # Ten nodes take 50 steps per round, as in the paper, on a fraction of its data. With 100
     # examples a node learns nothing on CIFAR-10, so it has 500 there and one epoch per round.
     "small": Size(
+        work={
+            MNIST: Work(60, 2000, 5, 20, 1),
+            FASHION: Work(40, 1000, 5, 10, 2),
+            CIFAR: Work(60, 5000, 1, 10, 5),
+        },
         seeds=1,
         alphas=(0.2,),
         nodes=10,
         topology="er:p=0.5",
         hubs="ba:m=3",
-        rounds={MNIST: 60, FASHION: 40, CIFAR: 60},
-        train={MNIST: 2000, FASHION: 1000, CIFAR: 5000},
-        epochs={MNIST: 5, FASHION: 5, CIFAR: 1},
-        batch={MNIST: 20, FASHION: 10, CIFAR: 10},
-        every={MNIST: 1, FASHION: 2, CIFAR: 5},
         samples=1000,
-        theta=30,
         half=(60, HALF),
         desa="ipc=10,iterations=50",
     ),
-    "paper": Size(
-        seeds=5,
-        alphas=(1.0, 0.5, 0.2),
-        nodes=50,
-        topology="er:p=0.2",
-        hubs="ba:m=5",
-        rounds=dict.fromkeys(RATES, 1000),
-        train=dict.fromkeys(RATES),
-        epochs=dict.fromkeys(RATES, 5),
-        batch=dict.fromkeys(RATES, 100),
-        every=dict.fromkeys(RATES, 1),
-        samples=None,
-        theta=30,
-        half=(250, HALF),
-        desa="ipc=50,iterations=1000",
-    ),
+    "paper": Size(work=dict.fromkeys(RATES, Work())),
     "smoke": Size(
+        work=dict.fromkeys(RATES, Work(4, epochs=1, batch=16)),
         seeds=1,
         alphas=(0.2,),
         nodes=6,
         topology="er:p=0.6",
         hubs="ba:m=2",
-        rounds=dict.fromkeys(RATES, 4),
-        train={},
-        epochs=dict.fromkeys(RATES, 1),
-        batch=dict.fromkeys(RATES, 16),
-        every=dict.fromkeys(RATES, 1),
-        samples=None,
         theta=2,
         half=(4, 0.2),
         desa="ipc=2,iterations=2",
@@ -115,18 +100,18 @@ def experiment(
 ) -> Experiment:
     """The setting of section V-A at a scale, with `changes` merged into it."""
     size = SIZES[plan.scale]
-    work = {"epochs": size.epochs[dataset], "batch_size": size.batch[dataset]}
+    work = size.work[dataset]
     rates = {"lr": SMOKE_RATE} if plan.scale == "smoke" else RATES[dataset]
-    local: dict[str, Any] = {**work, **rates}
-    evaluation: dict[str, Any] = {"every": size.every[dataset], "samples": size.samples}
+    local: dict[str, Any] = {"epochs": work.epochs, "batch_size": work.batch, **rates}
+    evaluation: dict[str, Any] = {"every": work.every, "samples": size.samples}
     settings: dict[str, Any] = {
         "algorithm": algorithm,
-        "dataset": with_options(dataset, train=size.train.get(dataset)),
+        "dataset": with_options(dataset, train=work.train),
         "model": model_of(dataset, plan),
         "nodes": size.nodes,
         "topology": size.topology,
         "partition": f"dirichlet:alpha={alpha},cap_at_mean=true,min_size=10",
-        "rounds": size.rounds[dataset],
+        "rounds": work.rounds,
         "seed": seed,
     }
     if algorithm.startswith("desa"):
@@ -169,7 +154,7 @@ def method(name: str, size: Size) -> tuple[str, dict[str, Any]]:
         "DecHW, no accumulation": "dechw:accumulate=none",
         "DecHW, raw accumulation": "dechw:normalise=none",
         "DESA": f"desa:{size.desa}",
-        **DECHW_VARIANTS,
+        **CURVATURES,
     }
     return algorithms[name], {"init": {"start": "shared"}} if name == "DecHomo" else {}
 

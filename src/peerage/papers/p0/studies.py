@@ -6,15 +6,7 @@ from functools import partial
 from peerage.papers.calibrate import parameters
 from peerage.papers.datasets import CIFAR, FASHION, IMAGES, MNIST, TITLES
 from peerage.papers.p0 import output, printed
-from peerage.papers.p0.settings import (
-    DECHW_VARIANTS,
-    FIVE,
-    SIZES,
-    Setting,
-    experiment,
-    grid,
-    method,
-)
+from peerage.papers.p0.settings import CURVATURES, FIVE, SIZES, Setting, experiment, grid, method
 from peerage.papers.study import Job, Plan, Results, Study, StudyOutput, Training, with_options
 
 
@@ -171,7 +163,7 @@ STUDIES = [
         "Not in the paper: which curvature, MNIST",
         "batch gradients, single examples, the full gradient, or gathered while training",
         output.show_curvature,
-        tuple(DECHW_VARIANTS),
+        tuple(CURVATURES),
         (MNIST,),
         (0.2,),
     ),

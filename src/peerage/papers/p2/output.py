@@ -1,17 +1,18 @@
 """Tables of P2 with tests of significance, its curves and heat maps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from peerage.papers import charts
-from peerage.papers.charts import LABELS, Bars, HeatMap, Line, Plot, heat_maps
+from peerage.papers.charts import ACCURACY, Bars, HeatMap, Line, Plot, heat_maps, line_of
 from peerage.papers.datasets import CIFAR, FEMNIST, MNIST, TITLES
 from peerage.papers.p2 import printed
 from peerage.papers.p2.settings import BYTES, ONE_STEP, SIZES, Setting, scalars_up
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable, Row
 from peerage.papers.study import SMOKE_NOTE, Results, StudyOutput, Training
-from peerage.report.series import Key, Series
+from peerage.records.metrics import BY_KEY
+from peerage.report.series import Series
 from peerage.report.statistics import anova, deviation, mean
 
 ALL_KEYS = ("accuracy", "loss", "train_loss")
@@ -31,23 +32,16 @@ NOISE_NOTE = (
 )
 LAYERS = {"head": "output layer"}  # the others are called hidden1, hidden2, ...
 NOTHING = (None, None)  # the paper has no number
-
-
-class Column(NamedTuple):
-    """A column of a table of accuracies: its title and its coordinates."""
-
-    title: str
-    dataset: str
-    setting: str
+Columns = Mapping[str, tuple[str, str]]  # titles -> data set, setting
 
 
 # Numbers
 
 
-def ends(series: Series | None, key: Key = "accuracy") -> list[float]:
-    """Each seed's value in the last round that all seeds have."""
-    rounds = series.rounds(key) if series else []
-    return series.at(rounds[-1], key) if series and rounds else []
+def ends(series: Series | None) -> list[float]:
+    """Each seed's accuracy in the last round that all seeds have."""
+    rounds = series.rounds() if series else []
+    return series.at(rounds[-1]) if series and rounds else []
 
 
 def only_of(results: Results, method: str) -> Series | None:
@@ -62,7 +56,7 @@ def cell_of(values: Sequence[float], paper: tuple[float | None, float | None] = 
 # Tables
 
 
-def accuracy_table(results: Results, title: str, columns: Sequence[Column]) -> PaperTable:
+def accuracy_table(results: Results, title: str, columns: Columns) -> PaperTable:
     """Accuracy of the hub's model in the last round, with one group of rows per number of epochs.
 
     A group has a row of p-values if ours or the paper's are known. Only significant bests are
@@ -74,13 +68,12 @@ def accuracy_table(results: Results, title: str, columns: Sequence[Column]) -> P
     for epochs in results.values("epochs"):
         found: dict[Setting, list[float]] = {}
         for method in results.values("method"):
-            places = [Setting(dataset, setting, epochs, method) for _, dataset, setting in columns]
+            places = [Setting(*column, epochs, method) for column in columns.values()]
             found |= {place: ends(results.series.get(place)) for place in places}
             cells = tuple(cell_of(found[place], paper.get(place, NOTHING)) for place in places)
             rows.append(((epochs, method), cells))
         test = tuple(
-            p_value(found, Setting(column.dataset, column.setting, epochs, printed.TEST))
-            for column in columns
+            p_value(found, Setting(*column, epochs, printed.TEST)) for column in columns.values()
         )
         if any((cell.ours, cell.paper) != (None, None) for cell in test):
             rows.append(((epochs, printed.TEST), test))
@@ -88,7 +81,7 @@ def accuracy_table(results: Results, title: str, columns: Sequence[Column]) -> P
     return PaperTable(
         title=title,
         row_titles=("", "method"),
-        columns=tuple((column.title,) for column in columns),
+        columns=tuple((title,) for title in columns),
         rows=tuple(rows),
         unit="percent",
         best="max" if tested else None,
@@ -122,8 +115,8 @@ def smaller(results: Results) -> list[str]:
         return [f"Scale small: {writers} writers and {rounds} rounds; the paper has 3550 and 1000."]
     linear = ONE_STEP in results.values("epochs")
     sizes = "; ".join(
-        f"{TITLES[name]}: {size.train[name]} training examples, "
-        f"{size.linear if linear else size.rounds[name]} rounds"
+        f"{TITLES[name]}: {size.work[name].train} training examples, "
+        f"{size.linear if linear else size.work[name].rounds} rounds"
         for name in datasets
     )
     rate = "" if linear else f"; learning rate {size.learning['lr']:g} for all"
@@ -140,7 +133,7 @@ def smaller(results: Results) -> list[str]:
 def show_table(number: int, results: Results) -> StudyOutput:
     """Tables 1 to 3."""
     [dataset] = results.values("dataset")
-    columns = [Column(split, dataset, split) for split in printed.SPLITS]
+    columns = {split: (dataset, split) for split in printed.SPLITS}
     title = f"Table {number}: accuracy on {TITLES[dataset]}, mean ± deviation over seeds"
     table = accuracy_table(results, title, columns)
     return StudyOutput((table,), charts.against_paper(without_tests(table)))
@@ -149,26 +142,23 @@ def show_table(number: int, results: Results) -> StudyOutput:
 # Curves
 
 
-def lines_of(results: Results, key: str, **wanted: Any) -> tuple[Line, ...]:
-    """One line per method."""
-    return tuple(line_of(p.method, s, key) for p, s in results.places(**wanted).items())
-
-
-def line_of(label: str, series: Series, key: str) -> Line:
-    """The curve from round 1; round 0 is equal for all and so low that the rest looks flat."""
-    variant = label.endswith(")")  # of another method in the figure
-    return charts.line_of(label, series, key, first=1, dashed=variant)
-
-
 def plot_of(results: Results, title: str, key: str, **wanted: Any) -> Plot:
-    return Plot(title, lines_of(results, key, **wanted), ylabel=LABELS[key])
+    """Curves from round 1; round 0 is equal for all and so low that the rest looks flat.
+
+    The method `HWA (examples)`, a variant of another in the figure, is dashed.
+    """
+    lines = tuple(
+        line_of(place.method, series, key, first=1, dashed=place.method.endswith(")"))
+        for place, series in results.places(**wanted).items()
+    )
+    return Plot(title, lines, ylabel=BY_KEY[key].label)
 
 
 def show_curves(number: int, keys: tuple[str, ...], results: Results) -> StudyOutput:
     """Fig. 3 to 7: one row per data set, with accuracy and losses over the rounds."""
     present = [name for name in results.values("dataset") if results.of(dataset=name)]
     [setting] = results.values("setting")
-    columns = [Column(TITLES[name], name, setting) for name in results.values("dataset")]
+    columns = {TITLES[name]: (name, setting) for name in results.values("dataset")}
     table = accuracy_table(results, f"Fig. {number}: accuracy in the last round", columns)
     panels = [plot_of(results, TITLES[name], key, dataset=name) for name in present for key in keys]
     return StudyOutput((table,), charts.plots(panels, columns=len(keys)), curves=keys)
@@ -176,15 +166,16 @@ def show_curves(number: int, keys: tuple[str, ...], results: Results) -> StudyOu
 
 def show_devices(results: Results) -> StudyOutput:
     """Table 4 and Fig. 9."""
-    marks, paper = SIZES[results.plan.scale].devices.marks, printed.femnist()
+    ours, paper = SIZES[results.plan.scale].devices.marks, printed.femnist()
+    marks = list(zip(ours, printed.MARKS, strict=True))
 
     def cells(method: str) -> Iterable[Cell]:
         series = only_of(results, method)
-        for mark, ours in marks.items():
-            yield cell_of(series.at(ours) if series else [], (paper[method, mark], None))
+        for round, mark in marks:
+            yield cell_of(series.at(round) if series else [], (paper[method, mark], None))
 
-    same = all(mark == ours for mark, ours in marks.items())
-    columns = [(f"{mark}" if same else f"{ours} (paper: {mark})",) for mark, ours in marks.items()]
+    same = ours == printed.MARKS
+    columns = [(f"{mark}" if same else f"{round} (paper: {mark})",) for round, mark in marks]
     title = "Table 4: accuracy on FEMNIST after so many rounds"
     table = results.method_table(title, columns, cells, "percent", notes=notes_of(results))
     panels = [plot_of(results, TITLES[FEMNIST], key) for key in ALL_KEYS]
@@ -193,8 +184,7 @@ def show_devices(results: Results) -> StudyOutput:
 
 def show_alphas(results: Results) -> StudyOutput:
     """Fig. 8: the labels of each client, and the accuracy of the methods."""
-    [dataset] = results.values("dataset")
-    columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
+    columns = {setting: (MNIST, setting) for setting in results.values("setting")}
     table = accuracy_table(results, "Fig. 8: accuracy in the last round, MNIST", columns)
     panels: list[Plot | Bars] = []
     for setting in results.values("setting"):
@@ -236,49 +226,44 @@ def labels_of(title: str, series: Series) -> Bars:
 
 def show_scopes(results: Results) -> StudyOutput:
     """Fig. 10: accuracy and traffic by the layers that are weighted by curvature."""
-    sent, heights = [], []
     expected = {
         job.place.method: scalars_up(job.experiment)
         for job in results.jobs
         if isinstance(job, Training)
     }
-    for method in results.values("method"):
-        series = only_of(results, method)
-        up = bytes_up(series)
-        scalars = Cell(None if up is None else up / BYTES, paper=expected[method])
-        sent.append(((method,), (scalars, Cell(up, paper=BYTES * expected[method]))))
-        heights.append((up or 0.0) / MEGA)
-    tables = (
-        results.method_table(
-            "Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
-            [("HWA",)],
-            lambda method: [cell_of(ends(only_of(results, method)))],
-            "percent",
-            row_title="layers with curvature",
-            notes=notes_of(results),
-        ),
-        PaperTable(
-            title="Fig. 10: what a client sends to the hub in a round",
-            row_titles=("layers with curvature",),
-            columns=(("numbers",), ("bytes",)),
-            rows=tuple(sent),
-            unit="count",
-            notes=(
-                "Ours is counted in the runs. The paper draws bars but prints no numbers: beside "
-                "ours stand all parameters and entries of curvature, of 4 bytes each.",
-            ),
-        ),
+
+    def sent(method: str) -> Iterable[Cell]:
+        up = bytes_up(only_of(results, method))
+        yield Cell(None if up is None else up / BYTES, paper=expected[method])
+        yield Cell(up, paper=BYTES * expected[method])
+
+    accuracy = results.method_table(
+        "Fig. 10: accuracy in the last round, MNIST, non-IID (I)",
+        [("HWA",)],
+        lambda method: [cell_of(ends(only_of(results, method)))],
+        "percent",
+        row_title="layers with curvature",
+        notes=notes_of(results),
     )
+    note = (
+        "Ours is counted in the runs. The paper draws bars but prints no numbers: beside ours "
+        "stand all parameters and entries of curvature, of 4 bytes each."
+    )
+    traffic = replace(
+        accuracy,
+        title="Fig. 10: what a client sends to the hub in a round",
+        columns=(("numbers",), ("bytes",)),
+        rows=results.by_method(sent),
+        unit="count",
+        notes=(note,),
+    )
+    heights = [(cells[1].ours or 0.0) / MEGA for _, cells in traffic.rows]
+    names = tuple(results.values("method"))
     panels: list[Plot | Bars] = [
         plot_of(results, "MNIST, non-IID (I)", "accuracy"),
-        Bars(
-            "sent by a client in a round",
-            tuple(results.values("method")),
-            {"": heights},
-            ylabel="megabytes",
-        ),
+        Bars("sent by a client in a round", names, {"": heights}, ylabel="megabytes"),
     ]
-    return StudyOutput(tables, charts.plots(panels, columns=2))
+    return StudyOutput((accuracy, traffic), charts.plots(panels, columns=2))
 
 
 def bytes_up(series: Series | None) -> float | None:
@@ -293,27 +278,18 @@ def bytes_up(series: Series | None) -> float | None:
 
 def show_noise(results: Results) -> StudyOutput:
     """Fig. 11: accuracy over the noise on all messages of clients."""
-    [dataset] = results.values("dataset")
-    columns = [Column(setting, dataset, setting) for setting in results.values("setting")]
+    columns = {setting: (CIFAR, setting) for setting in results.values("setting")}
     table = accuracy_table(results, "Fig. 11: accuracy in the last round, CIFAR-10", columns)
     table = replace(table, notes=(NOISE_NOTE, *table.notes))
-    sigmas = dict(zip(results.values("setting"), SIZES[results.plan.scale].sigmas, strict=True))
     lines = []
-    for method in results.values("method"):
-        values = {
-            sigmas[place.setting]: ends(series)
-            for place, series in results.places(method=method).items()
-        }
-        known = {sigma: ended for sigma, ended in values.items() if ended}
-        spread = [deviation(ended) or 0.0 for ended in known.values()]
-        means = [mean(ended) or 0.0 for ended in known.values()]
-        lines.append(Line(method, list(known), means, spread if any(spread) else ()))
-    panel = Plot(
-        "CIFAR-10, Dir 0.01",
-        tuple(lines),
-        "standard deviation of the noise",
-        LABELS["accuracy"],
-    )
+    for (_, method), cells in without_tests(table).rows:
+        points = zip(SIZES[results.plan.scale].sigmas, cells, strict=True)
+        known = [(sigma, cell) for sigma, cell in points if cell.ours is not None]
+        means = [cell.ours or 0.0 for _, cell in known]
+        spread = [cell.spread or 0.0 for _, cell in known]
+        x = [sigma for sigma, _ in known]
+        lines.append(Line(method, x, means, spread if any(spread) else ()))
+    panel = Plot("CIFAR-10, Dir 0.01", tuple(lines), "standard deviation of the noise", ACCURACY)
     return StudyOutput((table,), charts.plots([panel]))
 
 
@@ -327,25 +303,19 @@ def show_last_layers(results: Results) -> StudyOutput:
         HeatMap(f"{place.setting}: {place.method}", values, "hidden unit", "output")
         for place, values in maps.items()
     ]
-    figure = heat_maps(panels, "weight", scale="around zero")
-    pictures = {place.title: values for place, values in maps.items()}
-    return StudyOutput((clients_table(results),), figure, pictures=pictures)
-
-
-def clients_table(results: Results) -> PaperTable:
-    """Accuracy of these clients on all classes."""
-    rows = tuple(
-        ((place.setting, place.method), (cell_of(ends(series)),))
-        for place, series in results.places().items()
-    )
-    return PaperTable(
+    table = PaperTable(
         title="Test accuracy of single clients, before any merging",
         row_titles=("", "client"),
         columns=(("accuracy",),),
-        rows=rows,
+        rows=tuple(
+            ((place.setting, place.method), (cell_of(ends(series)),))
+            for place, series in results.places().items()
+        ),
         unit="percent",
         notes=client_notes(results),
     )
+    pictures = {place.title: values for place, values in maps.items()}
+    return StudyOutput((table,), heat_maps(panels, "weight"), pictures=pictures)
 
 
 def client_notes(results: Results) -> tuple[str, ...]:
@@ -355,8 +325,7 @@ def client_notes(results: Results) -> tuple[str, ...]:
     seen = f"{epochs} epochs with a rate of {lr:g}."
     if results.plan.scale == "smoke":
         return (SMOKE_NOTE, seen)
-    whole = SIZES[results.plan.scale].train[MNIST]
-    data = "all" if whole is None else f"{whole}"
+    data = SIZES[results.plan.scale].work[MNIST].train or "all"
     return (f"Ten clients share {data} training examples; {seen}",)
 
 

@@ -3,21 +3,13 @@
 from functools import partial
 from typing import Any
 
+from peerage.papers import study
 from peerage.papers.datasets import CIFAR, FASHION, FEMNIST, IMAGES, MNIST, TITLES
 from peerage.papers.p2 import output, settings
 from peerage.papers.p2.clients import Client, LastLayer, LayerCurvature
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import FIVE, METHODS, PARTITIONS, SIZES, TEN, Setting, grid, runs
-from peerage.papers.study import (
-    DIGITS,
-    SMALL_MODEL,
-    Calculation,
-    Job,
-    Plan,
-    Study,
-    Training,
-    with_options,
-)
+from peerage.papers.study import Calculation, Job, Plan, Study, Training, with_options
 
 OF_CLIENT = 10  # epochs of Fig. 2, and a guess for Fig. 1
 TWO_LABELS = {"labels 0 and 1": "0+1", "labels 8 and 9": "8+9"}
@@ -49,8 +41,8 @@ def calculation(
 ) -> Job:
     size, smoke = SIZES[plan.scale], plan.scale == "smoke"
     client = kind(
-        DIGITS if smoke else with_options(MNIST, train=size.train[MNIST]),
-        SMALL_MODEL if smoke else settings.MODELS[MNIST],
+        study.DIGITS if smoke else with_options(MNIST, train=size.work[MNIST].train),
+        study.SMALL_MODEL if smoke else settings.MODELS[MNIST],
         PARTITIONS[split],
         nodes=size.nodes,
         epochs=2 if smoke else OF_CLIENT,
@@ -117,7 +109,7 @@ def device_jobs(plan: Plan) -> list[Job]:
             settings.devices(plan, METHODS[name], seed=seed),
         )
         for name in FOUR
-        for seed in settings.seeds(plan, FEMNIST)
+        for seed in plan.seed_range(1)
     ]
 
 

@@ -1,5 +1,6 @@
 """The numerical model of P4's section 4.2 on random graphs: Fig. 5 and 8."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar, Literal
@@ -104,39 +105,40 @@ def families(degree: int) -> dict[str, str]:
 
 
 def norm(series: Series) -> Estimate:
-    """||v|| of the graphs."""
     return estimate([record.setup["norm"] for record in series.records])
+
+
+def end(series: Series) -> Estimate:
+    """sigma_ap in the last round, in units of its start."""
+    return series.final("sigma_ap")
+
+
+MEASURES = {"sigma_ap of the model": end, "||v|| of the graphs": norm}
 
 
 def show_compression(results: Results) -> StudyOutput:
     """Fig. 8(a, b): sigma_ap at the end beside ||v||, over the sizes of the graphs."""
-    names = results.values("method")
-    kinds = {name: results.of(method=name) for name in names}
-    fits = PaperTable(
-        title="Exponent a: sigma_ap falls to n^-a of its start",
-        row_titles=("graph",),
-        columns=(("sigma_ap of the model",), ("||v|| of the graphs",)),
-        rows=tuple(
-            ((name,), (_fitted(name, kinds[name], "model"), _fitted(name, kinds[name], "graphs")))
-            for name in names
-        ),
-        unit="number",
-        notes=(
-            "The paper's column is the fit in its authors' notebook. Heavy tails are drawn by "
-            "Chung and Lu's rule, as in their code.",
-        ),
+    kinds = {name: results.of(method=name) for name in results.values("method")}
+    note = (
+        "The paper's column is the fit in its authors' notebook. Heavy tails are drawn by Chung "
+        "and Lu's rule, as in their code."
+    )
+    fits = results.method_table(
+        "Exponent a: sigma_ap falls to n^-a of its start",
+        [(title,) for title in MEASURES],
+        lambda name: [_fitted(name, kinds[name], value) for value in MEASURES.values()],
+        "number",
+        row_title="graph",
+        notes=(note,),
         spread=FIT,
     )
     sizes = results.values("setting")
-    values = PaperTable(
-        title="sigma_ap at the end times sqrt(n), in units of its start",
-        row_titles=("graph",),
-        columns=tuple((size,) for size in sizes),
-        rows=tuple(
-            ((name,), tuple(_scaled(results, Setting("", size, name)) for size in sizes))
-            for name in names
-        ),
-        unit="number",
+    values = results.method_table(
+        "sigma_ap at the end times sqrt(n), in units of its start",
+        [(size,) for size in sizes],
+        lambda name: [results.cell(Setting("", size, name), in_roots) for size in sizes],
+        "number",
+        row_title="graph",
         notes=("On regular graphs it is 1.", *notes_of(results, "compression")),
         spread=OVER_REALISATIONS,
     )
@@ -147,19 +149,14 @@ def show_compression(results: Results) -> StudyOutput:
     return StudyOutput((fits, values), charts.plots(panels, columns=2, kinds=KINDS))
 
 
-def _fitted(name: str, series: list[Series], what: str) -> Cell:
-    values = {nodes(s): (norm(s) if what == "graphs" else s.final("sigma_ap")).mean for s in series}
-    slope, error = exponent(values)
+def _fitted(name: str, series: list[Series], value: Callable[[Series], Estimate]) -> Cell:
+    slope, error = exponent({nodes(s): value(s).mean for s in series})
     return Cell(None if slope is None else -slope, error, printed.EXPONENTS[name])
 
 
-def _scaled(results: Results, place: Setting) -> Cell:
-    return results.cell(place, lambda series: in_roots(series, series.final("sigma_ap")))
-
-
-def in_roots(series: Series, value: Estimate) -> Estimate:
+def in_roots(series: Series, value: Callable[[Series], Estimate] = end) -> Estimate:
     """A value in units of 1 / sqrt(n), which is ||v|| of a regular graph."""
-    return value.times(sqrt(nodes(series)))
+    return value(series).times(sqrt(nodes(series)))
 
 
 def _lines(kinds: dict[str, list[Series]], tails: bool) -> tuple[Line, ...]:
@@ -167,29 +164,27 @@ def _lines(kinds: dict[str, list[Series]], tails: bool) -> tuple[Line, ...]:
     for name, series in kinds.items():
         if name.startswith(HUBS) == tails and series:
             x = [float(nodes(s)) for s in series]
-            ends = [s.final("sigma_ap") for s in series]
-            deviations = [end.std or 0.0 for end in ends]
-            lines.append(Line(name, x, [end.mean or 0.0 for end in ends], deviations))
+            ends = [end(s) for s in series]
+            deviations = [value.std or 0.0 for value in ends]
+            lines.append(Line(name, x, [value.mean or 0.0 for value in ends], deviations))
             lines.append(Line(name, x, [norm(s).mean or 0.0 for s in series], dashed=True))
     return tuple(lines)
 
 
 def show_assortativity(results: Results) -> StudyOutput:
     """Fig. 8(c): sigma_ap and ||v|| of rewired graphs over their assortativity."""
-    rows, x = [], []
-    ends: dict[str, list[Estimate]] = {"model": [], "graphs": []}
-    for place, series in results.places().items():
-        reached = estimate([record.setup["assortativity"] for record in series.records])
-        ends["model"].append(in_roots(series, series.final("sigma_ap")))
-        ends["graphs"].append(in_roots(series, norm(series)))
-        x.append(reached.mean or 0.0)
-        cells = (Cell(*reached), Cell(*ends["model"][-1]), Cell(*ends["graphs"][-1]))
-        rows.append(((place.setting,), cells))
+    places = results.places()
+    values = {"assortativity": [_reached(series) for series in places.values()]}
+    for title, value in MEASURES.items():
+        values[title] = [in_roots(series, value) for series in places.values()]
     table = PaperTable(
         title="Compression times sqrt(n), after rewiring",
         row_titles=("",),
-        columns=(("assortativity",), ("sigma_ap of the model",), ("||v|| of the graphs",)),
-        rows=tuple(rows),
+        columns=tuple((title,) for title in values),
+        rows=tuple(
+            ((place.setting,), tuple(Cell(*of_place) for of_place in row))
+            for place, row in zip(places, zip(*values.values(), strict=True), strict=True)
+        ),
         unit="number",
         notes=notes_of(results, "rewired"),
         spread=OVER_REALISATIONS,
@@ -197,15 +192,19 @@ def show_assortativity(results: Results) -> StudyOutput:
     lines = tuple(
         Line(
             "Erdos-Renyi",
-            x,
-            [value.mean or 0.0 for value in values],
-            [value.std or 0.0 for value in values],
-            dashed=what == "graphs",
+            [reached.mean or 0.0 for reached in values["assortativity"]],
+            [of_place.mean or 0.0 for of_place in values[title]],
+            [of_place.std or 0.0 for of_place in values[title]],
+            dashed=value is norm,
         )
-        for what, values in ends.items()
+        for title, value in MEASURES.items()
     )
     panel = Plot("", lines, "degree assortativity", "sqrt(n) sigma_ap / start", floor=0.0)
     return StudyOutput((table,), charts.plots([panel], kinds=KINDS))
+
+
+def _reached(series: Series) -> Estimate:
+    return estimate([record.setup["assortativity"] for record in series.records])
 
 
 def show_start(results: Results) -> StudyOutput:

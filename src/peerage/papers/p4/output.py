@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log
 from statistics import fmean
+from typing import Any
 
 from peerage.graphs.diffusion import fit_exponent
 from peerage.papers import charts
 from peerage.papers.charts import Line, Plot
 from peerage.papers.p4 import printed
 from peerage.papers.p4.settings import CENTRAL, SIZES, WITH, WITHOUT, Setting
-from peerage.papers.papertable import Cell, PaperTable, Row
+from peerage.papers.papertable import Cell, PaperTable
 from peerage.papers.study import Results, StudyOutput
 from peerage.report.series import Estimate, Series
 
@@ -117,7 +118,7 @@ def show_with_curvature(results: Results) -> StudyOutput:
     for graph in graphs:
         found = results.places(panel=graph).items()
         lines = tuple(line_of(place, series, "accuracy") for place, series in found)
-        panels.append(Plot(graph, lines, ylabel=charts.LABELS["accuracy"], floor=0.0))
+        panels.append(Plot(graph, lines, ylabel=charts.ACCURACY, floor=0.0))
     return StudyOutput((table,), charts.plots(panels, kinds=KINDS))
 
 
@@ -141,8 +142,7 @@ def level(results: Results) -> float | None:
 
 
 def rounds_to(aim: float | None, series: Series) -> Estimate:
-    found = None if aim is None else series.rounds_below(aim)
-    return Estimate(found.mean, found.std) if found else Estimate(None, None)
+    return Estimate(None, None) if aim is None else Estimate(*series.rounds_below(aim)[:2])
 
 
 def exponent(values: dict[int, float | None]) -> tuple[float | None, float | None]:
@@ -189,12 +189,9 @@ def time_table(
         "highest of the lowest losses with the gain. Between evaluations the loss is taken to be "
         "a straight line."
     )
-    rows, columns = by_place(results, time, methods, "mini-batches" if wall_clock else "rounds")
     return PaperTable(
-        title=f"{what} until the mean test loss{event}",
-        row_titles=row_titles(results),
-        columns=columns,
-        rows=rows,
+        f"{what} until the mean test loss{event}",
+        **by_setting(results, time, methods, "mini-batches" if wall_clock else "rounds"),
         unit="count" if wall_clock else "rounds",
         notes=(rule, *notes),
         digits=0 if wall_clock else 1,
@@ -203,41 +200,37 @@ def time_table(
 
 def lowest_table(results: Results, title: str, notes: tuple[str, ...]) -> PaperTable:
     methods = (WITH, WITHOUT, CENTRAL)
-    rows, columns = by_place(results, Series.lowest, methods, "test loss")
-    return PaperTable(
-        title=title,
-        row_titles=row_titles(results),
-        columns=columns,
-        rows=rows,
-        unit="loss",
-        notes=notes,
-    )
+    cells = by_setting(results, Series.lowest, methods, "test loss")
+    return PaperTable(title, **cells, unit="loss", notes=notes)
 
 
-def row_titles(results: Results) -> tuple[str, ...]:
-    return ("", "setting") if len(results.values("panel")) > 1 else ("setting",)
-
-
-def by_place(
+def by_setting(
     results: Results, value: Callable[[Series], Estimate], methods: Sequence[str], single: str
-) -> tuple[tuple[Row, ...], tuple[tuple[str, ...], ...]]:
+) -> dict[str, Any]:
     """One row per setting and one column per method, or `single` if no setting has two methods."""
-    present = [m for m in methods if m in results.values("method")]
+    levels = 2 if len(results.values("panel")) > 1 else 1
     settings: dict[tuple[str, ...], dict[str, Cell]] = {}
     for job in results.jobs:
         assert isinstance(job.place, Setting)
-        panel, setting, method = job.place
-        titles = (panel, setting) if len(row_titles(results)) > 1 else (setting,)
-        if method in present:
-            settings.setdefault(titles, {})[method] = results.cell(job.place, value)
+        *titles, method = job.place
+        if method in methods:
+            cells = settings.setdefault(tuple(titles[-levels:]), {})
+            cells[method] = results.cell(job.place, value)
+    columns = [method for method in methods if method in results.values("method")]
     if all(len(cells) == 1 for cells in settings.values()):
-        rows = tuple((titles, tuple(cells.values())) for titles, cells in settings.items())
-        return rows, ((single,),)
-    rows = tuple(
-        (titles, tuple(cells.get(method, Cell(None)) for method in present))
+        columns = [single]
+        settings = {
+            titles: {single: cell} for titles, cells in settings.items() for cell in cells.values()
+        }
+    rows = [
+        (titles, tuple(cells.get(column, Cell(None)) for column in columns))
         for titles, cells in settings.items()
-    )
-    return rows, tuple((method,) for method in present)
+    ]
+    return {
+        "row_titles": ("", "setting")[-levels:],
+        "columns": tuple((column,) for column in columns),
+        "rows": tuple(rows),
+    }
 
 
 def notes_of(results: Results, part: str, letter: str = "") -> tuple[str, ...]:

@@ -39,15 +39,6 @@ class Configuration:
     exact: str  # a gain that is exact on the graph
     bias: str  # in the authors' code; here it is zero, so that none is compressed
 
-    def data(self, nodes: int, items: int) -> dict[str, str]:
-        """Settings that give each node `items` examples, exactly or on average."""
-        # A Zipf partition distributes the whole data set, so its size is set.
-        total = nodes * items if self.dataset == "so2sat" else None
-        return {
-            "dataset": with_options(self.dataset, train=total),
-            "partition": self.partition.format(items=items),
-        }
-
 
 BALANCED = "balanced-iid:items={items}"
 CONFIGURATIONS = {
@@ -131,8 +122,6 @@ class Sharing(NamedTuple):
 class Size:
     """The settings that differ between scales."""
 
-    seeds: int
-    samples: int | None  # test examples; None for all
     scaling: Mapping[str, Scaling]  # by configuration
     activity: Activity
     start: Start
@@ -142,6 +131,8 @@ class Size:
     environment: Environment
     varied: Mapping[str, tuple[int, ...]]  # setting of the environment -> its values
     sharing: Sharing
+    samples: int | None = None  # test examples; None for all
+    seeds: int = 1
 
 
 SIZES: dict[Scale, Size] = {
@@ -149,8 +140,6 @@ SIZES: dict[Scale, Size] = {
     # here is one, which takes days. The rounds of B and C, and the values and rounds of section 5,
     # are guesses, because the paper does not state them.
     "paper": Size(
-        seeds=1,
-        samples=None,
         scaling={
             "A": Scaling("complete", (8, 16, 32, 64), 512, 3000),
             "B": Scaling("ba:m=8", (32, 64, 128, 256), 1024, 3000),
@@ -174,7 +163,6 @@ SIZES: dict[Scale, Size] = {
         sharing=Sharing(40_960, (64, 128, 256, 512), 32, 20_000),
     ),
     "small": Size(
-        seeds=1,
         samples=1000,
         scaling={
             "A": Scaling("complete", (4, 8, 16), 512, 800),
@@ -197,8 +185,6 @@ SIZES: dict[Scale, Size] = {
         sharing=Sharing(2560, (10, 16, 32), 8, 2000),
     ),
     "smoke": Size(
-        seeds=1,
-        samples=None,
         scaling={
             "A": Scaling("complete", (4, 6, 8), 80, 6),
             "B": Scaling("ba:m=2", (4, 6, 8), 80, 6),
@@ -220,21 +206,27 @@ SIZES: dict[Scale, Size] = {
 def experiment(
     plan: Plan, letter: str, nodes: int, items: int, *, gain: str, seed: int, **changes: Any
 ) -> Experiment:
-    """One configuration of Table A1 at a scale, with `changes` merged into it."""
+    """One configuration of Table A1 at a scale, with `changes` merged into it.
+
+    A node has `items` examples, exactly or on average.
+    """
     configuration, size = CONFIGURATIONS[letter], SIZES[plan.scale]
     local = {"steps": STEPS, "batch_size": BATCH, "loss_clamp": 10.0, **configuration.work}
     init = {"scheme": "he", "gain": gain}
     if plan.fidelity == "code":
         init["bias"] = configuration.bias
+    # A Zipf partition distributes the whole data set, so its size is set.
+    total = nodes * items if configuration.dataset == "so2sat" else None
     settings: dict[str, Any] = {
         "algorithm": DECAVG,
+        "dataset": with_options(configuration.dataset, train=total),
+        "partition": configuration.partition.format(items=items),
         "model": configuration.model,
         "nodes": nodes,
         "seed": seed,
         "local": local,
         "init": init,
         "evaluation": {"growth": 1.1, "at": "end", "samples": size.samples},
-        **configuration.data(nodes, items),
     }
     if plan.scale == "smoke":
         local["lr"] = SMOKE_RATE if configuration.work is SGD else 0.005

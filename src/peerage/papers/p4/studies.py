@@ -6,18 +6,8 @@ from typing import Any
 
 from peerage.papers.datasets import MNIST
 from peerage.papers.p0 import settings as p0
-from peerage.papers.p4 import numeric, output
-from peerage.papers.p4.settings import (
-    BATCH,
-    CENTRAL,
-    SIZES,
-    STEPS,
-    WITH,
-    WITHOUT,
-    Compression,
-    Setting,
-    runs,
-)
+from peerage.papers.p4 import numeric, output, settings
+from peerage.papers.p4.settings import CENTRAL, SIZES, WITH, WITHOUT, Setting, runs
 from peerage.papers.study import Calculation, Job, Plan, Study, Training
 
 ONE_EPOCH = {"steps": None, "epochs": 1}
@@ -80,21 +70,18 @@ def error_jobs(plan: Plan) -> list[Job]:
     """Fig. 7: gains of sqrt((1 + e) n), and of n^((1 + e) / 2)."""
     size = SIZES[plan.scale].erring
     changes: dict[str, Any] = {"topology": "complete", "rounds": size.rounds}
+    shares = {f"{100 * error:+g} %": 1 + error for error in size.errors if error}
+    panels = {
+        "(a) number of nodes": {name: sqrt(k * size.nodes) for name, k in shares.items()},
+        "(b) exponent": {name: size.nodes ** (k / 2) for name, k in shares.items()},
+    }
     jobs = []
-    for panel, wrong in (("(a) number of nodes", wrong_number), ("(b) exponent", wrong_exponent)):
-        gains = {f"{100 * error:+g} %": wrong(error, size.nodes) for error in size.errors if error}
+    for panel, wrong in panels.items():
+        gains = {name: f"manual:g={gain:.6g}" for name, gain in wrong.items()}
         for name, gain in {"exact": "sqrt", **gains, "no gain": "none"}.items():
             place = Setting(panel, name, WITHOUT if gain == "none" else WITH)
             jobs += runs(plan, place, size.nodes, size.items, gain=gain, **changes)
     return jobs
-
-
-def wrong_number(error: float, nodes: int) -> str:
-    return f"manual:g={sqrt((1 + error) * nodes):.6g}"
-
-
-def wrong_exponent(error: float, nodes: int) -> str:
-    return f"manual:g={nodes ** ((1 + error) / 2):.6g}"
 
 
 def compression_jobs(plan: Plan) -> list[Job]:
@@ -112,23 +99,16 @@ def assortativity_jobs(plan: Plan) -> list[Job]:
     """Fig. 8(c): Erdos-Renyi graphs rewired to other correlations between neighbours' degrees."""
     size = SIZES[plan.scale].rewired
     [nodes] = size.nodes
-    return [
-        job
-        for rho in size.assortativities
-        for job in calculations(
-            plan,
-            size,
-            Setting("", f"rho = {rho:g}", "Erdos-Renyi"),
-            f"er:degree={size.degree}",
-            nodes,
-            rho,
-        )
-    ]
+    jobs = []
+    for rho in size.assortativities:
+        place = Setting("", f"rho = {rho:g}", "Erdos-Renyi")
+        jobs += calculations(plan, size, place, f"er:degree={size.degree}", nodes, rho)
+    return jobs
 
 
 def calculations(
     plan: Plan,
-    size: Compression,
+    size: settings.Compression,
     place: Setting,
     topology: str,
     nodes: int,
@@ -159,7 +139,7 @@ def environment_jobs(varied: str, plan: Plan) -> list[Job]:
         case = {**defaults, varied: value}
         nodes, items = case["nodes"], case["examples"]
         name = f"{value} {varied if value > 1 else varied.removesuffix('s')}"
-        batches = -(-items // BATCH) * case["epochs"]  # per round
+        batches = -(-items // settings.BATCH) * case["epochs"]  # per round
         jobs += runs(
             plan,
             Setting("", name, WITH),
@@ -178,7 +158,7 @@ def sharing_jobs(plan: Plan) -> list[Job]:
     """Fig. 10: the same items split among more and more nodes, and on a single node."""
     size = SIZES[plan.scale].sharing
     jobs = []
-    rounds = max(size.batches // STEPS, 1)
+    rounds = max(size.batches // settings.STEPS, 1)
     for nodes in size.nodes:
         place, items = Setting("", f"{nodes} nodes", WITH), size.items // nodes
         topology = f"regular:k={size.degree}"
