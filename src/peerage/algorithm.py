@@ -6,7 +6,7 @@ algorithm is a frozen dataclass of hyperparameters. It contains only the mathema
 device, socket, clock or file.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from peerage.privacy import PrivacyFilter
 from peerage.randomness import torch_stream
 from peerage.requests import (
     UNNUMBERED,
+    Acknowledgements,
     Call,
     Envelope,
     Inbox,
@@ -101,6 +102,8 @@ class Node(Generic[S]):
     mean_cache: MeanCache = field(default_factory=dict, repr=False)  # see `Inbox.mean`
     privacy_filter: PrivacyFilter = field(default_factory=PrivacyFilter, repr=False)
     messages_sent: int = 0  # so far in this round
+    graph_of: Callable[[int], Sequence[tuple[int, ...]]] | None = field(default=None, repr=False)
+    acknowledgements: Acknowledgements | None = None  # if the algorithm asks for them
     calls: set[Call[Any]] = field(default_factory=set, repr=False)  # not yet awaited
 
     def begin_round(
@@ -119,6 +122,8 @@ class Node(Generic[S]):
         # Equal on every node, so nodes can make the same random choice without a coordinator.
         self.coin = torch_stream(self.seed, "coin", round)
         self.notes, self.messages_sent, self.calls = {}, 0, set()
+        if self.acknowledgements is not None:
+            self.acknowledgements.begin_round(round)
 
     @property
     def weights(self) -> Weights:
@@ -139,6 +144,30 @@ class Node(Generic[S]):
     def out_neighbours(self) -> tuple[int, ...]:
         """The nodes to which this node sends: its neighbours, unless the graph is directed."""
         return (self.graph if self.out_graph is None else self.out_graph)[self.id]
+
+    def coin_at(self, round: int) -> torch.Generator:
+        """The public stream of any round, as `coin` was or will be at its beginning."""
+        return torch_stream(self.seed, "coin", round)
+
+    def graph_at(self, round: int) -> Sequence[tuple[int, ...]]:
+        """The neighbours of every node in any round; a node that joins late can replay the past."""
+        if self.graph_of is None or round < 0:
+            raise PeerageError(f"there is no graph of round {round}; rounds are counted from 0")
+        return self.graph_of(round)
+
+    @property
+    def reached(self) -> frozenset[int]:
+        """The nodes that are known to have received a message of this node in the round before.
+
+        A node acknowledges with its messages of this round, so it counts once one of these has
+        arrived here. All others are unknown. Requires `acknowledge = True` in the algorithm.
+        """
+        if self.acknowledgements is None:
+            raise PeerageError(
+                "node.reached needs acknowledgements; set acknowledge: ClassVar[bool] = True in "
+                "the algorithm"
+            )
+        return frozenset(self.acknowledgements.reached)
 
     def note(self, **values: float) -> None:
         """Add numbers to the record of this round, beside accuracy and loss."""
@@ -234,6 +263,36 @@ class Node(Generic[S]):
         received = await Receive(self.neighbours if partners is None else partners)
         return self._inbox(sorted((*received, sent), key=lambda message: message.sender))
 
+    @recorded
+    async def swap(
+        self,
+        payloads: Mapping[int, Mapping[str, Tensor]],
+        *,
+        among: Iterable[int] | None = None,
+    ) -> Inbox:
+        """Send to some nodes and receive from those that chose this one in the same way.
+
+        `among` are the nodes that swap with each other, by default all. Each of them must name this
+        node in turn. A node that sends nothing to another one still tells it that it has chosen, in
+        a message without payload. So nobody needs to know the choices of others: the k-th swap of a
+        node ends when every node of `among` has made its k-th swap of the round or ended the round.
+        """
+        others = range(self.num_nodes) if among is None else among
+        partners = tuple(sorted({other for other in others if other != self.id}))
+        unknown = sorted(payloads.keys() - set(partners))
+        if unknown:
+            raise PeerageError(
+                f"node {self.id} swaps with node {unknown[0]}, which is not in `among`; "
+                "choose recipients from `among`"
+            )
+        recipients: dict[int, list[int]] = {}  # one message for those with the same payload
+        for recipient in sorted(payloads):
+            recipients.setdefault(id(payloads[recipient]), []).append(recipient)
+        for to in recipients.values():
+            await self._send(tuple(to), dict(payloads[to[0]]))
+        await self._send(tuple(other for other in partners if other not in payloads), {})
+        return self._inbox(await Receive(partners)).with_payload()
+
     async def _send(
         self, to: tuple[int, ...], payload: dict[str, Tensor], architecture: str | None = None
     ) -> Message:
@@ -244,7 +303,7 @@ class Node(Generic[S]):
                     f"node {self.id} sent {name}={value!r} in round {self.round + 1}; a message "
                     f"may contain only tensors: send torch.tensor({name}), or leave it out"
                 )
-        if to:
+        if to and payload:
             payload = self.privacy_filter.release(payload, self._noise_stream)
         message = Message(self.envelope(self.messages_sent, architecture), payload)
         self.messages_sent += 1
@@ -257,13 +316,17 @@ class Node(Generic[S]):
         return torch_stream(seed, "noise", self.id, self.round, self.messages_sent)
 
     def _inbox(self, messages: Sequence[Message]) -> Inbox:
+        if self.acknowledgements is not None:
+            self.acknowledgements.note(messages)
         self.privacy_filter.set_reference(message.payload for message in messages)
         return Inbox(tuple(messages), self.id, self.edge_weights, self.mean_cache)
 
     def envelope(self, number: int = UNNUMBERED, architecture: str | None = None) -> Envelope:
         """The envelope of a message from this node; the architecture is its own by default."""
         kind = self.architecture if architecture is None else architecture
-        return Envelope(self.id, self.num_examples, len(self.neighbours), kind, number)
+        acknowledged = self.acknowledgements.previous if self.acknowledgements else ()
+        degree = len(self.neighbours)
+        return Envelope(self.id, self.num_examples, degree, kind, number, acknowledged)
 
 
 class Algorithm(Generic[S]):
@@ -275,6 +338,8 @@ class Algorithm(Generic[S]):
     lossless_messages: ClassVar[bool] = False
     # Whether models are specific to their node: no use to a neighbour, nor in a mean over nodes.
     personal: ClassVar[bool] = False
+    # Whether messages say whose messages arrived in the round before; see `Node.reached`.
+    acknowledge: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         specs.check_choices(self)

@@ -135,6 +135,8 @@ class Envelope:
     degree: int  # number of neighbours of the sender in this round
     architecture: str  # of the model in the payload, which may not be the sender's
     number: int = UNNUMBERED  # how many messages the sender sent before, in this round
+    # Nodes whose messages the sender received in the round before, if the algorithm asks for it.
+    acknowledged: tuple[int, ...] = ()
 
 
 class Enveloped:
@@ -169,6 +171,35 @@ class Message(Enveloped):
 
     envelope: Envelope
     payload: Mapping[str, Tensor]
+
+
+class Acknowledgements:
+    """Whose messages arrived at a node, in this round and in the round before.
+
+    They survive a restart as a tensor: the number of the round and the senders.
+    """
+
+    def __init__(self, owner: int, saved: Tensor | None = None) -> None:
+        self.owner = owner
+        numbers = [PRE_ROUND] if saved is None else saved.tolist()
+        self.round, self.senders = int(numbers[0]), set(numbers[1:])  # of the latest round
+        self.previous: tuple[int, ...] = ()  # senders of the round before the current one
+        self.reached: set[int] = set()  # nodes that acknowledged, so far in this round
+
+    def begin_round(self, round: int) -> None:
+        self.previous = tuple(sorted(self.senders)) if self.round == round - 1 else ()
+        self.round, self.senders, self.reached = round, set(), set()
+
+    def note(self, messages: Iterable[Message]) -> None:
+        """Note messages that have arrived; the node's own message is not one of them."""
+        for message in messages:
+            if message.payload and message.sender != self.owner:
+                self.senders.add(message.sender)
+            if self.owner in message.envelope.acknowledged:
+                self.reached.add(message.sender)
+
+    def saved(self) -> Tensor:
+        return torch.tensor([self.round, *sorted(self.senders)])
 
 
 @dataclass(frozen=True)
@@ -217,6 +248,10 @@ class Inbox:
     def alike(self, architecture: str) -> "Inbox":
         """Only the messages of this architecture; vectors of other models are not comparable."""
         return self._only(m for m in self.messages if m.architecture == architecture)
+
+    def with_payload(self) -> "Inbox":
+        """Only the messages that contain tensors."""
+        return self._only(message for message in self.messages if message.payload)
 
     def _only(self, messages: Iterable[Message]) -> "Inbox":
         return replace(self, messages=tuple(messages))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from peerage.records.phases import no_time
 from peerage.requests import (
     PRE_ROUND,
     UNNUMBERED,
+    Acknowledgements,
     Compute,
     MeanCache,
     Message,
@@ -37,6 +38,9 @@ from peerage.vectors import all_finite
 from peerage.work.context import LocalContext
 from peerage.work.evaluation import ConsensusSums, Movement, movement, score
 from peerage.work.training import Train, Trained
+
+RECEIVED = "received"  # key of a node's acknowledgements among its persistent tensors
+GRAPHS_KEPT = 8  # graphs of other rounds that `Node.graph_at` keeps
 
 
 class Store(Protocol):
@@ -130,6 +134,7 @@ class Shard:
         self.kept: set[int] = set()  # addresses of the tensors that nodes keep after this round
         self.mean_cache: MeanCache = {}  # results that nodes of this shard share
         self.opened: dict[tuple[int, int], Message] = {}  # messages of this round by sender, number
+        self.graph_of = lru_cache(GRAPHS_KEPT)(world.neighbours)
         self.models = {name: a.build_flat() for name, a in world.architectures.items()}
         self.members = {node: self._make_runtime(node) for node in sorted(nodes)}
         self.held_out = {
@@ -166,6 +171,7 @@ class Shard:
                 buffer_layouts=world.buffer_layouts,
                 rounds=world.rounds,
                 hub=world.hub,
+                graph_of=self.graph_of,
             )
         )
         self._begin_round(runtime.node, 0, world.neighbours(0), world.out_neighbours(0))
@@ -212,6 +218,9 @@ class Shard:
         graph, out_neighbours = self.world.neighbours(round), self.world.out_neighbours(round)
         for runtime in self.present:
             node = runtime.node
+            if self.world.algorithm.acknowledge:
+                received = runtime.persistent_tensors.get(RECEIVED)
+                node.acknowledgements = Acknowledgements(node.id, received)
             self._begin_round(node, round, graph, out_neighbours)
             # Before the first round, messages hold nothing about the data.
             node.privacy_filter = (
@@ -252,6 +261,8 @@ class Shard:
         for runtime in self.present:
             if runtime.before is not None:
                 runtime.moved = movement(runtime.before, runtime.node.params, runtime.trained)
+            if runtime.node.acknowledgements is not None:
+                runtime.persistent_tensors[RECEIVED] = runtime.node.acknowledgements.saved()
             self._settle(runtime)
             self._evaluate_if_due(runtime)
         return self._report()

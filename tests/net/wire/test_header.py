@@ -90,11 +90,18 @@ def test_a_header_is_written_in_one_way():
     header, payload = written({})
     assert bytes(payload) == b"\x08" + bytes(7) + b"{}      "
     assert header_bytes(header).decode() == (
-        f'{{"architecture":"net","checksum":{crc32(payload)},"degree":4,"examples":60,'
+        f'{{"acknowledged":false,"architecture":"net","checksum":{crc32(payload)},"degree":4,"examples":60,'
         '"kind":"data","number":5,"packed":false,"recipient":2,"round":3,"run":"demo",'
-        '"schema":2,"sender":1,"sequence":1,"size":16,"wire":"fp32"}'
+        '"schema":3,"sender":1,"sequence":1,"size":16,"wire":"fp32"}'
     )
     assert parse_header(header_bytes(header), EXPECTED, 1) == header
+
+
+def test_a_header_acknowledges_its_recipient_only():
+    header, _ = written({})
+    for senders, acknowledged in {(2, 5): (2,), (1, 5): ()}.items():
+        read = parse_header(header_bytes(stating(header, acknowledged=senders)), EXPECTED, 1)
+        assert read.envelope.acknowledged == acknowledged
 
 
 def test_everything_comes_back_to_the_bit():
@@ -260,8 +267,8 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"schema": 1}, "schema"),
-        ({"schema": "2"}, "schema"),
+        ({"schema": 2}, "schema"),
+        ({"schema": "3"}, "schema"),
         ({"schema": True}, "schema"),
         ({"run": "other"}, "run"),
         ({"sender": 0}, "sender"),  # a member, but not the one who speaks

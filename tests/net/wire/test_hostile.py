@@ -84,7 +84,8 @@ def read(raw: bytes, payload: bytes) -> tuple[str, Packet | None]:
         return refusal.reason, None
     link = dict(vars(header))
     envelope = link.pop("envelope")
-    assert json.loads(raw) == {"schema": SCHEMA, **link, **vars(envelope)}
+    facts = {**vars(envelope), "acknowledged": header.recipient in envelope.acknowledged}
+    assert json.loads(raw) == {"schema": SCHEMA, **link, **facts}
     expected = as_others_read_it(raw, payload)
     assert packet.payload.keys() == expected.keys()
     assert all(torch.equal(packet.payload[name], expected[name]) for name in expected)

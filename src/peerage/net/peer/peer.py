@@ -363,7 +363,7 @@ class Peer(Receiver):
         found = self.mailbox.take(expected)
         # A sender that is done and sent nothing is not missing.
         self.heard = len(found), len(found) + missing
-        self._round_senders |= found.keys()
+        self._round_senders |= {sender for sender, packet in found.items() if packet.payload}
         if missing:
             self.counters["missing"] += missing
         return [found[sender] for sender in sorted(found)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from peerage.errors import InputError, PeerageError
 from peerage.requests import DTYPES, PRE_ROUND, UNNUMBERED, Envelope, Enveloped, TensorSpec
 
-SCHEMA = 2  # 1 called the sequence number `place`
+SCHEMA = 3  # 1 called the sequence number `place`, 2 had no acknowledgements
 HEADER_LIMIT = 4096  # bytes
 NUMBER_LIMIT = 10**9  # for every number in a header
 DATA, DONE = "data", "done"
@@ -78,6 +78,7 @@ class Header(Enveloped):
 # The fields of a header and of its envelope, on one level as in the JSON.
 TYPES = {field.name: field.type for kind in (Header, Envelope) for field in fields(kind)}
 del TYPES["envelope"]
+TYPES["acknowledged"] = bool  # whether the recipient is among the senders that are acknowledged
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def header_bytes(header: Header) -> bytes:
 def _canonical(header: Header) -> bytes:
     stated = {"schema": SCHEMA, **asdict(header)}
     stated |= stated.pop("envelope")
+    stated["acknowledged"] = header.recipient in header.envelope.acknowledged
     return json.dumps(stated, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
@@ -171,6 +173,7 @@ def _typed(stated: dict[str, Any]) -> Header:
     for name, value in stated.items():
         if type(value) is not TYPES[name]:  # a bool is no int here
             raise Rejected("malformed", f"invalid {name} {format_value(value)} in the header")
+    stated["acknowledged"] = (stated["recipient"],) if stated["acknowledged"] else ()
     envelope = Envelope(**{field.name: stated.pop(field.name) for field in fields(Envelope)})
     return Header(envelope=envelope, **stated)
 
