@@ -510,7 +510,7 @@ def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
             "normalise must be one of parameter, literal; got 'no'",
         ),
         ({"algorithm": "fedprox:mu=-1"}, "mu must be at least 0, got -1.0"),
-        ({"algorithm": "fedcurv:strength=-1"}, "strength must be a number from 0 up, got -1.0"),
+        ({"algorithm": "fedcurv:strength=-1"}, "strength must be a number of at least 0, got -1.0"),
         (
             {"algorithm": "fedprox", "local": {"correct": "proximal:mu=1"}},
             "fedprox corrects gradients itself; leave local.correct out",

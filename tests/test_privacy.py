@@ -463,9 +463,9 @@ def test_an_old_package_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sigma": -0.1}, "sigma must be a number from 0 up, got -0.1; use 0"),
-        ({"sigma": math.inf}, "sigma must be a number from 0 up, got inf"),
-        ({"sigma": math.nan}, "sigma must be a number from 0 up, got nan"),
+        ({"sigma": -0.1}, "sigma must be a number of at least 0, got -0.1; use 0"),
+        ({"sigma": math.inf}, "sigma must be a number of at least 0, got inf"),
+        ({"sigma": math.nan}, "sigma must be a number of at least 0, got nan"),
         ({"clip": 0.0}, "clip must be a number above 0, got 0.0; leave it out"),
         ({"clip": -1.0}, "clip must be a number above 0, got -1.0"),
         ({"clip": math.inf}, "clip must be a number above 0, got inf"),

@@ -435,7 +435,7 @@ class Dealt:
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
         ({"batch": -1}, "batch must be at least 1, got -1"),
         ({"width": 0}, "width must be at least 1, got 0"),
-        ({"lambda_kd": -1.0}, "lambda_kd must be a number from 0 up, got -1.0"),
+        ({"lambda_kd": -1.0}, "lambda_kd must be a number of at least 0, got -1.0"),
         ({"temperature": 0.0}, "temperature must be a number above 0, got 0.0"),
         ({"contrast_temperature": float("nan")}, "contrast_temperature must be a number above 0"),
         ({"alpha": 1.5}, "alpha must lie in [0, 1], got 1.5"),

@@ -157,7 +157,7 @@ def test_the_command_line_tells_what_is_protected(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ("--noise -1", "sigma must be a number from 0 up, got -1.0"),
+        ("--noise -1", "sigma must be a number of at least 0, got -1.0"),
         ("--noise 1 --clip 0", "clip must be a number above 0, got 0.0"),
         ("--noise 1 --clip 1 --delta 1", "delta must lie in (0, 1), got 1.0"),
         ("--delta 1e-6", "requires differential privacy; also set sigma above 0 and a clip"),

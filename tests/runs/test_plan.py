@@ -185,8 +185,8 @@ def test_plans_fit_into_json() -> None:
         ({"parameters": 0}, "parameters must be at least 1, got 0"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"payload": -1.0}, "payload must be a number from 0 up, got -1.0"),
-        ({"payload": math.nan}, "payload must be a number from 0 up, got nan"),
+        ({"payload": -1.0}, "payload must be a number of at least 0, got -1.0"),
+        ({"payload": math.nan}, "payload must be a number of at least 0, got nan"),
         ({"optimizer_floats": -1}, "optimizer_floats must be at least 0, got -1"),
     ],
 )

@@ -198,10 +198,10 @@ class Lines:
 
 def table_of(peers: "Sequence[PeerProgress]") -> Table:
     table = Table("peer", "state")
-    for title in ("round", "accuracy", "heard"):
+    for title in ("round", "accuracy", "received"):
         table.add_column(title, justify="right")
     for peer in peers:
         accuracy = "-" if peer.accuracy is None else f"{100 * peer.accuracy:.1f} %"
         state = Text(peer.state, COLOURS.get(peer.state, ""))
-        table.add_row(peer.name, state, str(peer.round), accuracy, peer.heard)
+        table.add_row(peer.name, state, str(peer.round), accuracy, peer.received)
     return table

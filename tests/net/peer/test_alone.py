@@ -255,7 +255,7 @@ def test_a_finished_peer_is_not_in_contact_when_it_begins_anew(tmp_path):
         assert others.view(0).in_contact() == list(range(1, one + 1))
         assert others.view(0).needed_contacts() == []
     for one in (1, 2):
-        others.greet(one, "another life")
+        others.note_incarnation(one, "another life")
     assert others.view(0).in_contact() == []
     assert others.view(0).needed_contacts() == [1, 2]
 

@@ -363,7 +363,7 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_nobody_waits_for_one_who_left_before_it_was_met(tmp_path):
-    """Nodes 0 and 1 met everybody and began; 2 had not met 1 yet, which is gone now."""
+    """Nodes 0 and 1 had answers from all and began; node 2 had none from 1, which has left."""
 
     async def act(stage: Stage) -> None:
         stage.post.cut = {(2, 1)}

@@ -171,19 +171,19 @@ def test_what_a_state_means(state, begun, running):
 def test_a_message_never_takes_a_peer_back(known):
     tracker = Scene(known).tracker
     for round, seen in ((3, 3), (2, 3), (5, 5), (PRE_ROUND, 5)):
-        tracker.hear(1, round)
+        tracker.note_message(1, round)
         assert tracker.rounds == {1: seen}
 
 
 def test_no_peer_is_beyond_the_last_round(known):
     tracker = Scene(known).tracker
-    tracker.hear(1, 10**6)
+    tracker.note_message(1, 10**6)
     assert tracker.rounds == {1: 8}
 
 
 def test_an_answer_may_take_a_peer_back(known):
     async def act(scene: Scene) -> None:
-        scene.tracker.hear(1, 5)
+        scene.tracker.note_message(1, 5)
         scene.add(1, round=3)
         scene.add(2, round=10**9)
         await scene.tracker.ask([1, 2])
@@ -194,24 +194,24 @@ def test_an_answer_may_take_a_peer_back(known):
 
 def test_a_restarted_peer_is_in_no_round_and_has_not_finished(known):
     tracker = Scene(known).tracker
-    tracker.greet(1, "first")
-    tracker.hear(1, 5)
+    tracker.note_incarnation(1, "first")
+    tracker.note_message(1, 5)
     tracker.finished.add(1)
-    tracker.greet(1, "first")
+    tracker.note_incarnation(1, "first")
     assert (tracker.rounds, tracker.finished) == ({1: 5}, {1})
-    tracker.greet(2, "another")  # which says nothing about peer 1
+    tracker.note_incarnation(2, "another")  # which says nothing about peer 1
     assert (tracker.rounds, tracker.finished) == ({1: 5}, {1})
-    tracker.greet(1, "second")
+    tracker.note_incarnation(1, "second")
     assert (tracker.rounds, tracker.finished) == ({}, set())
-    tracker.hear(1, 2)
-    tracker.greet(1, "second")
+    tracker.note_message(1, 2)
+    tracker.note_incarnation(1, "second")
     assert tracker.rounds == {1: 2}
 
 
 def test_a_peer_that_is_heard_before_it_asks_was_not_restarted(known):
     tracker = Scene(known).tracker
-    tracker.hear(1, 5)
-    tracker.greet(1, "first")
+    tracker.note_message(1, 5)
+    tracker.note_incarnation(1, "first")
     assert tracker.rounds == {1: 5}
 
 
@@ -224,7 +224,7 @@ def test_a_view_has_all_that_is_known(known):
     for peer in (1, 3):
         scene.add(peer)
     scene.post.cut = {(0, 3)}
-    tracker.hear(2, 4)
+    tracker.note_message(2, 4)
     tracker.finished.add(2)
     tracker.mismatched_peers[3] = "the learning rate"
     tracker.awaited = False
@@ -244,7 +244,7 @@ def test_a_view_has_all_that_is_known(known):
 def test_a_view_does_not_change_any_more(known):
     scene = Scene(known)
     view = scene.view()
-    scene.tracker.hear(1, 3)
+    scene.tracker.note_message(1, 3)
     scene.tracker.finished.add(1)
     scene.tracker.mismatched_peers[2] = "rounds"
     scene.add(1)
@@ -349,9 +349,9 @@ def test_peers_meet_when_all_are_there(known):
         for peer in (1, 2, 3):
             scene.add(peer, incarnation=f"life {peer}")
         assert await ended(scene.tracker.wait_for_start(LONG)) < 1
-        assert scene.tracker.met == {1: "life 1", 2: "life 2", 3: "life 3"}
+        assert scene.tracker.present_at_start == {1: "life 1", 2: "life 2", 3: "life 3"}
         assert scene.tracker.awaited
-        assert not scene.tracker.hurried
+        assert not scene.tracker.started_early
 
     play(known, act)
 
@@ -367,7 +367,7 @@ def test_peers_wait_for_the_last(known):
         assert not task.done()
         scene.add(3)
         await ended(task)
-        assert scene.tracker.met.keys() == {1, 2, 3}
+        assert scene.tracker.present_at_start.keys() == {1, 2, 3}
 
     play(known, act)
 
@@ -377,7 +377,7 @@ def test_missing_peers_are_named_now_and_then_and_left_out_in_the_end(known, cap
         scene.add(1)
         took = await ended(scene.tracker.wait_for_start(60.0))
         assert 60 <= took < 70
-        assert scene.tracker.met.keys() == {1}
+        assert scene.tracker.present_at_start.keys() == {1}
 
     caplog.set_level(logging.INFO, "peerage.peer")
     play(known, act)
@@ -391,7 +391,7 @@ def test_missing_peers_are_named_now_and_then_and_left_out_in_the_end(known, cap
 def test_a_peer_that_met_nobody_does_not_say_that_it_begins(known, caplog):
     async def act(scene: Scene) -> None:
         await ended(scene.tracker.wait_for_start(5.0))
-        assert scene.tracker.met == {}
+        assert scene.tracker.present_at_start == {}
 
     play(known, act)
     assert not any("starting without" in record.getMessage() for record in caplog.records)
@@ -408,12 +408,12 @@ def test_a_peer_that_the_others_did_not_wait_for_does_not_wait_either(known):
 
 
 def test_a_peer_begins_when_one_that_began_with_it_has(known, caplog):
-    """The other one had met everybody; those who are missing here may be gone again."""
+    """The other peer had an answer from all; peers that are missing here may have left again."""
 
     async def act(scene: Scene) -> None:
         scene.add(1, round=0, state="running")
         assert await ended(scene.tracker.wait_for_start(LONG)) < 5
-        assert (scene.tracker.awaited, scene.tracker.hurried) == (True, True)
+        assert (scene.tracker.awaited, scene.tracker.started_early) == (True, True)
         assert scene.view(0).start_round() == 0
 
     play(known, act)
@@ -430,10 +430,10 @@ def test_a_peer_that_was_met_is_asked_again_once_it_sends_messages(known):
         asked = first.count("status")
         assert asked == 1
         first.status = replace(first.status, state="running", round=0)
-        scene.tracker.hear(1, 0)
+        scene.tracker.note_message(1, 0)
         await ended(task)
         assert first.count("status") == asked + 1
-        assert scene.tracker.hurried
+        assert scene.tracker.started_early
 
     play(known, act)
 
@@ -444,7 +444,7 @@ def test_the_one_with_another_experiment_is_left_out_by_the_others(known):
             scene.add(peer)
         scene.add(3, settings_hash="another")
         assert await ended(scene.tracker.wait_for_start(LONG)) < 1
-        assert scene.tracker.met.keys() == {1, 2}
+        assert scene.tracker.present_at_start.keys() == {1, 2}
         assert scene.tracker.mismatched_peers.keys() == {3}
 
     play(known, act)
@@ -464,11 +464,13 @@ def test_the_one_that_differs_from_most_gives_up(known):
 
 def test_who_began_together(known):
     tracker = Scene(known).tracker
-    tracker.met = {1: "first"}
+    tracker.present_at_start = {1: "first"}
     assert tracker.began_with(1, "first")
     assert not tracker.began_with(1, "second")
     assert not tracker.began_with(2, "first")
-    tracker.hurried = True  # it began without meeting all: the first life that asks is the one
+    tracker.started_early = (
+        True  # it began without meeting all: the first life that asks is the one
+    )
     assert tracker.began_with(2, "first")
     assert not tracker.began_with(2, "second")
     assert not tracker.began_with(1, "second")

@@ -285,7 +285,7 @@ def test_states_have_the_texts_that_users_read():
         "waiting for others",
         "running",
         "waiting for ",
-        "waiting for the others to come up",
+        "waiting for the others to catch up",
         "absent",
         "finished",
         "stopped: ",
@@ -297,7 +297,7 @@ def test_states_have_the_texts_that_users_read():
     [
         ("starting", False),
         ("waiting for others", False),
-        ("waiting for the others to come up", True),
+        ("waiting for the others to catch up", True),
         ("waiting for node-1, node-2", True),
         ("running", True),
         ("absent", True),

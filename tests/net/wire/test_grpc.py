@@ -553,7 +553,7 @@ def test_a_peer_that_comes_and_goes_all_the_time_is_not_called_all_the_time(
             sending, now = await pausing(client, 1), asyncio.get_running_loop().time
             before, start, attempts = client.counters["retries"], now(), 0
             while attempts < 10:
-                client._links[1].heard()
+                client._links[1].mark_alive()
                 await asyncio.sleep(0.001)
                 attempts = client.counters["retries"] - before
             # The pause before the first of them had begun earlier.
