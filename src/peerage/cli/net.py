@@ -1,4 +1,7 @@
-"""The commands for real peers: node runs one peer, up and export set up a network."""
+"""The commands for real peers: node runs one peer, up and export set up a network.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 import os
