@@ -185,7 +185,7 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str], workplace: ModuleT
     assert min(shares) > 40  # three classes, so guessing gives 33
 
 
-def test_the_readme_tells_what_the_benchmarks_measured():
+def test_the_readme_states_what_the_benchmarks_measured():
     results = json.loads((ROOT / "docs/results/bench.json").read_text())
     told = (ROOT / "README.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
     for name, result in results.items():

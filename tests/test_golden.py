@@ -119,14 +119,16 @@ def test_seconds_do_not_count_and_numbers_do(serial: Path, tmp_path: Path) -> No
     assert verdict.where == "15 rows before, 14 now"
 
 
-def test_a_new_entry_in_rows_is_told_and_a_lost_one_differs(serial: Path, tmp_path: Path) -> None:
+def test_a_new_entry_in_rows_is_reported_and_a_lost_one_differs(
+    serial: Path, tmp_path: Path
+) -> None:
     verdict = change_rows(serial, tmp_path / "a", lambda rows: rows[-1].update(gradients=7))
     assert (verdict.status, verdict.where) == ("equal", "new in rows: gradients")
     verdict = change_rows(serial, tmp_path / "b", lambda rows: rows[-1].pop("loss"))
     assert verdict.columns["rows"] == "differs"
 
 
-def test_other_names_for_the_same_values_in_a_checkpoint_are_told(serial: Path) -> None:
+def test_other_names_for_the_same_values_in_a_checkpoint_are_reported(serial: Path) -> None:
     facts = golden_facts.read_run(serial)
     renamed = {path.replace("state.h", "state.sum"): x for path, x in facts.checkpoint.items()}
     verdict = golden_facts.compare("case", facts, dataclasses.replace(facts, checkpoint=renamed))

@@ -103,7 +103,7 @@ def test_rooms_import_nothing_by_themselves():
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_rooms_have_no_circles_inside(name):
+def test_rooms_have_no_import_cycles(name):
     graph = {
         module: {other for other in imported(path) if room(other) == name}
         for module, path in MODULES.items()

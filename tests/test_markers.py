@@ -43,7 +43,7 @@ def test_fast_tests_stay_in_their_process(name: str, guard: Any) -> None:
     guard.refused.clear()
 
 
-def test_a_refusal_that_is_hidden_is_remembered(guard: Any) -> None:
+def test_a_caught_error_of_the_guard_is_remembered(guard: Any) -> None:
     with suppress(RuntimeError):
         subprocess.run([sys.executable, "-c", ""])
     assert guard.refused == ["starts a process (subprocess.Popen)"]

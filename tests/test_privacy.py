@@ -211,7 +211,7 @@ def test_results_are_new_tensors_of_the_same_kind(noise: Noise, dtype: torch.dty
         assert sent[name].data_ptr() not in (tensor.data_ptr(), references[name].data_ptr())
 
 
-def test_the_reference_is_the_mean_of_what_was_heard_last() -> None:
+def test_the_reference_is_the_mean_of_the_last_received_messages() -> None:
     privacy_filter = PrivacyFilter(Noise(clip=1.0))
     far = {"x": torch.tensor([100.0, 0.0]), "h": torch.tensor([0.0, 0.0])}
     torch.testing.assert_close(
@@ -240,7 +240,7 @@ def test_other_shapes_are_other_references() -> None:
     torch.testing.assert_close(clipped({"x": far}, {"x": torch.ones(1)}, 1.0)["x"], far / 9)
 
 
-def test_messages_may_be_overwritten_after_they_were_heard() -> None:
+def test_messages_may_be_overwritten_after_the_reference_was_set() -> None:
     privacy_filter = PrivacyFilter(Noise(clip=1.0))
     message = torch.full((2,), 5.0)
     privacy_filter.set_reference([{"x": message}])
@@ -437,7 +437,7 @@ def test_the_account_of_a_run_without_guarantee(noise: Noise, reason: str) -> No
     json.dumps(record, allow_nan=False)
 
 
-def test_an_infinite_epsilon_is_none_and_said() -> None:
+def test_an_infinite_epsilon_is_none_with_an_explanation() -> None:
     record = privacy_report(Noise(sigma=1e-9, clip=1.0), [4])
     assert (record["epsilon"], record["epsilons"]) == (None, [None])
     assert "no useful bound" in record["guarantee"]
@@ -461,7 +461,7 @@ def test_an_old_package_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "error"),
     [
         ({"sigma": -0.1}, "sigma must be a number of at least 0, got -0.1; use 0"),
         ({"sigma": math.inf}, "sigma must be a number of at least 0, got inf"),
@@ -475,10 +475,10 @@ def test_an_old_package_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> N
         ({"delta": math.nan}, "delta must lie in (0, 1), got nan"),
     ],
 )
-def test_bad_values_are_refused(options: dict[str, float], complaint: str) -> None:
+def test_bad_values_are_rejected(options: dict[str, float], error: str) -> None:
     with pytest.raises(InputError) as caught:
         Noise(**options)
-    assert complaint in str(caught.value)
+    assert error in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -52,7 +52,7 @@ def test_type_checkers_see_the_same_names():
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_every_public_class_and_function_says_what_it_is(module):
+def test_every_public_class_and_function_has_a_docstring(module):
     silent = [
         name
         for name in public(module)
@@ -67,7 +67,7 @@ def said(module: ModuleType, name: str) -> bool:
     return bool(text.strip()) and not text.startswith(f"{name}(")
 
 
-def test_the_laws_of_the_contract_say_what_they_are():
+def test_the_laws_of_the_contract_have_docstrings():
     assert all(inspect.getdoc(law) for law in peerage.testing.LAWS.values())
 
 

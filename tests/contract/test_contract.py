@@ -433,7 +433,7 @@ def test_check_algorithm_leaves_out_declared_exceptions():
         check_algorithm(FirstWins())
 
 
-def test_check_algorithm_refuses_unknown_exceptions():
+def test_check_algorithm_rejects_unknown_exceptions():
     with pytest.raises(InputError, match="unknown law 'relabeling'; did you mean"):
         check_algorithm(DecAvg(), exceptions=["relabeling"])
 

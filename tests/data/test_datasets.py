@@ -120,7 +120,7 @@ def test_rows_stay_rows():
         ),
     ],
 )
-def test_a_wrong_data_set_is_refused_in_one_line(changes, message):
+def test_a_wrong_data_set_is_rejected_in_one_line(changes, message):
     with pytest.raises(DataError, match=message) as error:
         tiny(**changes)
     one_line(error)
@@ -187,7 +187,7 @@ def test_groups_are_numbered_in_their_order_and_follow_their_examples(kind):
         ([0, [1, 2], 3], "not an array of numbers"),
     ],
 )
-def test_bad_groups_are_refused_in_one_line(groups, message):
+def test_bad_groups_are_rejected_in_one_line(groups, message):
     for test in ({}, {"test_x": [[1.0]], "test_y": [0]}):
         with pytest.raises(DataError, match=message) as error:
             in_memory([[1.0], [2.0], [3.0]], [0, 0, 0], groups=groups, **test)
@@ -302,7 +302,7 @@ def test_classes_of_the_test_set_only_are_named():
 
 @pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("told", [None, 2, ("cat", "dog")])
-def test_examples_of_one_class_are_refused(label, told):
+def test_examples_of_one_class_are_rejected(label, told):
     dataset = rows([label] * 3, [label] * 2, classes=told)
     name = ("cat", "dog")[label] if isinstance(told, tuple) else str(label)
     message = f"tensors: all examples have class '{name}', so every model reaches 100 %; give ex"
@@ -316,7 +316,7 @@ def test_examples_of_one_class_are_refused(label, told):
         assert label_caveats(dataset, share=True) == []
 
 
-def test_a_run_says_what_its_labels_tell(tmp_path):
+def test_a_run_reports_what_its_labels_show(tmp_path):
     settings = {
         "nodes": 2,
         "topology": "ring",
@@ -486,7 +486,7 @@ def test_pictures_are_scaled_bilinearly_with_antialiasing():
     assert_close(to_grey(x), torch.from_numpy(luma).float()[:, None])
 
 
-def test_facts_are_those_of_the_options():
+def test_dataset_info_follows_the_options():
     assert dataset_info(Cifar10("signed", train=10)) == DATASET_INFO["cifar10"]
     assert dataset_info(Cifar10(grey=True)) == DATASET_INFO["cifar10"]._replace(shape=(1, 32, 32))
     assert dataset_info(Cifar10(side=5)) == DATASET_INFO["cifar10"]._replace(shape=(3, 5, 5))

@@ -271,7 +271,7 @@ def test_one_good_file_of_a_bad_site_is_not_fetched_twice(serve, publish, tmp_pa
     assert [path for path, _ in second.requests] == ["/labels.gz"]
 
 
-def test_when_all_fails_one_line_tells_each_reason_and_the_remedy(serve, publish, tmp_path, client):
+def test_when_all_fails_one_line_has_each_reason_and_the_remedy(serve, publish, tmp_path, client):
     gone, wrong = serve({}), serve({**GZIPPED, "/images.gz": gzip.compress(b"other")})
     down = serve()
     down.shutdown()
@@ -454,7 +454,7 @@ def test_root_updates_empty_package_lists_and_says_so(publish, tmp_path, client,
     assert "apt-get update (the package is not in the lists)" in seen
 
 
-def test_others_are_told_to_update_the_lists(publish, tmp_path, client, monkeypatch):
+def test_other_users_are_asked_to_update_the_lists(publish, tmp_path, client, monkeypatch):
     debian(client, tmp_path, NEEDS_LISTS.format(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     publish(DebianPackage("toy"))

@@ -71,7 +71,7 @@ def test_absent_nodes_have_no_neighbours_and_are_none() -> None:
     assert world.neighbours(1) == RING
 
 
-def test_in_a_directed_graph_listeners_are_the_other_way_round() -> None:
+def test_in_a_directed_graph_out_neighbours_are_the_reverse() -> None:
     world = world_of(topology=nx.DiGraph([(node, (node + 1) % NODES) for node in range(NODES)]))
     heard, out_neighbours = world.neighbours(0), world.out_neighbours(0)
     assert heard != out_neighbours
@@ -81,7 +81,7 @@ def test_in_a_directed_graph_listeners_are_the_other_way_round() -> None:
     assert sorted(map(len, heard)) == [1] * NODES
 
 
-def test_a_graph_that_changes_is_drawn_for_those_who_are_there() -> None:
+def test_a_dynamic_graph_is_drawn_for_the_present_nodes() -> None:
     world = world_of(topology="dynamic-regular:k=2", faults={"leave": "0@2"})
     assert all(len(near) == 2 for near in world.neighbours(0))
     after = world.neighbours(1)
@@ -93,7 +93,7 @@ def test_a_graph_that_changes_is_drawn_for_those_who_are_there() -> None:
 # Weights of links
 
 
-def test_a_graph_without_weights_gives_no_trust() -> None:
+def test_a_graph_without_weights_has_no_edge_weights() -> None:
     assert world_of().edge_weights(0, 0) == {}
 
 
@@ -165,7 +165,7 @@ def test_work_is_the_number_of_examples_unless_steps_are_given() -> None:
 # What reports show, and what one node gets
 
 
-def test_a_world_says_what_reports_show():
+def test_a_world_holds_what_reports_show():
     world = prepare(toy(pg.FedAvg()))
     setup = world.setup
     assert setup["examples"] == [

@@ -105,7 +105,7 @@ def test_a_disconnected_graph_has_no_diameter() -> None:
 # Directions and weights
 
 
-def test_a_directed_edge_goes_from_the_sender_to_the_listener() -> None:
+def test_a_directed_edge_goes_from_the_sender_to_the_receiver() -> None:
     graph = StaticGraph.from_edges(4, [(0, 1), (2, 1), (1, 3), (3, 1), (0, 1)], directed=True)
     assert graph.neighbours(0) == ((), (0, 2, 3), (), (1,))  # whom everyone hears
     assert graph.out_neighbours(0) == ((1,), (3,), (1,), (1,))
@@ -122,7 +122,7 @@ def test_a_directed_edge_goes_from_the_sender_to_the_listener() -> None:
         diameter(graph)
 
 
-def test_listeners_of_an_undirected_graph_are_its_neighbours() -> None:
+def test_out_neighbours_of_an_undirected_graph_are_its_neighbours() -> None:
     assert PATH_AND_PAIR.out_neighbours(3) is PATH_AND_PAIR.neighbours(0)
     assert np.array_equal(strong_labels(PATH_AND_PAIR), component_labels(PATH_AND_PAIR))
 
@@ -150,7 +150,7 @@ def test_weights_by_hand() -> None:
         assert StaticGraph.from_edges(3, [(0, 1), (1, 2)], **other) != graph
 
 
-def test_own_weights_of_one_are_the_usual_ones() -> None:
+def test_self_weights_of_one_are_the_default() -> None:
     plain = StaticGraph.from_edges(2, [(0, 1)], weights=[3])
     assert plain.self_loops is None
     assert StaticGraph.from_edges(2, [(0, 1), (1, 1)], weights=[3, 1]) == plain

@@ -377,7 +377,7 @@ def test_report_of_a_graph_that_is_not_strongly_connected() -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_nodes_that_hardly_listen(directed: bool) -> None:
+def test_nodes_that_hardly_use_their_neighbours(directed: bool) -> None:
     cycle = [(i, (i + 1) % 4) for i in range(4)]
     graph = StaticGraph.from_edges(4, cycle, self_loops=[1e18, 1, 1e18, 1], directed=directed)
     assert gain(graph) == pytest.approx(math.sqrt(2))

@@ -496,7 +496,7 @@ def test_two_hundred_thousand_nodes_take_no_loop_over_pairs(topology: Topology) 
     assert not links.diagonal().any()
 
 
-def test_what_cannot_be_connected_is_refused_at_once() -> None:
+def test_what_cannot_be_connected_is_rejected_at_once() -> None:
     with pytest.raises(InputError) as error, lines_at_most(5000):
         ErdosRenyi(degree=8).build(1_000_000, 0)
     assert str(error.value) == (
@@ -518,7 +518,7 @@ def test_what_cannot_be_connected_is_refused_at_once() -> None:
 # Rounds
 
 
-def test_dynamic_graphs_are_drawn_anew_in_every_round() -> None:
+def test_dynamic_graphs_are_redrawn_in_every_round() -> None:
     one, two = DynamicRegular(k=4).build(20, 1), DynamicRegular(k=4).build(20, 1)
     rounds = [one.neighbours(round) for round in range(6)]
     assert one.dynamic
@@ -531,7 +531,7 @@ def test_dynamic_graphs_are_drawn_anew_in_every_round() -> None:
     assert rounds[3] == Regular(k=4).sample(20, 1, 3).neighbours(0)
 
 
-def test_dynamic_graphs_are_drawn_among_those_who_are_there() -> None:
+def test_dynamic_graphs_are_drawn_among_the_present_nodes() -> None:
     graph = DynamicRegular(k=4).build(9, seed=3)
     everybody = tuple(range(9))
     assert graph.among(everybody, 5) == graph.neighbours(5)
@@ -602,7 +602,7 @@ def test_edge_list_of_one_node_is_still_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options"), [("", {}), ("# none yet\n\n", {}), ("0 0 2.5\n", {"weighted": True})]
 )
-def test_an_edge_list_without_edges_is_refused(
+def test_an_edge_list_without_edges_is_rejected(
     tmp_path: Path, text: str, options: dict[str, bool]
 ) -> None:
     file = tmp_path / "graph.txt"

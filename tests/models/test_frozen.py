@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.networking import network_of, play
+from support.networking import network_of, run_peers
 from torch import Tensor, nn
 
 import peerage as pg
@@ -395,14 +395,14 @@ def interrupt(experiment: pg.Experiment, folder: Any) -> None:
 @pytest.mark.parametrize("name", ["decavg", "dechw"])
 def test_peers_end_with_the_bits_of_the_simulator(name):
     experiment = fine_tuning(ALGORITHMS[name], rounds=2)
-    peers = play(experiment)
+    peers = run_peers(experiment)
     for peer, wanted in zip(peers, simulate(experiment).end, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
         found = peer.shard.models["random_backbone"].module[0].weight
         assert torch.equal(found, peers[0].shard.models["random_backbone"].module[0].weight)
 
 
-def test_peers_with_other_constants_refuse_each_other():
+def test_peers_with_other_constants_reject_each_other():
     def builder(seed: int) -> Any:
         def backbone() -> nn.Module:
             return pretrained(seed)
@@ -429,7 +429,7 @@ def test_peers_with_other_constants_refuse_each_other():
 # Bad input
 
 
-def test_a_model_that_is_frozen_all_over_is_refused():
+def test_a_model_that_is_frozen_all_over_is_rejected():
     with pytest.raises(InputError) as caught:
         prepare(fine_tuning(DecAvg(), freeze(nn.Linear(4, 3))))
     assert str(caught.value) == (
@@ -438,7 +438,7 @@ def test_a_model_that_is_frozen_all_over_is_refused():
     )
 
 
-def test_a_model_that_uses_no_trained_layer_is_refused():
+def test_a_model_that_uses_no_trained_layer_is_rejected():
     class Bypass(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -452,7 +452,7 @@ def test_a_model_that_uses_no_trained_layer_is_refused():
         run(fine_tuning(DecAvg(), Bypass))
 
 
-def test_a_model_that_changes_its_constants_is_refused():
+def test_a_model_that_changes_its_constants_is_rejected():
     class Drifting(nn.Module):
         def __init__(self) -> None:
             super().__init__()

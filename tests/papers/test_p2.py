@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import f_oneway
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.studying import PAPER, SMOKE, jobs_of, run_jobs, smoke_files
 
 from peerage.data.partition import Dirichlet
@@ -106,11 +106,11 @@ def test_a_part_of_a_table_can_be_named():
     assert {(job.place.dataset, job.place.alpha) for job in some} == {("cifar10", 0.2)}
 
 
-def test_a_name_that_is_nowhere_is_told():
-    text = complaint(peerage("reproduce p2-tab1 --scale smoke --only e7"))
+def test_an_unknown_name_is_reported():
+    text = error_line(peerage("reproduce p2-tab1 --scale smoke --only e7"))
     assert text.startswith("p2-tab1 has no method 'e7'; ")
     assert "non-iid (ii)" in text
-    assert complaint(peerage("reproduce p2-tab1 --scale smoke --only ()")).startswith("p2-tab1")
+    assert error_line(peerage("reproduce p2-tab1 --scale smoke --only ()")).startswith("p2-tab1")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.studying import SMOKE, Silent, jobs_of, run_jobs, smoke_files
 
 from peerage.errors import InputError, Interrupted, WorkerDied
@@ -69,7 +69,7 @@ def test_a_study_can_be_asked_for_in_parts(tmp_path):
     assert {job.place.method for job in only} == {WITHOUT}
     some = runner.jobs_of(runner.STUDIES["p4-fig8ab"], SMOKE, ["barabasi-albert"])
     assert {job.place.method for job in some} == {"Barabasi-Albert"}
-    text = complaint(peerage("reproduce p4-fig8ab --scale smoke --only grid"))
+    text = error_line(peerage("reproduce p4-fig8ab --scale smoke --only grid"))
     assert text.startswith("p4-fig8ab has no method 'grid'")
 
 
@@ -416,7 +416,7 @@ class Failing:
         ("killed", WorkerDied, "was killed by signal 9, perhaps for lack of memory"),
     ],
 )
-def test_what_goes_wrong_in_a_process_is_told(tmp_path, how, kind, text):
+def test_errors_in_a_process_are_reported(tmp_path, how, kind, text):
     with pytest.raises(kind, match=text):
         calculate(tmp_path / "job", batch(Failing(how)), lambda share, detail: None)
     assert workers() == []

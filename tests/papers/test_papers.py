@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.studying import Silent, run_jobs, smoke_files
 
 from peerage.algorithm import Algorithm
@@ -114,7 +114,7 @@ def test_checkpoints_of_finished_runs_are_cleared_away(tmp_path):
 
 def test_a_second_process_on_the_same_folder_stops_and_says_so(tmp_path):
     with locked(tmp_path):
-        text = complaint(peerage(OFF, tmp_path))
+        text = error_line(peerage(OFF, tmp_path))
     assert text == f"another process is working in {tmp_path}; wait for it"
 
 
@@ -178,7 +178,7 @@ def test_nothing_is_written_when_all_data_is_missing(tmp_path, monkeypatch):
     ],
 )
 def test_bad_requests_are_one_line(line, text):
-    assert complaint(peerage(line)).startswith(text)
+    assert error_line(peerage(line)).startswith(text)
 
 
 def test_only_chooses_methods_as_people_spell_them():
@@ -200,7 +200,7 @@ def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
     assert [row["method"] for row in rows if row["ours"]] == ["CFA", "DecHW"]
 
 
-def test_the_list_tells_data_runs_and_time(tmp_path):
+def test_the_list_shows_data_runs_and_time(tmp_path):
     job = runner.STUDIES["p0-fig2"].jobs(SMOKE)[0]
     run_jobs(tmp_path, [job])
     outcome = peerage("reproduce --list --scale smoke --json --out", tmp_path)
@@ -457,7 +457,7 @@ def test_rounds_to_shares_of_the_best_of_any_method(two_methods):
     assert notes["DecHW"][3] == "1 of 2 seeds"
 
 
-def test_rounds_to_shares_of_the_own_best(two_methods):
+def test_rounds_to_shares_of_each_methods_own_best(two_methods):
     # Of 0.45: 0.225, 0.3375, 0.405, 0.4275.
     table = output.rounds_table("", printed.OF_OWN, output.of_own, two_methods)
     assert cells(table)["DecHetero"] == [3.5, 3.5, None, None]
@@ -625,7 +625,7 @@ def test_a_study_can_be_registered_from_python(outside):
         runner.register(replace(study, title="another"))
 
 
-def test_files_without_the_study_are_refused(outside, tmp_path):
+def test_files_without_the_study_are_rejected(outside, tmp_path):
     with pytest.raises(InputError, match="has no study 'MIND'; did you mean 'MINE'"):
         runner.find(f"{outside}:MIND")
     with pytest.raises(InputError, match="already a study 'p0-fig3'"):

@@ -28,7 +28,7 @@ def test_all_work_of_the_package_has_a_phase_of_the_list() -> None:
     assert phases <= set(PHASES)
 
 
-def test_names_differ_and_each_has_a_look_of_its_own() -> None:
+def test_names_differ_and_each_has_its_own_colour() -> None:
     assert len(set(PHASES)) == len(PHASES)
     looks = [tuple(figures.BAR_STYLES[name]) for name in [*PHASES, "other"]]
     assert len(set(looks)) == len(looks)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from support.command_line import complaint, peerage, start
+from support.command_line import error_line, peerage, start
 from support.processes import PATIENCE, gone, until
 
 import peerage as pg
@@ -149,9 +149,9 @@ def test_an_interrupted_run_can_be_resumed(
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path, through: pg.Result) -> None:
     before = shared_memory()
     with running(tmp_path / "run") as (process, workers):
-        refused = complaint(peerage("resume", tmp_path / "run"))
+        refused = error_line(peerage("resume", tmp_path / "run"))
         assert refused == f"another process is working in {tmp_path / 'run'}; wait for it"
-        taken = complaint(peerage(f"run {SETTINGS} --out", tmp_path / "run"))
+        taken = error_line(peerage(f"run {SETTINGS} --out", tmp_path / "run"))
         assert "already holds a run" in taken
         process.kill()
         process.wait()

@@ -190,7 +190,7 @@ def test_plans_fit_into_json() -> None:
         ({"optimizer_floats": -1}, "optimizer_floats must be at least 0, got -1"),
     ],
 )
-def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         planned(PIECES, **changes)
     assert str(error.value) == message

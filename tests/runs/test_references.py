@@ -44,7 +44,7 @@ def test_every_so_many_rounds_and_the_last(every: int, expected: list[int]) -> N
     assert sorted(Evaluation(every=every).evaluated_rounds(5)) == expected
 
 
-def test_a_run_is_judged_then() -> None:
+def test_a_run_is_evaluated_in_these_rounds() -> None:
     result = run(settings(rounds=5, evaluation={"growth": 2}))
     judged = [row["round"] for row in result.rows if "accuracy_min" in row]
     assert judged == [0, 1, 2, 4, 5]

@@ -101,7 +101,7 @@ def hearing(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-def complaint(outcome: Outcome) -> str:
+def error_line(outcome: Outcome) -> str:
     """The one line on standard error that bad input gives; asserts that it is nothing but that."""
     assert outcome.code == 2, outcome
     assert outcome.out == ""

@@ -359,7 +359,7 @@ def test_weight_decay_beside_a_correction_in_numbers(optimizer):
     assert torch.equal(found[50:], x0[50:])
 
 
-def test_proximal_refuses_a_push():
+def test_proximal_rejects_a_push():
     with pytest.raises(InputError, match=r"mu must be at least 0, got -0\.1"):
         Proximal(mu=-0.1)
 
@@ -477,7 +477,7 @@ def test_batches_below_the_clamp_are_trained_on_as_ever(name):
     assert clamped.stats == plain.stats
 
 
-def test_the_clamp_judges_every_batch_by_itself():
+def test_the_clamp_applies_to_every_batch_by_itself():
     """Against the obvious loop, with a clamp in the midst of the losses."""
     work = LocalSGD(epochs=1, batch_size=5, lr=0.1)
     expected, losses, clamp = linear(), [], 1.2
@@ -504,7 +504,7 @@ def test_momentum_and_weight_decay_go_on_above_the_clamp():
     torch.testing.assert_close(trained.params, 0.95 * start)
 
 
-def test_a_lesson_is_clamped_too():
+def test_a_model_loss_is_clamped_too():
     @dataclass(frozen=True)
     class Far(ModelLoss):
         def prepare(
@@ -622,7 +622,7 @@ def test_a_node_that_holds_nothing_out_trains_as_ever():
     assert careful.stats == plain.stats
 
 
-def test_nodes_of_a_run_are_judged_on_what_they_hold_out():
+def test_nodes_of_a_run_are_evaluated_on_what_they_hold_out():
     """Steps of this length make any loss rise, so all training of all rounds is taken back."""
     work = LocalSGD(epochs=2, lr=1000.0, early_stop="rollback")
     ended = simulate(toy(LocalOnly(work), evaluation={"validation": 0.25}))
@@ -645,7 +645,7 @@ def test_engines_agree_about_rollback_and_online_curvature():
     assert digests[0] == digests[1]
 
 
-def test_rollback_without_held_out_examples_is_refused():
+def test_rollback_without_held_out_examples_is_rejected():
     with pytest.raises(InputError) as caught:
         Experiment(local={"early_stop": "rollback"})
     message = "early_stop=rollback needs held-out examples; add --validation 0.2"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from torch import Tensor
 
 import peerage as pg
@@ -147,7 +147,7 @@ def test_a_network_with_noise_cannot_be_verified(tmp_path):
 
 def test_a_network_that_rounded_its_messages_cannot_be_verified(network):
     network.gather(wire="bf16")
-    message = complaint(peerage("verify", network.home))
+    message = error_line(peerage("verify", network.home))
     assert message.endswith("its messages were rounded to bf16, unlike those of a simulation")
 
 
@@ -158,18 +158,18 @@ def test_a_network_is_not_resumed_as_a_simulation(network):
     network.gather("interrupted")
     with pytest.raises(CheckpointError, match="is a network of real peers, which cannot be resume"):
         pg.resume(network.home)
-    message = complaint(peerage("resume", network.home))
+    message = error_line(peerage("resume", network.home))
     assert message.endswith(f"run it again with `peerage up {network.home / 'experiment.toml'}`")
     assert not (network.home / "checkpoint").exists()
-    taken = complaint(peerage("run --out", network.home))
+    taken = error_line(peerage("run --out", network.home))
     assert taken == f"output folder '{network.home}' already holds a run; choose another --out"
-    assert f"`peerage up {network.home}" in complaint(peerage("verify", network.home))
+    assert f"`peerage up {network.home}" in error_line(peerage("verify", network.home))
 
 
 # Gathering
 
 
-def test_sums_are_over_all_lives_of_a_peer(network):
+def test_sums_are_over_all_incarnations_of_a_peer(network):
     """A peer that was started again counts its bytes and troubles from zero; its rows do not."""
     rows = network.rows(0)
     for row, troubles in zip(rows, [{}, {"late": 2}, {"late": 1, "missing": 4}, {}], strict=True):
@@ -207,7 +207,7 @@ def test_rows_of_older_peers_have_fewer_numbers():
     assert totals([]) == {"rounds": 0, "bytes_sent": 0, "wire_bytes": 0, "counters": {}}
 
 
-def test_rounds_that_some_were_on_their_way_to_do_not_count(network):
+def test_rounds_that_some_peers_did_not_finish_do_not_count(network):
     network.record(1, network.rows(1)[:-1])
     network.record(2, network.rows(2)[:-2])
     summary = network.gather("interrupted")
@@ -274,7 +274,7 @@ def test_reports_show_what_went_over_the_wire(network):
     assert re.search(r"node-1 +│ finished +│ +3 │ +2 │ +0 B │ +28 B │ 12 missing", done.out)
 
 
-def test_a_crowd_of_peers_is_not_told_apart(network):
+def test_peers_of_a_large_network_have_no_rows_of_their_own(network):
     network.peers *= FEW // 3
     network.gather()
     assert len(lines(RunRecord.load(network.home))) == FEW // 3 * 3

@@ -16,7 +16,7 @@ import pytest
 from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.processes import PATIENCE
 
 import peerage as pg
@@ -82,7 +82,7 @@ def test_hosts_are_names_or_addresses_with_or_without_a_port(text, name, port):
     assert parse_host(host.address, 1) == host  # what is written can be read
 
 
-def test_peers_are_dealt_out_in_turn_with_increasing_ports():
+def test_hosts_are_assigned_in_turn_with_increasing_ports():
     hosts = [Host("a", 7400), Host("b", 9000)]
     dealt = [host.address for host in assign_hosts(hosts, experiment(5))]
     assert dealt == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
@@ -168,7 +168,7 @@ def test_a_folder_for_every_peer_and_one_for_the_authority(place):
     assert stat.S_IMODE(Path("deploy").stat().st_mode) == 0o700
 
 
-def test_the_files_say_what_was_asked_for(place):
+def test_the_files_hold_the_requested_settings(place):
     written = export(experiment(), Path("hosts.txt"), Path("deploy"))
     for i in range(3):
         folder = Path(f"deploy/node-{i}")
@@ -217,9 +217,7 @@ def test_the_readme_says_where_data_come_from(dataset, said, place):
         ("so2sat", "gain-cnn"),
     ],
 )
-def test_the_default_model_is_written_down_without_a_look_at_the_data(
-    dataset, model, place, monkeypatch
-):
+def test_the_default_model_is_written_without_loading_the_data(dataset, model, place, monkeypatch):
     monkeypatch.setenv("PEERAGE_DATA", str(place / "empty"))
     one = pg.Experiment(nodes=3, topology="ring", dataset=dataset)
     written = export(one, Path("hosts.txt"), Path("deploy")).network.experiment
@@ -406,7 +404,7 @@ def test_an_authority_may_be_used_again(place):
 
 
 @pytest.mark.filterwarnings("always::peerage.errors.PeerageWarning")
-def test_who_had_a_name_before_can_use_it_again_and_that_is_said(place):
+def test_a_name_that_was_used_before_can_be_used_again_with_a_note(place):
     authority = Authority.create(Path("certs"), "lab")
     authority.issue("node-1", into=Path("elsewhere"))
     authority.issue("guest", into=Path("elsewhere"))
@@ -443,7 +441,7 @@ def test_what_cannot_be_written_completely_is_not_there_at_all(empty_before, pla
     if empty_before:
         Path("deploy").mkdir(mode=0o755)
     for flags in ("", "--certs certs"):
-        assert "disk is full" in complaint(peerage(f"export {SETTINGS} {flags}"))
+        assert "disk is full" in error_line(peerage(f"export {SETTINGS} {flags}"))
         assert Path("deploy").exists() == empty_before
         assert not list(Path().glob("deploy/*"))
     assert Authority.load(Path("certs")).issued() == []
@@ -459,12 +457,12 @@ def test_a_move_that_fails_takes_the_others_back(place, monkeypatch):
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", refuse)
-    assert "cannot write deploy/node-1" in complaint(peerage(f"export {SETTINGS} --certs certs"))
+    assert "cannot write deploy/node-1" in error_line(peerage(f"export {SETTINGS} --certs certs"))
     assert not Path("deploy").exists()
     assert Authority.load(Path("certs")).issued() == []
 
 
-def test_a_folder_that_is_empty_may_be_the_one_to_be_in(place):
+def test_an_empty_current_folder_can_be_the_target(place):
     Path("here").mkdir(mode=0o755)
     os.chdir("here")
     assert peerage(f"export {SETTINGS} --hosts ../hosts.txt --out .").code == 0
@@ -474,7 +472,7 @@ def test_a_folder_that_is_empty_may_be_the_one_to_be_in(place):
 def test_a_folder_that_holds_something_is_left_alone(place):
     Path("deploy").mkdir()
     Path("deploy/mine").write_text("x")
-    assert complaint(peerage(f"export {SETTINGS}")) == (
+    assert error_line(peerage(f"export {SETTINGS}")) == (
         "output folder 'deploy' is not empty; choose another --out"
     )
     assert os.listdir("deploy") == ["mine"]
@@ -504,15 +502,15 @@ def test_a_folder_that_holds_something_is_left_alone(place):
 )
 def test_hosts_that_cannot_be(hosts, message, place):
     Path("hosts.txt").write_text(hosts)
-    assert complaint(peerage(f"export {SETTINGS}")).startswith(message)
+    assert error_line(peerage(f"export {SETTINGS}")).startswith(message)
     assert not Path("deploy").exists()
 
 
 def test_hosts_that_cannot_be_read(place):
     Path("hosts.txt").write_bytes(b"\xff\xfe")
-    assert "cannot read the hosts in hosts.txt" in complaint(peerage(f"export {SETTINGS}"))
-    assert "cannot read the hosts in ." in complaint(peerage(f"export {SETTINGS} --hosts ."))
-    gone = complaint(peerage(f"export {SETTINGS} --hosts gone.txt"))
+    assert "cannot read the hosts in hosts.txt" in error_line(peerage(f"export {SETTINGS}"))
+    assert "cannot read the hosts in ." in error_line(peerage(f"export {SETTINGS} --hosts ."))
+    gone = error_line(peerage(f"export {SETTINGS} --hosts gone.txt"))
     assert gone == "there is no gone.txt; write one with a host per line"
 
 
@@ -530,7 +528,7 @@ def test_hosts_that_cannot_be_read(place):
         ("--algorithm own.py:Own", "the algorithm 'Own' is not part of the package"),
     ],
 )
-def test_export_complains_before_it_writes_anything(flags, message, place):
+def test_export_reports_errors_before_it_writes_anything(flags, message, place):
     Path("own.py").write_text(
         "from dataclasses import dataclass\n"
         "import peerage as pg\n\n\n"
@@ -538,7 +536,7 @@ def test_export_complains_before_it_writes_anything(flags, message, place):
         "class Own(pg.DecAvg):\n    pass\n"
     )
     before = set(os.listdir())
-    assert message in complaint(peerage(f"export {SETTINGS} {flags}"))
+    assert message in error_line(peerage(f"export {SETTINGS} {flags}"))
     assert set(os.listdir()) - {"__pycache__"} == before
 
 

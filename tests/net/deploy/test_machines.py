@@ -22,7 +22,7 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 
 
 @pytest.mark.parametrize("rooms", [((0, 1), (2, 3)), ((0,), (1, 2, 3))])
-def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
+def test_a_cable_between_two_rooms_is_cut_and_restored(rooms, tmp_path):
     """Halves go on by themselves, at their own speeds, and are one network again.
 
     A peer that is alone in its room waits, and counts no round.
@@ -56,7 +56,7 @@ def often(network: Machines, me: int, heard: list[int], since: int, count: int) 
     return sum(row["heard"] == heard for row in rows) >= count
 
 
-def test_a_disk_that_is_really_full_stops_one_peer_and_nobody_else(small_disk, tmp_path):
+def test_a_full_disk_stops_only_the_peer_that_has_it(small_disk, tmp_path):
     settings = {"nodes": 3, "topology": "complete", "partition": "iid", "model": "logistic"}
     experiment = Experiment(**settings, rounds=60, local={"epochs": 1})
     with Machines(tmp_path, experiment, Timeouts(start=600, message=300, idle=5)) as network:

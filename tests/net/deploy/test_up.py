@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import gated
-from support.command_line import complaint, peerage, start
+from support import barriers
+from support.command_line import error_line, peerage, start
 from support.forked import forked_peers
 from support.machines import Machines
 from support.processes import PATIENCE, gone, until
@@ -68,9 +68,9 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
         f"up --nodes 4 --topology complete --partition iid --rounds 30 --epochs 2 {PATIENT} "
-        f"--algorithm {gated.ALGORITHM} --kill 2@4 --restart 2@6 --json --out"
+        f"--algorithm {barriers.ALGORITHM} --kill 2@4 --restart 2@6 --json --out"
     )
-    with gated.gates(tmp_path / "lives", {2: 4}, meeting=12):
+    with barriers.barriers(tmp_path / "starts", {2: 4}, barrier=12):
         done = peerage(line, tmp_path / "up")
     assert done.code == 0, done.err
     summary = json.loads(done.lines[-1])
@@ -82,7 +82,7 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     assert [row["round"] for row in ends] == [30] * 4
     assert all(row["heard"] == [3, 3] for row in ends)  # it is one of them again
     rows = read_metrics(tmp_path / "up" / "peers" / "node-2" / "metrics.jsonl")
-    assert summary["peers"][2]["bytes_sent"] == sum(row["bytes"] for row in rows)  # of both lives
+    assert summary["peers"][2]["bytes_sent"] == sum(row["bytes"] for row in rows)  # of both starts
     verdict = pg.verify(tmp_path / "up", watch=(calm := []).append)
     assert not verdict.same
     missed = min(set(range(31)) - {row["round"] for row in rows})
@@ -146,12 +146,12 @@ def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp
     assert [row["nodes"] for row in record.network] == [2] * (record.rounds + 1)
     assert record.summary["digest"] is None
     assert [peer["state"] for peer in record.summary["peers"]] == ["stopped"] * 2
-    assert "is interrupted, so it has no result" in complaint(peerage("verify", record.folder))
+    assert "is interrupted, so it has no result" in error_line(peerage("verify", record.folder))
     assert peerage("report", record.folder).code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
-def test_nothing_disturbs_the_cleaning_up(number):
+def test_signals_do_not_interrupt_the_cleanup(number):
     """A terminal that closes tells it twice."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
@@ -185,7 +185,7 @@ def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
     assert (record.status, record.rounds) == ("running", 0)  # it had no time to say more
 
 
-def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
+def test_a_peer_killed_without_a_schedule_is_a_failure(tmp_path):
     line = f"up {SETTINGS} {PATIENT} --rounds 100 --out"
     process = start(line, tmp_path / "up", cwd=tmp_path)
     try:
@@ -218,7 +218,7 @@ def test_a_network_that_diverges(tmp_path):
     assert "became NaN or infinite in round 1" in done.err.splitlines()[-1]
     record = RunRecord.load(tmp_path / "up")
     assert (record.status, record.rounds) == ("diverged", 0)
-    assert "lower --lr" in complaint(peerage("verify", tmp_path / "up"))
+    assert "lower --lr" in error_line(peerage("verify", tmp_path / "up"))
 
 
 def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
@@ -255,9 +255,9 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
-def test_up_complains_before_it_starts_anything(flags, message, tmp_path):
+def test_up_reports_errors_before_it_starts_anything(flags, message, tmp_path):
     done = peerage(f"up {SETTINGS} {flags} --out", tmp_path / "up")
-    assert message in complaint(done)
+    assert message in error_line(done)
     assert not (tmp_path / "up").exists()
 
 
@@ -265,7 +265,7 @@ def test_up_leaves_the_folder_of_another_run_alone(tmp_path):
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "experiment.toml").write_text("of another run")
     done = peerage(f"up {SETTINGS} --out", tmp_path / "up")
-    assert "already holds a run" in complaint(done)
+    assert "already holds a run" in error_line(done)
     assert (tmp_path / "up" / "experiment.toml").read_text() == "of another run"
 
 
@@ -285,10 +285,10 @@ def ready(tmp_path: Path) -> Path:
 
 def node(home: Path, identity: str = "node-0") -> str:
     line = f"node --network {home / 'network.toml'} --identity {identity}"
-    return complaint(peerage(f"{line} --certs {home / 'certs'} --out {home / 'out'}"))
+    return error_line(peerage(f"{line} --certs {home / 'certs'} --out {home / 'out'}"))
 
 
-def test_a_network_file_says_the_same_when_it_is_read(ready):
+def test_a_network_file_keeps_its_values_when_it_is_read(ready):
     network = Network.load(ready / "network.toml")
     assert network.to_toml("experiment.toml") == (ready / "network.toml").read_text()
     assert network.timeouts == Timeouts(start=0.2, message=1.0)

@@ -10,7 +10,14 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from support.networking import InMemory, OverSockets, Stage, network_of, on_stage, play
+from support.networking import (
+    InMemory,
+    OverSockets,
+    PeerHarness,
+    network_of,
+    run_harness,
+    run_peers,
+)
 
 import peerage as pg
 from peerage import DecAvg, Experiment, Node
@@ -59,7 +66,7 @@ class Far(DecAvg):
 def check(experiment: Experiment, **options: Any) -> list[Peer]:
     """Real peers end with the bits of the serial engine, and nothing is missed."""
     result = pg.run(experiment)
-    peers = play(experiment, **options)
+    peers = run_peers(experiment, **options)
     for peer, wanted in zip(peers, result.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
         assert not peer.counters
@@ -87,10 +94,10 @@ def test_silent_peers_are_waited_for_as_in_the_simulator(changes):
 
 @pytest.mark.slow
 def test_silent_peers_over_real_connections(tmp_path):
-    check(toy(Distant(), rounds=5), ends=OverSockets(tmp_path))
+    check(toy(Distant(), rounds=5), transports=OverSockets(tmp_path))
 
 
-def test_silent_hubs_and_clients_of_a_prelude(tmp_path):
+def test_silent_nodes_before_the_first_round(tmp_path):
     """Before the first round, nodes estimate the gain, and no ending of it may be missed."""
     check(toy(Distant(), rounds=3, init={"gain": "estimated"}))
 
@@ -141,7 +148,7 @@ def test_peers_that_are_rounds_ahead_are_asked_about_rounds_that_are_long_over()
     """On a path of eight, the far end can be seven rounds ahead of the slow one."""
     post = MemoryNetwork()
     experiment = toy(Far(), nodes=8, partition="iid", rounds=12, topology=nx.path_graph(8))
-    peers = check(experiment, ends=lambda network, me: Slow(post, me))
+    peers = check(experiment, transports=lambda network, me: Slow(post, me))
     assert [row["heard"] for row in peers[0].rows] == [[0, 0]] * 13
 
 
@@ -157,7 +164,7 @@ def test_announcements_and_endings_may_get_lost(monkeypatch):
         made.append(Forgetful(post, me, world.out_neighbours))
         return made[-1]
 
-    check(experiment, ends=ends)
+    check(experiment, transports=ends)
     assert sum(one.lost["words"] for one in made) > 2
     assert sum(one.lost["questions"] for one in made) > 5
 
@@ -175,23 +182,23 @@ class GivesUp(MemoryTransport):
 def test_a_message_that_its_sender_has_given_up_is_not_waited_for():
     experiment, post = toy(DecAvg(), rounds=6), MemoryNetwork()
     timeouts = Timeouts(start=300.0, message=1e6, idle=30.0)
-    first, second, *_ = play(
-        experiment, ends=lambda network, me: GivesUp(post, me), timeouts=timeouts
+    first, second, *_ = run_peers(
+        experiment, transports=lambda network, me: GivesUp(post, me), timeouts=timeouts
     )
     assert (first.counters, second.counters) == ({"undelivered": 1}, {"missing": 1})
     assert [row["heard"] for row in second.rows] == [[0, 0], [2, 2], [2, 2], [1, 2], *[[2, 2]] * 3]
 
 
 def test_a_silent_peer_may_be_killed_and_come_back(tmp_path):
-    async def act(stage: Stage) -> None:
-        await stage.until(3, 4)
-        await stage.kill(3)
-        await stage.until(0, 8)
-        stage.start(3)
-        await stage.until(3, 12)
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(3, 4)
+        await harness.kill(3)
+        await harness.until(0, 8)
+        harness.start(3)
+        await harness.until(3, 12)
 
     experiment = toy(Far(), nodes=4, partition="iid", topology=nx.path_graph(4), rounds=30)
-    peers = on_stage(experiment, tmp_path, act)
+    peers = run_harness(experiment, tmp_path, act)
     assert [peer.finished for peer in peers] == [30] * 4
     assert peers[0].rows[-1]["heard"] == [0, 0]  # nothing was to come, and nothing is missing
     assert peers[3].rows[-1]["heard"] == [1, 1]
@@ -233,10 +240,10 @@ def no_second_announcement(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_second_announcement")
-def test_listeners_and_those_who_wait_are_told_and_nobody_else():
+def test_only_out_neighbours_and_waiting_peers_get_endings():
     experiment = toy(Distant(), rounds=6, nodes=8, partition="iid")
     world, ends = prepare(experiment), Recorder()
-    check(experiment, ends=ends)
+    check(experiment, transports=ends)
     heard = {
         (round, sender, listener)
         for round in range(6)
@@ -252,7 +259,7 @@ def test_listeners_and_those_who_wait_are_told_and_nobody_else():
 @pytest.mark.usefixtures("no_second_announcement")
 def test_algorithms_among_neighbours_announce_nothing():
     ends = Recorder()
-    check(toy(DecAvg(), rounds=3), ends=ends)
+    check(toy(DecAvg(), rounds=3), transports=ends)
     assert not ends.announced
 
 
@@ -278,7 +285,7 @@ def test_members_cannot_fill_the_memory_with_announcements():
 
 
 @pytest.mark.parametrize("round", [-2, 3, 10**12, True, "1", None, 1.0, [1]])
-def test_announcements_of_rounds_that_do_not_exist_are_refused(round):
+def test_announcements_of_rounds_that_do_not_exist_are_rejected(round):
     experiment = toy(DecAvg(), rounds=3)
 
     async def ask() -> Peer:
@@ -302,18 +309,18 @@ def told(act: Any) -> list[tuple[int, int, int]]:
         def put(self, header: Header, payload: Any = b"") -> None:
             words.append((header.round, header.recipient, header.sequence))
 
-    async def scene() -> None:
+    async def setup() -> None:
         transport = MemoryTransport(MemoryNetwork(), 0)
         boxes = [Noting(transport, 1.0, 2, Counter()) for _ in range(4)]
         act(Endings("demo", 0, boxes.__getitem__, 2))
-        for box in boxes:
-            await box.close()
+        for mailbox in boxes:
+            await mailbox.close()
 
-    asyncio.run(scene())
+    asyncio.run(setup())
     return words
 
 
-def test_when_whom_is_told_what():
+def test_which_peers_get_which_endings_and_when():
     def act(endings: Endings) -> None:
         endings.sent(5)[2] += 2
         endings.announced(2, 5)
@@ -329,21 +336,21 @@ def test_when_whom_is_told_what():
     assert told(act) == expected
 
 
-def test_an_ending_may_be_told_twice_but_not_in_two_ways():
-    box = Mailbox()
-    box.begin_round(0)
+def test_an_ending_may_be_repeated_but_not_changed():
+    mailbox = Mailbox()
+    mailbox.begin_round(0)
     word = {"run": "demo", "round": 0, "sender": 1, "recipient": 0}
     for _ in range(2):
-        box.put(done(**word, sent=1), None)
+        mailbox.put(done(**word, sent=1), None)
     with pytest.raises(Rejected) as caught:
-        box.put(done(**word, sent=2), None)
+        mailbox.put(done(**word, sent=2), None)
     assert caught.value.reason == "replayed"
-    assert (box.pending([1, 2]), box.missing([1, 2])) == ([2], [1, 2])
+    assert (mailbox.pending([1, 2]), mailbox.missing([1, 2])) == ([2], [1, 2])
 
 
 def test_a_sender_that_is_done_is_not_waited_for():
-    box = Mailbox()
-    box.begin_round(0)
-    box.put(done(run="demo", round=0, sender=1, recipient=0, sent=0), None)
-    assert box.pending([1, 2]) == box.missing([1, 2]) == [2]
-    assert box.take([1, 2]) == {}
+    mailbox = Mailbox()
+    mailbox.begin_round(0)
+    mailbox.put(done(run="demo", round=0, sender=1, recipient=0, sent=0), None)
+    assert mailbox.pending([1, 2]) == mailbox.missing([1, 2]) == [2]
+    assert mailbox.take([1, 2]) == {}

@@ -23,7 +23,7 @@ import grpc
 import psutil
 import pytest
 import torch
-from support.hostile import ODD, dumps, mutations, noise, rebuilt, sealed
+from support.hostile import ODD, dumps, mutations, noise, rebuilt, with_checksum
 from support.hostile import layout as layout_of
 from support.networking import BROKEN, network_of, one_thread
 
@@ -134,7 +134,7 @@ class Attacker:
             stated, data = layout_of(payload)
             begin = stated["x"]["data_offsets"][0]
             data = data[:begin] + struct.pack("<f", float("nan")) + data[begin + 4 :]
-            header, payload = sealed(header, rebuilt(stated, data))
+            header, payload = with_checksum(header, rebuilt(stated, data))
         self.header, self.payload = header, payload
         self.mutations = mutations(self.rng, header, payload)
 
@@ -144,7 +144,7 @@ class Attacker:
         await self.send("Deliver crumbs", [self.header, *pieces])
 
     async def early(self) -> None:
-        whole = sealed(self.header, bytes(CHUNK + 9))[0]
+        whole = with_checksum(self.header, bytes(CHUNK + 9))[0]
         message = self.rng.choice([[], [self.header], [self.header, b""], [whole, bytes(CHUNK)]])
         await self.send("Deliver early", message)
 
@@ -205,7 +205,7 @@ class Attacker:
         yield b""
 
     async def _dripping(self) -> AsyncIterator[bytes]:
-        yield sealed(self.header, bytes(3 * CHUNK))[0]
+        yield with_checksum(self.header, bytes(3 * CHUNK))[0]
         yield bytes(CHUNK)
         await asyncio.sleep(SECONDS)
 
@@ -215,7 +215,7 @@ class Attacker:
         await asyncio.sleep(SECONDS)
 
     async def _endless(self) -> AsyncIterator[bytes]:
-        yield sealed(self.header, bytes(CHUNK + 1))[0]
+        yield with_checksum(self.header, bytes(CHUNK + 1))[0]
         while True:
             yield bytes(CHUNK)
 
@@ -339,7 +339,7 @@ async def under_fire(network: Network, authority: Authority, stack: ExitStack) -
     return Fire(list(peers.values()), refused, outcomes, grown)
 
 
-def test_a_peer_under_fire_from_a_member_goes_on(
+def test_a_peer_attacked_by_a_member_keeps_running(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     experiment = toy(DecHW(), nodes=4, topology="complete", partition="iid", rounds=2)

@@ -48,7 +48,7 @@ def valid(peer: Peer, sender: int, round: int, sequence: int) -> tuple[bytes, by
 
 
 @pytest.mark.slow
-def test_a_peer_under_fire_goes_on():
+def test_an_attacked_peer_keeps_running():
     """Node 1 waits for node 0, who sends nothing but mutations, and node 2 behaves."""
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=2)
     timeouts = Timeouts(start=0.2, message=10 * BROKEN, idle=1.0)
@@ -106,7 +106,7 @@ def test_a_peer_under_fire_goes_on():
 @pytest.mark.parametrize(
     "question", [b"", b"[]", b"null", b"{", b'{"ask": 3}', b'"' * 9999, b"\xff"]
 )
-def test_odd_questions_are_refused(question):
+def test_odd_questions_are_rejected(question):
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=1)
 
     async def ask() -> Peer:

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.machines import Machines
 from support.processes import PATIENCE
 
@@ -84,7 +84,7 @@ def test_a_running_peer_serves_its_numbers(tmp_path):
         network.until(lambda: scraped(port)["peerage_peers_alive"] == {"": 2})
 
 
-def test_every_reason_is_counted_also_those_that_did_not_come_up():
+def test_every_reason_has_a_counter_even_if_it_did_not_occur():
     recorder = SimpleNamespace(
         finished=4,
         accuracy=None,
@@ -231,14 +231,14 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     ],
 )
 def test_bad_input_is_one_line(ready, flags, message):
-    assert message in complaint(peerage(f"{ready.line} {flags}"))
+    assert message in error_line(peerage(f"{ready.line} {flags}"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_in_which_one_may_not_write(ready):
+def test_a_folder_without_write_permission(ready):
     (ready.home / "locked").mkdir(mode=0o500)
     for folder in ("locked", "locked/deeper"):
-        message = complaint(peerage(f"{ready.line} --out {folder}"))
+        message = error_line(peerage(f"{ready.line} --out {folder}"))
         assert message.startswith(f"cannot write {folder}: Permission denied; choose a folder")
 
 
@@ -247,7 +247,7 @@ def test_a_port_for_metrics_that_is_taken(ready):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        message = complaint(peerage(f"{ready.line} --metrics-port {port}"))
+        message = error_line(peerage(f"{ready.line} --metrics-port {port}"))
     assert message == (
         f"cannot serve metrics on port {port}: Address already in use; choose another "
         "--metrics-port"
@@ -257,4 +257,4 @@ def test_a_port_for_metrics_that_is_taken(ready):
 def test_an_address_that_no_machine_has(ready):
     path = ready.home / "network.toml"
     path.write_text(path.read_text().replace("127.0.0.1", "no..where", 1))
-    assert "no..where" in complaint(peerage(ready.line))
+    assert "no..where" in error_line(peerage(ready.line))

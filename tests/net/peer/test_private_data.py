@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.machines import Machines
-from support.networking import CALM, play
+from support.networking import CALM, run_peers
 
 import peerage as pg
 from peerage.data import Dataset
@@ -128,7 +128,7 @@ def test_classes_that_do_not_fit_the_data(own, classes, message):
 # A shared test set
 
 
-def test_a_shared_test_set_takes_the_place_of_the_own():
+def test_a_shared_test_set_replaces_the_local_one():
     own, shared = data([0, 1, 1]), data([0] * 4, name="all", test=[1, 0, 1, 1])
     judged = with_test_set(own, shared)
     assert torch.equal(judged.train_x, own.train_x)
@@ -155,12 +155,12 @@ def test_a_shared_test_set_takes_the_place_of_the_own():
         ),
     ],
 )
-def test_a_test_set_of_another_kind_is_refused(other, message):
+def test_a_test_set_of_another_kind_is_rejected(other, message):
     with pytest.raises(InputError, match=message):
         with_test_set(data([0, 1], ("cat", "dog")), other)
 
 
-def test_numbers_may_be_judged_on_names_and_the_other_way_round():
+def test_classes_by_number_can_be_tested_on_classes_by_name_and_vice_versa():
     names, numbers = data([0, 1], ("cat", "dog")), data([0, 1])
     assert with_test_set(names, numbers).classes == ("cat", "dog")
     assert with_test_set(numbers, names).classes == ("0", "1")
@@ -181,7 +181,7 @@ def test_the_world_of_a_peer_has_the_classes_and_the_test_set_of_all():
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.5])
-def test_a_hub_trains_on_nothing_and_judges_on_what_it_is_given(validation):
+def test_a_hub_trains_on_nothing_and_evaluates_on_the_test_set(validation):
     evaluation = {"validation": validation}
     experiment = pg.Experiment(algorithm="fedavg", nodes=2, evaluation=evaluation)
     shared = data([0, 1, 2], name="all", test=[2, 1, 0, 0])
@@ -191,7 +191,7 @@ def test_a_hub_trains_on_nothing_and_judges_on_what_it_is_given(validation):
     assert world.test.y.tolist() == [2, 1, 0, 0]
 
 
-def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
+def test_a_class_that_only_other_peers_have_is_no_error():
     """Labels 0 and 2 of three, and a test set of all: warnings are errors here."""
     experiment = pg.Experiment(nodes=3, model="logistic")
     own = data([0, 2, 2, 0], test=[0, 1, 2])
@@ -202,7 +202,7 @@ def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
     assert prepare_own(experiment, 1, named, ("cat", "dog")).setup["allocation"][1] == [2, 0]
 
 
-def test_a_peer_is_told_when_the_network_s_classes_are_a_guess():
+def test_a_peer_logs_that_the_classes_of_the_network_are_a_guess():
     experiment = pg.Experiment(nodes=3, model="logistic")
     message = (
         "mine: no example has class 1, but the highest label implies 3 classes; "
@@ -317,7 +317,7 @@ def test_an_archive_that_lacks_a_class_and_idx_files_train_together(tmp_path):
         rows = [network.rows(me) for me in range(2)]
         digests = [json.loads((f / "summary.json").read_text())["digest"] for f in network.folders]
     assert len(set(digests)) == 1  # two that hear each other end with one model
-    peers = play(
+    peers = run_peers(
         experiment, worlds=lambda me: prepare_own(experiment, me, own[me].load(tmp_path), 3)
     )
     for peer, found in zip(peers, rows, strict=True):

@@ -70,7 +70,7 @@ def all_views() -> Iterator[View]:
         ({1: PRE_ROUND, 2: 4, 3: PRE_ROUND}, (1, 2, 3), PRE_ROUND),
     ],
 )
-def test_the_second_highest_round_is_believed(rounds, reachable, newest):
+def test_the_second_highest_round_counts(rounds, reachable, newest):
     assert view(rounds=rounds, reachable=reachable).newest() == newest
 
 
@@ -84,7 +84,7 @@ def test_only_some_peers_may_be_asked_for():
     ]
 
 
-def test_the_hub_is_believed_alone_and_also_if_it_is_gone():
+def test_with_a_hub_its_round_counts_even_if_it_is_gone():
     rounds = {1: 5, 2: 9, 3: 9}
     assert view(rounds=rounds, hub=1).newest() == 5
     assert view(rounds=rounds, hub=1, reachable=(2, 3)).newest((2, 3)) == 5
@@ -95,7 +95,7 @@ networks = st.dictionaries(st.integers(1, 9), st.integers(-1, 30), min_size=3)
 
 
 @given(networks, st.integers(0, 10**6), st.data())
-def test_no_single_peer_leads_the_others_astray(rounds, lie, data):
+def test_no_single_peer_can_mislead_the_others(rounds, lie, data):
     """Whatever one of three or more claims, the answer is a round within those of the rest."""
     liar = data.draw(st.sampled_from(sorted(rounds)))
     honest = [round for peer, round in rounds.items() if peer != liar]
@@ -232,7 +232,7 @@ def test_a_peer_never_goes_back_and_never_skips_and_waits_at_once(rounds, round,
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=6), st.integers(1, 5))
-def test_somebody_can_always_go_on(rounds, ahead):
+def test_at_least_one_peer_can_always_continue(rounds, ahead):
     """Of peers that all know the rounds of all, not every one waits for the others."""
     everybody = dict(enumerate(rounds))
     waiting = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import gated
+from support import barriers
 from support.forked import forked_peers
 from support.networking import BROKEN, one_thread
 
@@ -40,13 +40,13 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 @forked_peers()
 def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
     settings = {"nodes": 8, "topology": "regular:k=4", "partition": "iid", "rounds": 40}
-    experiment = pg.Experiment(**settings, algorithm=gated.ALGORITHM, local={"epochs": 2})
+    experiment = pg.Experiment(**settings, algorithm=barriers.ALGORITHM, local={"epochs": 2})
     rng = random.Random(5)
     victims = rng.sample(range(8), 3)
     kill = {node: rng.randint(2, 8) for node in victims}
     restart = {node: kill[node] + rng.randint(1, 3) for node in victims}
     up = LocalNetwork(experiment, tmp_path / "up", kill=kill, restart=restart)
-    with gated.gates(tmp_path / "lives", kill, meeting=12):
+    with barriers.barriers(tmp_path / "starts", kill, barrier=12):
         summary = up.run()
     assert [peer["starts"] for peer in summary["peers"]] == [
         2 if node in victims else 1 for node in range(8)

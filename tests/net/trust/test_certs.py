@@ -80,7 +80,7 @@ def refusal(authority: Authority, pem: bytes, when: datetime | None = None) -> s
 # What is made
 
 
-def test_what_a_certificate_says(authority: Authority) -> None:
+def test_the_fields_of_a_certificate(authority: Authority) -> None:
     identity = authority.issue("node-3", hosts=["Peer.Example.org", "192.0.2.7", "2001:db8::1"])
     certificate = certificate_of(identity)
     assert certificate.version is x509.Version.v3
@@ -336,7 +336,7 @@ def test_validity_to_the_second(authority: Authority) -> None:
         verify(authority, pem, last + second)
 
 
-def test_nobody_is_believed_after_the_authority_has_expired(tmp_path: Path) -> None:
+def test_no_certificate_is_accepted_after_the_authority_has_expired(tmp_path: Path) -> None:
     short = Authority.create(tmp_path, "short", years=1)
     pem = short.issue("node-1", days=365).certificate.read_bytes()
     with pytest.raises(CertificateRejected, match="the authority 'short' expired"):
@@ -372,7 +372,7 @@ def test_what_is_no_certificate(shared: Authority, pem: bytes) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
-def test_no_altered_certificate_is_believed(shared: Authority, data: st.DataObject) -> None:
+def test_no_altered_certificate_is_accepted(shared: Authority, data: st.DataObject) -> None:
     """Any change of the signed bytes is refused, and nothing but Refused is raised."""
     certificate = certificate_of(Identity.load(shared.folder, "node-1"))
     content = bytearray(certificate.public_bytes(serialization.Encoding.DER))
@@ -413,7 +413,7 @@ def test_every_missing_file_is_named(authority: Authority, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("open_to", [0o640, 0o604, 0o644, 0o620, 0o666])
-def test_a_key_that_others_can_read_is_refused(authority: Authority, open_to: int) -> None:
+def test_a_key_that_others_can_read_is_rejected(authority: Authority, open_to: int) -> None:
     identity = authority.issue("node-1")
     identity.key.chmod(open_to)
     with pytest.raises(InputError, match=rf"mode {open_to:04o}\); run `chmod 600 {identity.key}`"):
@@ -536,7 +536,7 @@ def test_bad_hosts(authority: Authority, host: str) -> None:
     assert not (authority.folder / "node-1.key").exists()
 
 
-def test_nobody_can_be_given_the_server_name_of_another(authority: Authority) -> None:
+def test_no_identity_can_get_the_server_name_of_another(authority: Authority) -> None:
     for host in (server_name("node-2"), server_name("node-2").upper(), "peerage.internal"):
         with pytest.raises(InputError, match="which is reserved for identities; choose another"):
             authority.issue("node-1", hosts=[host])

@@ -285,7 +285,7 @@ def test_a_mistake_in_a_receiver_stays_there(
 
 
 @pytest.mark.parametrize("size", [10, 3 * CHUNK])
-def test_reasons_of_refusals_travel(authority: Authority, size: int) -> None:
+def test_reasons_of_rejections_reach_the_sender(authority: Authority, size: int) -> None:
     async def test() -> None:
         store, (header, payload) = Store(), message(size)
         store.refusal = Rejected("nonfinite", "tensor 'x' has \ud800 values" + "!" * 10_000)
@@ -451,7 +451,7 @@ def recorded_pauses(client: GrpcTransport) -> list[float]:
     return pauses
 
 
-def test_nobody_there_until_the_deadline(authority: Authority) -> None:
+def test_no_peer_is_reachable_until_the_deadline(authority: Authority) -> None:
     async def test() -> None:
         async with dialling(authority, free_port()) as client:
             pauses = recorded_pauses(client)
@@ -507,7 +507,7 @@ async def pausing(
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_nobody_sleeps_on_when_a_peer_is_back(authority: Authority, known: bool) -> None:
+def test_waiting_calls_wake_when_a_peer_is_back(authority: Authority, known: bool) -> None:
     async def test() -> None:
         port, store = free_port(), Store()
         async with dialling(authority, port) as client:
@@ -522,7 +522,7 @@ def test_nobody_sleeps_on_when_a_peer_is_back(authority: Authority, known: bool)
     run(test)
 
 
-def test_nobody_sleeps_on_when_a_peer_is_heard(authority: Authority) -> None:
+def test_waiting_calls_wake_when_a_peer_is_alive(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server, dialling(authority, server.port) as client:
             server._places[0] = ("127.0.0.1", free_port())  # where it cannot be dialled
@@ -534,7 +534,7 @@ def test_nobody_sleeps_on_when_a_peer_is_heard(authority: Authority) -> None:
     run(test)
 
 
-def test_whoever_stops_does_not_sleep_on(authority: Authority) -> None:
+def test_a_stopped_transport_wakes_its_waiting_calls(authority: Authority) -> None:
     async def test() -> None:
         async with dialling(authority, free_port()) as client:
             sending = await pausing(client, 1)
@@ -578,7 +578,7 @@ def test_a_silent_peer_is_given_up(authority: Authority) -> None:
     run(test)
 
 
-def test_whoever_speaks_is_there(authority: Authority) -> None:
+def test_a_peer_that_calls_is_reachable(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server, dialling(authority, server.port) as client:
             # Node 1 cannot dial node 0, but hears from it.
@@ -910,7 +910,7 @@ def test_self_signed(authority: Authority, tmp_path: Path) -> None:
     assert (code, refused, store.offsets) == (Code.UNAVAILABLE, {}, [])
 
 
-def test_strangers_and_impostors(authority: Authority) -> None:
+def test_non_members_and_impostors(authority: Authority) -> None:
     stranger = Identity.load(authority.folder, "stranger")
     code, refused, store = refusal(authority, files(stranger), *message(10))
     assert code in (Code.PERMISSION_DENIED, Code.INTERNAL)
@@ -986,7 +986,7 @@ def test_an_unreadable_revocation_list_closes_the_door(
     assert said[1::2] == ["the revocation list can be read again, accepting callers"] * 2
 
 
-def test_refused_certificates_leave_the_log_alone(
+def test_rejected_certificates_leave_the_log_alone(
     authority: Authority, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Strangers and impostors are counted; a log that they can fill is one more thing to attack."""
@@ -1040,7 +1040,7 @@ def test_an_expired_server_is_given_nothing(authority: Authority, tmp_path: Path
     run(test)
 
 
-def test_whoever_is_not_accepted_is_told(authority: Authority, tmp_path: Path) -> None:
+def test_a_rejected_caller_learns_the_reason(authority: Authority, tmp_path: Path) -> None:
     async def test() -> None:
         old = datetime.now(UTC) - timedelta(days=10)
         expired = authority.issue("node-0", not_before=old, days=5, into=tmp_path / "expired")
@@ -1055,7 +1055,7 @@ def test_whoever_is_not_accepted_is_told(authority: Authority, tmp_path: Path) -
     run(test)
 
 
-def test_who_is_no_member_cannot_begin(authority: Authority) -> None:
+def test_only_members_can_start(authority: Authority) -> None:
     with pytest.raises(InputError, match=r"'stranger' is not a member .*: node-0, node-1, node-2"):
         GrpcTransport(Identity.load(authority.folder, "stranger"), NAMES, {}, bind=NOWHERE)
 

@@ -41,7 +41,7 @@ def openssl(identity: Identity, *more: str) -> tuple[bool, str]:
 
 
 @needs_openssl
-def test_openssl_believes_what_we_issue(authority: Authority) -> None:
+def test_openssl_accepts_the_certificates_that_we_issue(authority: Authority) -> None:
     identity = authority.issue("node-3", hosts=["peer.example.org", "192.0.2.7"])
     authority.revoke(serial_of(authority.issue("node-4")))
     for more in (
@@ -63,7 +63,7 @@ def test_openssl_believes_what_we_issue(authority: Authority) -> None:
 
 
 @needs_openssl
-def test_openssl_refuses_the_same_wrong_identities(authority: Authority, tmp_path: Path) -> None:
+def test_openssl_rejects_the_same_wrong_identities(authority: Authority, tmp_path: Path) -> None:
     wrong = wrong_identities(authority, tmp_path, victim="node-1", member="node-2")
     verdicts = {
         "self-signed": "self-signed certificate",
@@ -133,7 +133,7 @@ def shake(server: Identity, client: Identity | None, expect: str) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("expect", ["localhost", "127.0.0.1", server_name("node-1")])
-def test_two_identities_shake_hands(authority: Authority, expect: str) -> None:
+def test_two_identities_complete_a_handshake(authority: Authority, expect: str) -> None:
     server, client = authority.issue("node-1"), authority.issue("node-2")
     shown, greeting = shake(server, client, expect)
     assert greeting == b"hello"
@@ -162,7 +162,7 @@ def in_one_spelling(error: Exception) -> str:
 
 
 @pytest.mark.parametrize("kind", TLS_VERDICTS)
-def test_tls_refuses_wrong_clients(authority: Authority, tmp_path: Path, kind: str) -> None:
+def test_tls_rejects_wrong_clients(authority: Authority, tmp_path: Path, kind: str) -> None:
     wrong = wrong_identities(authority, tmp_path, victim="node-1", member="node-2")[kind]
     error, nothing = shake(authority.issue("node-0"), wrong, "localhost")
     assert isinstance(error, ssl.SSLError)
@@ -171,7 +171,7 @@ def test_tls_refuses_wrong_clients(authority: Authority, tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TLS_VERDICTS if kind != "none"])
-def test_tls_refuses_wrong_servers(authority: Authority, tmp_path: Path, kind: str) -> None:
+def test_tls_rejects_wrong_servers(authority: Authority, tmp_path: Path, kind: str) -> None:
     wrong = wrong_identities(authority, tmp_path, victim="node-1", member="node-2")[kind]
     assert wrong is not None
     _, error = shake(wrong, authority.issue("node-0"), "localhost")
