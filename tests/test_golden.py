@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from support.command_line import hearing
-from support.processes import PATIENCE, gone, until
+from support.processes import TIMEOUT, gone, until
 
 import peerage as pg
 
@@ -76,9 +76,9 @@ def test_another_seed_is_found_in_everything_but_the_bytes(serial: Path, tmp_pat
 def test_a_checkpoint_is_every_value_of_every_node(serial: Path) -> None:
     values = golden_facts.read_run(serial).checkpoint
     for node in range(4):
-        mine = {path for path in values if path.startswith(f"{node}.")}
-        assert {f"{node}.round", f"{node}.params", f"{node}.state.h"} <= mine
-        assert [path for path in mine if path.startswith(f"{node}.memory.")]  # the momentum
+        of_node = {path for path in values if path.startswith(f"{node}.")}
+        assert {f"{node}.round", f"{node}.params", f"{node}.state.h"} <= of_node
+        assert [path for path in of_node if path.startswith(f"{node}.memory.")]  # the momentum
     assert len({values[f"{node}.params"] for node in range(4)}) == 4
 
 
@@ -154,8 +154,8 @@ def test_runs_are_found_by_name_without_numbers_and_hashes(serial: Path, tmp_pat
 def test_runs_of_one_state_only_are_new_or_gone(serial: Path) -> None:
     facts = golden_facts.read_run(serial)
     verdicts = golden_facts.compare_runs("x", {"a": facts, "b": facts}, {"b": facts, "c": facts})
-    told = [(verdict.case, verdict.status, verdict.passes) for verdict in verdicts]
-    assert told == [("x/a", "gone", False), ("x/b", "equal", True), ("x/c", "new", True)]
+    found = [(verdict.case, verdict.status, verdict.passes) for verdict in verdicts]
+    assert found == [("x/a", "gone", False), ("x/b", "equal", True), ("x/c", "new", True)]
 
 
 def test_a_new_algorithm_is_no_difference() -> None:
@@ -207,7 +207,7 @@ needs_git = pytest.mark.skipif(not in_repository(), reason="needs the repository
 @pytest.mark.slow
 def test_an_unknown_commit_is_bad_input(base: str, tmp_path: Path) -> None:
     process = call("--", base, TMPDIR=str(tmp_path))
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
     remedy = "give a commit, branch or tag: BASE=main"
     assert err == f"error: unknown commit {base!r}; {remedy}\n"
@@ -228,7 +228,7 @@ def test_an_interruption_leaves_nothing(number: signal.Signals, tmp_path: Path) 
 
     until(runs, "it runs the code")
     process.send_signal(number)
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
     assert err == "error: interrupted\n"
     assert gone(started)

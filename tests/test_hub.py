@@ -1,4 +1,4 @@
-"""The hub pattern and its algorithms, by numbers: who talks, who trains, and what is merged."""
+"""The hub pattern and its algorithms, by numbers: which nodes send and train, what is merged."""
 
 import itertools
 import warnings
@@ -406,7 +406,7 @@ def test_the_hub_has_no_data_and_is_one_node_more(tmp_path):
     assert len(record.setup["parameters"]) == NODES + 1
     assert {row["node"] for row in result.rows if row["scope"] == "node"} == {NODES}
     assert [row["nodes"] for row in result.rows if row["scope"] == "network"] == [NODES] * 3
-    # The hub's model is everybody's.
+    # All nodes have the hub's model.
     assert len(result.parameters) == NODES + 1
     assert all(params is result.parameters[-1] for params in result.parameters)
     assert result.module(0)(blobs().test_x).shape == (30, 3)

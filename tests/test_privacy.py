@@ -1,4 +1,4 @@
-"""Noise on messages: clipping by hand, laws of sensitivity, and epsilon by three other ways."""
+"""Noise on messages: clipping by hand, laws of sensitivity, and epsilon by three other methods."""
 
 import json
 import math
@@ -235,7 +235,7 @@ def test_other_shapes_are_other_references() -> None:
     for size, value in ((2, 7.0), (3, 5.0)):
         sent = privacy_filter.release({"x": torch.full((size,), value)}, rng)
         assert torch.equal(sent["x"], torch.full((size,), value))
-    far = torch.tensor([9.0, 0.0, 0.0, 0.0])  # nobody sent four entries: measured from zero
+    far = torch.tensor([9.0, 0.0, 0.0, 0.0])  # no message had four entries: measured from zero
     torch.testing.assert_close(privacy_filter.release({"x": far}, rng)["x"], far / 9)
     torch.testing.assert_close(clipped({"x": far}, {"x": torch.ones(1)}, 1.0)["x"], far / 9)
 
@@ -251,15 +251,15 @@ def test_messages_may_be_overwritten_after_the_reference_was_set() -> None:
 
 
 def test_a_chain_of_messages_moves_by_clip_at_most() -> None:
-    """Two nodes that hear each other: whatever a node does, a message starts from the last mean."""
-    privacy_filter, heard = PrivacyFilter(Noise(clip=0.25)), torch.zeros(4)
+    """Two neighbours: whatever a node does, a message starts from the last mean."""
+    privacy_filter, received = PrivacyFilter(Noise(clip=0.25)), torch.zeros(4)
     for step in range(5):
-        privacy_filter.set_reference([{"x": heard}, {"x": heard + 2.0}])
+        privacy_filter.set_reference([{"x": received}, {"x": received + 2.0}])
         sent = privacy_filter.release(
             {"x": torch.full((4,), 1e4 * (-1.0) ** step)}, partial(rng, step)
         )["x"]
-        assert float((sent - heard - 1.0).norm()) == pytest.approx(0.25, rel=1e-4)
-        heard = sent
+        assert float((sent - received - 1.0).norm()) == pytest.approx(0.25, rel=1e-4)
+        received = sent
 
 
 def test_releases_are_counted() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 import peerage
 import peerage.aggregation
@@ -75,5 +75,5 @@ def test_the_laws_of_the_contract_have_docstrings():
 def test_importing_the_package_does_not_load_what_only_reports_need():
     code = "import sys, peerage; print({'matplotlib', 'pandas', 'typer'} & sys.modules.keys())"
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, check=True, timeout=PATIENCE, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, timeout=TIMEOUT, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"

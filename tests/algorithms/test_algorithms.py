@@ -43,7 +43,7 @@ class ScriptedNetwork:
     nodes: list[Node[Any]] = field(default_factory=list)
     sent_requests: list[Send] = field(default_factory=list)  # in the last round
     trained: list[Train] = field(default_factory=list)  # in the last round
-    curvature_requests: int = 0  # how often somebody asked for curvature, in all rounds
+    curvature_requests: int = 0  # in all rounds
     round: int = -1
 
     def run_round(self, x: Values, h: Values, mute: Sequence[int] = ()) -> list[list[float]]:
@@ -210,7 +210,7 @@ def test_means_of_the_same_vectors_are_computed_once():
     assert Inbox(analytic_gradients, 0, {}, shared).mean("x", half).tolist() == [14.0, 28.0]
 
 
-# CFA: node 1 of the path hears of node 0 (10 examples) and node 2 (60 examples)
+# CFA: node 1 of the path receives from node 0 (10 examples) and node 2 (60 examples)
 
 ALONE = ((), (), ())
 SPREAD = [[0.0], [4.0], [10.0]]
@@ -253,7 +253,7 @@ def test_without_neighbours_or_messages_a_node_keeps_its_model(algorithm):
 def test_cfa_over_what_arrived():
     network = path_of_three(CFA(epsilon=-1.0))
     found = network.run_round(x=SPREAD, h=[], mute=[2])
-    # Node 1 hears of node 0 only, and still counts two neighbours.
+    # Node 1 receives from node 0 only, and still counts two neighbours.
     assert [value for [value] in found] == pytest.approx([4.0, 2.0, 4.0])
 
 
@@ -345,8 +345,8 @@ def test_decdiff_vt_trains_with_its_teacher_and_combines_as_decdiff():
     work = LocalSGD(epochs=2, batch_size=9, lr=0.3)
     taught, plain = path_of_three(DecDiffVT(work, confidence=0.9)), path_of_three(DecDiff(work))
     assert taught.run_round(x=SPREAD, h=[]) == plain.run_round(x=SPREAD, h=[])
-    lesson = LocalSGD(epochs=2, batch_size=9, lr=0.3, loss=VirtualTeacher(0.9))
-    assert [order.work for order in taught.trained] == [lesson] * 3
+    work = LocalSGD(epochs=2, batch_size=9, lr=0.3, loss=VirtualTeacher(0.9))
+    assert [order.work for order in taught.trained] == [work] * 3
     assert [order.work for order in plain.trained] == [work] * 3
     assert taught.algorithm.local.loss == CrossEntropy()  # what the experiment says stays
 

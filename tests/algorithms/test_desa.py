@@ -1,4 +1,4 @@
-"""DESA by numbers: its losses by hand, who sends what to whom, synthesis, and the cache."""
+"""DESA by numbers: its losses by hand, which messages are sent, synthesis, and the cache."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -117,7 +117,7 @@ def one_anchor(taught: float) -> dict[str, Tensor]:
     [
         ({}, 1.0, log(2) + 0.1 * log(2) + 0.9 * 4 * KL),
         ({"kl_reduction": "mean"}, 1.0, log(2) + 0.1 * log(2) + 0.9 * 2 * KL),
-        ({}, 0.0, log(2) + 0.1 * log(2)),  # nobody said anything about it
+        ({}, 0.0, log(2) + 0.1 * log(2)),  # no message was about it
         ({"alpha": 0.5}, 1.0, log(2) + 0.5 * log(2) + 0.5 * 4 * KL),
         ({"lambda_own": 3.0, "lambda_kd": 2.0}, 1.0, 3 * log(2) + 0.2 * log(2) + 1.8 * 4 * KL),
         ({"lambda_kd": 0.0}, 1.0, log(2)),
@@ -196,7 +196,7 @@ def test_a_model_without_features_is_rejected():
         head_layer(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()))
 
 
-# Who sends what to whom: three nodes on a path, synthesis and models scripted
+# Which messages are sent: three nodes on a path, synthesis and models scripted
 
 
 def run_scripted(
@@ -225,7 +225,7 @@ def run_scripted(
                     reply = None
                     if isinstance(request, Synthesise):
                         reply = made[node.id]
-                    elif isinstance(request, Logits):  # says who speaks, and of what
+                    elif isinstance(request, Logits):  # returns the sender and the examples
                         reply = request.x[:, :1] + torch.tensor([100.0 * node.id, 0.0])
                     elif isinstance(request, Train):
                         orders.append(request)
@@ -240,7 +240,7 @@ def run_scripted(
                 if request is not None:
                     waiting.append((node, coroutine, request))
             live = [
-                (node, coroutine, tuple(heard(queues, node.id, request)))
+                (node, coroutine, tuple(received(queues, node.id, request)))
                 for node, coroutine, request in waiting
             ]
         trained.append(orders)
@@ -248,7 +248,7 @@ def run_scripted(
     return nodes, trained, sent
 
 
-def heard(queues: dict[tuple[int, int], deque[Message]], own: int, request: Receive) -> Any:
+def received(queues: dict[tuple[int, int], deque[Message]], own: int, request: Receive) -> Any:
     found = [queues.get((own, sender)) for sender in request.senders]
     return [box.popleft() for box in found if box]
 
@@ -330,7 +330,7 @@ def test_without_neighbours_there_are_anchors_but_no_teacher():
 
 
 def test_lost_messages_leave_nodes_with_fewer_classes_and_no_confusion():
-    # Node 1 hears of class 1 from nobody; what neighbours say of it does not touch its anchors.
+    # Node 1 gets no example of class 1; messages of neighbours about it do not change its anchors.
     nodes, [orders], sent = run_scripted(
         SMALL, MADE, lost=lambda _, sender, to: to == 1 and sender != 1
     )
@@ -407,7 +407,7 @@ def test_it_learns_classes_that_a_node_has_never_seen():
     y = blobs().train_y
     parts = tuple(tuple((y == node % CLASSES).nonzero().flatten().tolist()) for node in range(3))
     settings: dict[str, Any] = {"nodes": 3, "topology": "complete", "rounds": 15}
-    settings["partition"] = Dealt(parts)
+    settings["partition"] = Assigned(parts)
     work = LocalSGD(batch_size=32, lr=0.2)
     alone = accuracy(run(toy(Local(work), **settings)))
     taught = accuracy(run(toy(DESA(work, ipc=5, iterations=100), **settings)))
@@ -420,7 +420,7 @@ def accuracy(result: Result) -> float:
     return float([row["accuracy"] for row in result.rows if row["scope"] == "network"][-1])
 
 
-class Dealt:
+class Assigned:
     """The partition that gives every node these examples."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:

@@ -38,7 +38,7 @@ Matrix = NDArray[np.float64]
 DATA = blobs()
 P = 5  # numbers of a problem: four inputs and the bias
 EQUAL = tuple(tuple(range(start, EXAMPLES, 4)) for start in range(4))  # four clients
-ALIKE = (tuple(range(EXAMPLES)),) * 4  # with the same data: any of them speak for all
+ALIKE = (tuple(range(EXAMPLES)),) * 4  # with the same data: any of them represent all
 
 
 def experiment(algorithm: FedNL, parts: tuple[tuple[int, ...], ...], **more: Any) -> Experiment:
@@ -307,7 +307,7 @@ def test_bytes_by_hand(option, start):
         FedNL(option=option, rank=2, start=start, penalty=0.5), unequal_parts(), rounds=3
     ).bytes
     model = 4 * CLASSES * P
-    down = model + 8 * NODES  # x, and the round in which each client was heard last
+    down = model + 8 * NODES  # x, and the round in which each client was last received
     distance = 4 * CLASSES * (option == 2)
     triangle, factors = 4 * CLASSES * P * (P + 1) // 2, 4 * CLASSES * 2 * (P + 1)
     later = NODES * (down + model + distance + factors)

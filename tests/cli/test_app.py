@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 from support.command_line import TINY, Outcome, error_line, flags, peerage, start
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 from peerage.cli.app import app
 from peerage.cli.run import split_specs
@@ -89,7 +89,7 @@ def test_run_shows_progress_on_standard_error_only() -> None:
 @pytest.mark.slow
 def test_a_real_process_prints_the_same() -> None:
     process = start(f"run {QUICK} --json --out there", cwd=Path.cwd())
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, "round 2/2" in err) == (0, True)
     assert json.loads(out)["digest"] == last_json(f"run {QUICK} --json --out here")["digest"]
 
@@ -360,10 +360,10 @@ def test_data_list_shows_the_state_of_every_data_set(
     assert listed["datasets"]["digits"] == "built in"
     fetched = {name: listed["datasets"][name] for name in ("mnist", "fashion-mnist", "cifar10")}
     assert set(fetched.values()) == {"missing"}
-    shelf = home / "data" / "mnist"
-    shelf.mkdir(parents=True)
+    folder_of_mnist = home / "data" / "mnist"
+    folder_of_mnist.mkdir(parents=True)
     for content in PUBLISHED["mnist"].files:
-        (shelf / content.name).write_bytes(b"something else")
+        (folder_of_mnist / content.name).write_bytes(b"something else")
     lines = ok("data list").lines
     assert "mnist           altered  (peerage data get mnist --again)" in lines
     assert "cifar10         missing  (peerage data get cifar10)" in lines

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.command_line import error_line, peerage
 from support.identities import days_from_now, files, serial_of
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 from peerage.net.trust.certs import Authority, Identity
 
@@ -123,7 +123,7 @@ def test_the_commands_load_without_the_library() -> None:
         "import sys; sys.modules['cryptography'] = None; import peerage.cli.certs;"
         "assert 'peerage.net.trust.certs' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
 
 
 def test_every_command_has_help() -> None:

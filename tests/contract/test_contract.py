@@ -90,7 +90,7 @@ EXCEPTIONS = HUBS | {
 
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch, tmp_path):
-    """Whatever is computed is computed anew: else one engine would find the work of another."""
+    """Nothing is cached: else one engine would use the results of another."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "file" / "folder"))
 
@@ -138,7 +138,7 @@ class TooMuch(Algorithm[None]):
 
 @dataclass(frozen=True)
 class LostAlone(Algorithm[None]):
-    """Takes the mean of its neighbours, which for nobody is nothing."""
+    """Takes the mean of its neighbours, which is undefined without any."""
 
     local: LocalSGD = LocalSGD()
 
@@ -202,8 +202,8 @@ class Unsaveable(Algorithm[set[int]]):
 
 
 @dataclass(frozen=True)
-class Trusting(Algorithm[None]):
-    """Takes for granted that every neighbour is heard."""
+class AssumesAllMessages(Algorithm[None]):
+    """Assumes that a message of every neighbour arrives."""
 
     local: LocalSGD = LocalSGD()
 
@@ -250,7 +250,7 @@ class Uphill(Algorithm[None]):
 
 @dataclass(frozen=True)
 class SharedMean(Algorithm[None]):
-    """Changes a tensor in place that nodes share if they hear the same: not on a ring."""
+    """Changes a tensor in place that nodes share if they receive the same: not on a ring."""
 
     local: LocalSGD = LocalSGD()
 
@@ -338,7 +338,7 @@ class Doubling(Local):
 
 @dataclass(frozen=True)
 class Shouting(Algorithm[None]):
-    """Sends what nobody reads."""
+    """Sends what no node reads."""
 
     local: LocalSGD = LocalSGD()
 
@@ -378,7 +378,7 @@ BROKEN = [
     ("engines", SharedMean(), "on a complete graph"),
     ("resuming", Forgetful(), "uninterrupted"),
     ("resuming", Unsaveable(), "CheckpointError: a state of type set cannot be saved"),
-    ("short-inbox", Trusting(), "IndexError"),
+    ("short-inbox", AssumesAllMessages(), "IndexError"),
     ("short-inbox", DividesByNothing(), "Diverged"),
     ("convex", Idle(), "the loss went from"),
     ("convex", Uphill(), "the loss went from"),

@@ -128,7 +128,7 @@ def test_a_node_that_sits_out_leaves_a_short_inbox(engine):
 
 
 @dataclass(frozen=True)
-class HeardOnce(Algorithm[Any]):
+class ReceivesOnce(Algorithm[Any]):
     """The centre of a star sends one message and is asked for two."""
 
     async def round(self, node: Node[Any]) -> None:
@@ -140,7 +140,9 @@ class HeardOnce(Algorithm[Any]):
 
 
 def test_a_sender_that_has_finished_is_not_waited_for(engine):
-    assert states_after(HeardOnce(), engine=engine, topology="star")[1:] == [[1, 0]] * (NODES - 1)
+    assert states_after(ReceivesOnce(), engine=engine, topology="star")[1:] == [[1, 0]] * (
+        NODES - 1
+    )
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ def test_dynamic_graphs_change_the_neighbours_in_every_round(engine):
 
 
 @dataclass(frozen=True)
-class Judges(Algorithm[Any]):
+class EvaluatesNeighbours(Algorithm[Any]):
     """Two candidates on all examples, and one candidate twice on some of them."""
 
     async def round(self, node: Node[Any]) -> None:
@@ -286,7 +288,7 @@ class Judges(Algorithm[Any]):
 def test_candidate_losses_equal_a_direct_computation(engine):
     data = blobs()
     settings = {"model": "logistic", "init": {"start": "shared"}, "rounds": 1}
-    experiment = toy(Judges(), engine=engine, **settings)
+    experiment = toy(EvaluatesNeighbours(), engine=engine, **settings)
     start, _ = prepare(experiment).architectures["logistic"].initial(0, None, 1.0)
     weight, bias = start[:12].view(3, 4), start[12:]
     for node, params in enumerate(run(experiment).parameters):
@@ -397,19 +399,19 @@ class MeanExample(Compute[Tensor]):
 
 
 @dataclass(frozen=True)
-class Looks(Algorithm[Any]):
+class EvaluatesLocally(Algorithm[Any]):
     async def round(self, node: Node[Any]) -> None:
         note(node, *(await MeanExample(2.0)))
 
 
 def test_a_new_kind_of_local_work_is_a_class(engine):
     x = blobs().train_x
-    for node, seen in enumerate(states_after(Looks(), engine=engine)):
+    for node, seen in enumerate(states_after(EvaluatesLocally(), engine=engine)):
         assert seen == pytest.approx((2 * x[list(unequal_parts()[node])].mean(0)).tolist())
 
 
 def test_time_is_recorded_under_the_phase_of_the_work(engine):
-    rows = run(toy(Looks(), engine=engine)).rows
+    rows = run(toy(EvaluatesLocally(), engine=engine)).rows
     spent = [row["seconds"].get("looking", 0.0) for row in rows if row["scope"] == "network"]
     assert spent[0] == 0.0
     assert min(spent[1:]) > 0.0
@@ -469,7 +471,7 @@ def test_an_architecture_that_no_node_has_is_rejected(engine):
 
 @dataclass(frozen=True)
 class ShowsZero(Algorithm[Any]):
-    """Trains, but lets metrics judge the zero model."""
+    """Trains, but shows the zero model to the metrics."""
 
     async def round(self, node: Node[Any]) -> None:
         await node.train(LocalSGD(epochs=1))

@@ -394,7 +394,7 @@ def test_nodes_have_the_images_of_their_writers(tmp_path):
         prepare(small(folder, nodes=4))
     with pytest.raises(InputError, match="by-group requires a group for every example"):
         prepare(small(folder, dataset="digits"))
-    # Other partitions do not care who wrote what.
+    # Other partitions ignore the writers.
     mixed = prepare(small(folder, model="logistic", partition="iid")).parts
     assert sorted(torch.cat(mixed).tolist()) == list(range(12))
 

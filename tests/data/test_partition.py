@@ -133,7 +133,7 @@ def test_a_capped_node_stops_after_the_class_that_filled_it(alpha, nodes, seed):
     labels = balanced(10, 60)
     parts = Dirichlet(alpha=alpha, cap_at_mean=True).split(labels, nodes, 10, rng(seed))
     counts = label_counts(labels, parts, 10)
-    before = counts.cumsum(1) - counts  # what a node held when a class was dealt
+    before = counts.cumsum(1) - counts  # what a node held when a class was assigned
     assert (counts[before >= len(labels) / nodes] == 0).all()
     assert sum(map(len, parts)) == len(labels)
 

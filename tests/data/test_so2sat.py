@@ -38,7 +38,7 @@ def write(path: Path, count: int, **changes: Any) -> Path:
     """A file as it is published: float64 throughout, images with the bands last."""
     layout = changes.pop("layout", {})
     arrays = {
-        "sen1": np.zeros((min(count, TRAIN), 32, 32, 8)),  # which nobody reads
+        "sen1": np.zeros((min(count, TRAIN), 32, 32, 8)),  # which is never read
         "sen2": images(count, seed=count) if "sen2" not in changes else None,
         "label": one_hot(np.arange(count) * 5 % 17),
     }
@@ -89,7 +89,7 @@ def test_a_subset_has_every_class_in_proportion_and_its_own_moments(tmp_path):
     assert torch.bincount(part.test_y).tolist() == [1] * 17
     band_means = part.train_x.double().mean((0, 2, 3))
     torch.testing.assert_close(band_means, torch.zeros(10).double(), atol=1e-5, rtol=0)
-    # Up to the moments, every image of the part is one of the whole, with the label it has there.
+    # Up to mean and deviation, every image of the part is one of the whole, with its label.
     a, b = whole.train_x, part.train_x
     order = [int((a[:, 0] - image[0]).square().sum((1, 2)).argmin()) for image in b]
     assert order == sorted(set(order))

@@ -79,11 +79,11 @@ def test_every_type_has_the_same_bits_in_every_engine(dtype):
     assert check_peers(dtype, InMemory()) == pool.digest
 
 
-def check_peers(dtype: torch.dtype, ends: Any) -> str:
+def check_peers(dtype: torch.dtype, transports: Any) -> str:
     """Real peers end as the serial engine does, whose digest is the answer."""
     experiment = toy(typed(dtype), rounds=2)
     serial = pg.run(experiment)
-    peers = run_peers(experiment, transports=ends)
+    peers = run_peers(experiment, transports=transports)
     for peer, wanted in zip(peers, serial.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
         assert peer.rows[-1]["notes"] == {"same": 3.0}  # of two neighbours, and its own

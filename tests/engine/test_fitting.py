@@ -1,4 +1,4 @@
-"""Whole numbers that a model looks up reach it as they are; what it cannot look up is refused."""
+"""Whole numbers that a model looks up reach it unchanged; what it cannot look up is rejected."""
 
 import warnings
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Table(nn.Module):
 
 
 def sentences(dtype: Any = np.int64) -> tuple[Any, Any]:
-    """The first word of a sentence tells its class."""
+    """The first word of a sentence determines its class."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 120)
     x = rng.integers(0, WORDS, (120, LENGTH))

@@ -1,4 +1,4 @@
-"""Noise on messages in whole runs: who is perturbed, what is counted, and what is said about it."""
+"""Noise on messages in whole runs: what is perturbed, counted and reported."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from peerage.privacy import Noise
 from peerage.requests import TensorSpec
 from peerage.testing import NODES, Stopped, simulate, stop_in_round_three, toy
 
-STILL = LocalSGD(lr=0.0)  # nobody learns anything: what changes is noise
+STILL = LocalSGD(lr=0.0)  # no node learns: all changes are noise
 PRIVATE = Noise(sigma=0.5, clip=0.25)
 
 
@@ -38,7 +38,7 @@ def test_a_mean_of_perturbed_models_has_the_noise_of_a_mean(unwarned):
     )
     for start, end in zip(ended.start, ended.end, strict=True):
         assert float((end - start).std()) == pytest.approx(0.2 / math.sqrt(NODES), rel=0.03)
-    # Everybody used the same five messages, the own one as others got it.
+    # All nodes used the same five messages, their own one as the others got it.
     assert all(torch.equal(ended.end[0], end) for end in ended.end)
 
 

@@ -36,11 +36,11 @@ SIZE = 1 << 16
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(1, 8))
 @settings(deadline=None, max_examples=100)
 def test_every_node_is_assigned_once_and_loads_are_balanced(work, workers):
-    dealt = balance_nodes(work, workers)
-    assert len(dealt) == min(workers, len(work))
-    assert sorted(node for nodes in dealt for node in nodes) == list(range(len(work)))
-    assert all(nodes == sorted(nodes) for nodes in dealt)
-    loads = [sum(work[node] for node in nodes) for nodes in dealt]
+    assigned = balance_nodes(work, workers)
+    assert len(assigned) == min(workers, len(work))
+    assert sorted(node for nodes in assigned for node in nodes) == list(range(len(work)))
+    assert all(nodes == sorted(nodes) for nodes in assigned)
+    loads = [sum(work[node] for node in nodes) for nodes in assigned]
     assert max(loads) - min(loads) <= max(work)  # what longest-first guarantees
 
 

@@ -1,4 +1,4 @@
-"""The post office: who may go on, with which messages, and what was sent."""
+"""The message router: which nodes may continue, with which messages, and what was sent."""
 
 import pytest
 from hypothesis import given, settings

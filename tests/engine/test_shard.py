@@ -445,7 +445,7 @@ async def ends_with_another_type(node: Node[Any]) -> None:
         ),
         (ends_with_another_type, r"shape \(67,\) and type torch.float64; its model needs \(67,\)"),
     ],
-    ids=["object", "itself", "nobody", "negative", "type", "own", "others", "shape", "double"],
+    ids=["object", "itself", "no node", "negative", "type", "own", "others", "shape", "double"],
 )
 def test_a_shard_rejects_what_breaks_the_contract(act, reason):
     with pytest.raises(PeerageError, match=reason) as caught:
@@ -470,7 +470,7 @@ def test_nodes_wait_for_messages_and_go_on_with_those_that_came():
     assert [packet.bytes for packet in step.packets] == [4 * 67] * 2
     trained = [packet.payload["x"] for packet in step.packets]
     [sent] = others.begin(0, evaluate=False).packets
-    after = shard.resume({1: [sent], 3: []})  # node 1 hears node 2 alone, and node 3 nobody
+    after = shard.resume({1: [sent], 3: []})  # node 1 receives from node 2 alone, node 3 from none
     assert (after.finished, after.waiting) == ([1, 3], {})
     report = shard.finish()
     assert [node.node for node in report.nodes] == [1, 3]

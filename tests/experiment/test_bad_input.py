@@ -11,7 +11,7 @@ from typing import IO, Any
 import pytest
 from safetensors import SafetensorError
 from support.command_line import TINY, error_line, flags, peerage, start
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 import peerage as pg
 from peerage.data.sources import PUBLISHED
@@ -161,7 +161,7 @@ def test_a_named_output_folder_is_not_made(line: str, home: Path) -> None:
 )
 def test_a_real_process_prints_no_traceback(line: str, home: Path) -> None:
     process = start(line, cwd=home)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -231,12 +231,14 @@ def test_a_data_set_that_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_data_file_with_the_wrong_hash(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERAGE_DATA", str(home / "data"))
-    shelf = home / "data" / "mnist"
-    shelf.mkdir(parents=True)
+    folder_of_mnist = home / "data" / "mnist"
+    folder_of_mnist.mkdir(parents=True)
     for content in PUBLISHED["mnist"].files:
-        (shelf / content.name).write_bytes(bytes(content.size))  # the right size, other bytes
+        (folder_of_mnist / content.name).write_bytes(
+            bytes(content.size)
+        )  # the right size, other bytes
     message = error_line(peerage("run --dataset mnist --out here"))
-    assert str(shelf / PUBLISHED["mnist"].files[0].name) in message
+    assert str(folder_of_mnist / PUBLISHED["mnist"].files[0].name) in message
     assert "was altered; fetch it again with: peerage data get mnist --again" in message
     assert not (home / "here").exists()
 

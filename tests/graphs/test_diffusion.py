@@ -176,9 +176,9 @@ def test_noise_is_gaussian_however_its_stream_is_cut() -> None:
 
 
 def test_watchers_get_every_round() -> None:
-    heard: list[tuple[int, float, float]] = []
-    result = diffuse(Ring().build(8, 0), rounds=3, watch=lambda *row: heard.append(row))
-    assert heard == list(zip(range(4), result.sigma_ap, result.sigma_an, strict=True))
+    received: list[tuple[int, float, float]] = []
+    result = diffuse(Ring().build(8, 0), rounds=3, watch=lambda *row: received.append(row))
+    assert received == list(zip(range(4), result.sigma_ap, result.sigma_an, strict=True))
 
 
 # Deviations

@@ -1,4 +1,4 @@
-"""Training on directed and weighted graphs: who hears whom, with which weight, at which gain."""
+"""Training on directed and weighted graphs: receivers of messages, weights and gains."""
 
 from pathlib import Path
 from typing import Any

@@ -25,7 +25,7 @@ def gossip(protocol: EstimatedGain, graph: nx.Graph, seed: int = 0) -> list[dict
     nodes = [
         Node(
             id=i,
-            num_nodes=-1,  # not known to anybody here
+            num_nodes=-1,  # unknown to all nodes here
             num_examples=1,
             label_proportions=torch.ones(1),
             architecture="m",

@@ -1,4 +1,4 @@
-"""Faults: what is drawn, what arrives, what is counted, and who is there."""
+"""Faults: what is drawn, what arrives, what is counted, and which nodes are present."""
 
 from itertools import permutations
 from pathlib import Path
@@ -130,11 +130,11 @@ def test_nodes_come_and_go(engine: dict[str, Any]) -> None:
     settings = {"engine": engine, "rounds": 4}
     result = quick(faults={"join": "5@3", "leave": "0@3, 1@4"}, **settings)
     assert [row["nodes"] for row in network(result)] == [5, 5, 5, 5, 4]
-    judged = [
+    evaluated = [
         sorted(row["node"] for row in result.rows if row["scope"] == "node" and row["round"] == r)
         for r in range(5)
     ]
-    assert judged == [[0, 1, 2, 3, 4]] * 3 + [[1, 2, 3, 4, 5], [2, 3, 4, 5]]
+    assert evaluated == [[0, 1, 2, 3, 4]] * 3 + [[1, 2, 3, 4, 5], [2, 3, 4, 5]]
     model = network(quick())[-1]["bytes"] // 30  # six nodes send to five
     assert [row["bytes"] // model for row in network(result)] == [0, 20, 20, 20, 12]
 

@@ -533,12 +533,16 @@ def test_dynamic_graphs_are_redrawn_in_every_round() -> None:
 
 def test_dynamic_graphs_are_drawn_among_the_present_nodes() -> None:
     graph = DynamicRegular(k=4).build(9, seed=3)
-    everybody = tuple(range(9))
-    assert graph.among(everybody, 5) == graph.neighbours(5)
+    all_nodes = tuple(range(9))
+    assert graph.among(all_nodes, 5) == graph.neighbours(5)
     for there, degree in [((0, 2, 3, 5, 6, 8), 4), ((1, 4, 7), 2), ((2, 5, 6, 7), 3), ((0, 8), 1)]:
-        heard = graph.among(there, 5)
-        assert [len(near) for near in heard] == [degree * (node in there) for node in everybody]
-        assert all(node in heard[other] for node in everybody for other in heard[node])
+        in_neighbours = graph.among(there, 5)
+        assert [len(near) for near in in_neighbours] == [
+            degree * (node in there) for node in all_nodes
+        ]
+        assert all(
+            node in in_neighbours[other] for node in all_nodes for other in in_neighbours[node]
+        )
     assert graph.among((4,), 5) == graph.among((), 5) == ((),) * 9
     assert graph.among((0, 2, 3, 5, 6, 8), 6) != graph.among((0, 2, 3, 5, 6, 8), 5)
     assert DynamicRegular(k=3).of_size(5) == DynamicRegular(k=2)

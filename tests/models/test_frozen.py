@@ -35,7 +35,7 @@ def freeze(module: nn.Module) -> nn.Module:
 
 
 def random_backbone() -> nn.Module:
-    """Its frozen values are drawn anew whenever it is built."""
+    """Its frozen values are redrawn whenever it is built."""
     return nn.Sequential(freeze(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))
 
 
@@ -162,7 +162,7 @@ def test_starts_and_gains_leave_constants_alone(scheme, bias):
         module = architecture.module(params, buffers)
         for found, wanted in zip(module[0].parameters(), pretrained()[0].parameters(), strict=True):
             assert torch.equal(found, wanted)
-        # A frozen layer is not drawn anew, and keeps its running statistics.
+        # A frozen layer is not redrawn, and keeps its running statistics.
         assert torch.equal(module[0][1].running_mean, pretrained()[0][1].running_mean)
     assert not torch.equal(starts[0][0], starts[1][0])
     torch.testing.assert_close(starts[2][0][:18], 3 * starts[0][0][:18])

@@ -26,7 +26,7 @@ LEAST_SIDE = {
 
 
 def head_parameters(module: nn.Module) -> list[str]:
-    head_layer(module)  # complains about a network without one
+    head_layer(module)  # raises an error for a network without one
     layout = Layout.of(module.named_parameters())
     return [slot.name for slot in layout.slots if slot.layer == layout.head]
 

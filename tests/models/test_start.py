@@ -1,4 +1,4 @@
-"""Initial models: who shares a start, how large its weights are, and what gains do to them."""
+"""Initial models: which nodes share a start, the size of its weights, and the effect of gains."""
 
 from functools import partial
 from math import sqrt

@@ -90,7 +90,7 @@ def test_a_part_of_a_table_can_be_named():
     assert len(part) == 2 * 4 * 3
     assert {job.place.setting for job in part} == {TYPE_I, TYPE_II}
     assert {job.place.epochs for job in part} == {"E = 5"}
-    assert part == table.jobs(PAPER)[:24]  # what tells methods apart comes first
+    assert part == table.jobs(PAPER)[:24]  # what distinguishes methods comes first
     fewer = runner.jobs_of(table, PAPER, ["hwa", "fedavg", "iid", "e10"])
     assert {(job.place.method, job.place.setting) for job in fewer} == {
         ("HWA", IID),
@@ -221,7 +221,7 @@ def test_devices_are_as_in_leaf():
         work = experiment.work
         assert (work.epochs, work.batch_size, work.lr) == (5, 10, 0.004)
         assert set(printed.MARKS) <= experiment.evaluation.evaluated_rounds(1000)
-    # Ten of 3550 clients train in a round, and one model is judged.
+    # Ten of 3550 clients train in a round, and one model is evaluated.
     few = jobs[0].experiment
     everyone = few.model_copy(update={"algorithm": type(few.algorithm)(local=few.work)})
     place = jobs[0].place
@@ -279,7 +279,7 @@ def test_anova_where_there_is_nothing_to_compare():
     assert anova([[1.0, 2.0]]) is None
     assert anova([[1.0], [2.0]]) is None
     assert anova([[1.0, 2.0], []]) is None
-    assert anova([[0.1] * 3, [0.1] * 3]) is None  # sums of 0.1 are rounded, and must not tell
+    assert anova([[0.1] * 3, [0.1] * 3]) is None  # sums of 0.1 are rounded, which must not matter
     assert anova([[0.1] * 3, [0.2] * 3]) == 0.0
     assert anova([[0.1] * 3, [0.1, 0.2, 0.3]]) == pytest.approx(
         float(f_oneway([0.1] * 3, [0.1, 0.2, 0.3])[1])

@@ -54,7 +54,7 @@ def test_every_study_runs_at_smoke_scale(id, home):
         key = "sigma_ap" if "sigma_ap" in curve else "loss"
         assert len(curve["rounds"]) == len(curve[key]) > 1
     for table in saved["tables"]:
-        # Nobody reaches every target in a few rounds, but somebody has a number in every table.
+        # No method reaches every target in a few rounds, but every table has a number.
         assert any(cell["ours"] is not None for cell in table["cells"]) or "mu" in table["title"]
 
 
@@ -390,7 +390,7 @@ def test_an_interrupted_calculation_leaves_no_process_and_begins_again(tmp_path)
 
 @dataclass(frozen=True)
 class Failing:
-    """A model that fails in the way it is told, for one seed."""
+    """A model that fails in a given way, for one seed."""
 
     how: str
     name: ClassVar[str] = "failing"

@@ -364,7 +364,7 @@ def test_recipes_and_studies_agree(dataset, fidelity):
     plan = Plan("paper", fidelity=fidelity)
     study = settings.experiment(plan, dataset, 0.2, "dechw", 0)
     tables = [Experiment.from_toml(recipe.read_text()).table(), study.table()]
-    for table in tables:  # a recipe is judged less often, as it is for people who wait
+    for table in tables:  # a recipe is evaluated less often, as it is for people who wait
         del table["evaluation"]["every"]
     assert tables[0] == tables[1]
 
@@ -507,19 +507,19 @@ def estimate(**changes) -> float:
 
 def test_an_estimate_counts_steps_evaluations_and_averages():
     # Judged after rounds 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93 and 100.
-    judged = 12 * 4 * 100 / 5000
+    evaluated = 12 * 4 * 100 / 5000
     # Two workers average four models each, for all of their nodes.
     averaged = 100 * 8 * 6570 / 1e9
-    assert estimate() == pytest.approx(0.5 + 100 * 4 * 8 * 16 / 1000 + judged + averaged)
+    assert estimate() == pytest.approx(0.5 + 100 * 4 * 8 * 16 / 1000 + evaluated + averaged)
     # On a ring four nodes average three models each, and where messages may get lost, four each.
     ring = estimate(topology="ring") - estimate()
     assert ring == pytest.approx(100 * (12 - 8) * 6570 / 1e9)
     lossy = estimate(faults={"loss": 0.1}) - estimate()
     assert lossy == pytest.approx(100 * (16 - 8) * 6570 / 1e9)
     epochs = estimate(local={"steps": None, "epochs": 2})
-    assert epochs == pytest.approx(0.5 + 100 * 2 * 4 * 80 / 1000 + judged + averaged)
-    # One node with the data of four: as many steps as one of them takes, and nobody to average.
-    assert estimate(pooled=True) == pytest.approx(0.5 + 100 * 8 * 16 / 1000 + judged / 4)
+    assert epochs == pytest.approx(0.5 + 100 * 2 * 4 * 80 / 1000 + evaluated + averaged)
+    # One node with the data of four: as many steps as one of them takes, and no model to average.
+    assert estimate(pooled=True) == pytest.approx(0.5 + 100 * 8 * 16 / 1000 + evaluated / 4)
     cores = min(Speeds().cores, 4)
     pool = estimate(engine={"name": "pool"})
     assert pool - 0.5 == pytest.approx((estimate() - 0.5) / cores)

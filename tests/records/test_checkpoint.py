@@ -1,4 +1,4 @@
-"""Checkpoints come back whole or are refused, whatever happened while they were written."""
+"""Checkpoints are read completely or rejected, whatever happened while they were written."""
 
 import errno
 import json
@@ -146,7 +146,7 @@ def test_the_remedy_names_the_checkpoint_before(tmp_path: Path) -> None:
 def test_a_disk_that_rejects_leaves_the_checkpoint_before(
     tmp_path: Path, error: Exception, reason: str
 ) -> None:
-    """Libraries and workers tell of it in their text only."""
+    """Libraries and workers report it only in the text of their errors."""
     checkpoint.save(Engine(), tmp_path, 1)
     with pytest.raises(DiskError, match=reason):
         checkpoint.save(Engine(error=error), tmp_path, 2)

@@ -188,17 +188,17 @@ def test_the_consensus_distance_is_that_of_the_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "judged"), [(7, 3, [0, 3, 6, 7]), (6, 3, [0, 3, 6]), (2, 9, [0, 2])]
+    ("rounds", "every", "evaluated"), [(7, 3, [0, 3, 6, 7]), (6, 3, [0, 3, 6]), (2, 9, [0, 2])]
 )
 def test_the_first_and_the_last_round_are_always_evaluated(
-    rounds: int, every: int, judged: list[int]
+    rounds: int, every: int, evaluated: list[int]
 ) -> None:
     result = pg.run(tiny(rounds=rounds, evaluation={"every": every}))
     rows = network(result.rows)
     assert [row["round"] for row in rows] == list(range(rounds + 1))
-    assert [row["round"] for row in rows if "accuracy" in row] == judged
-    assert sorted({r["round"] for r in result.rows if r["scope"] == "node"}) == judged
-    # How often models are judged changes nothing about them.
+    assert [row["round"] for row in rows if "accuracy" in row] == evaluated
+    assert sorted({r["round"] for r in result.rows if r["scope"] == "node"}) == evaluated
+    # How often models are evaluated changes nothing about them.
     assert result.digest == pg.run(tiny(rounds=rounds)).digest
 
 
@@ -371,7 +371,7 @@ def test_a_run_ends_at_the_first_round_that_reaches_its_target(
 
 @pytest.mark.parametrize("metric", ["accuracy", "train_loss"])
 def test_a_run_ends_at_a_round_that_was_evaluated(long: list[dict[str, Any]], metric: str) -> None:
-    """The training loss is known in every round, but the models are judged in every fifth."""
+    """The training loss is known in every round, but the models are evaluated in every fifth."""
     until = f"{metric}={middle(long, metric, 3)}"
     result = pg.run(tiny(**LONG, until=until, evaluation={"every": 5}))
     assert [row["round"] for row in network(result.rows)] == [0, 1, 2, 3, 4, 5]

@@ -41,7 +41,7 @@ def gradient(loss: Tensor, logits: Tensor) -> Tensor:
 
 
 def test_three_classes_by_hand():
-    # A teacher who is 80 % sure gives 10 % to each of the other two classes.
+    # A teacher with confidence 80 % gives 10 % to each of the other two classes.
     first = divergence([0.8, 0.1, 0.1], [1 / 2, 1 / 4, 1 / 4])
     second = divergence([0.1, 0.1, 0.8], [1 / 8, 3 / 4, 1 / 8])
     assert float(VirtualTeacher(0.8)(LOGITS, LABELS)) == pytest.approx((first + second) / 2)
@@ -94,7 +94,7 @@ def test_a_teacher_that_is_certain_is_cross_entropy(teacher):
     torch.testing.assert_close(sure, F.cross_entropy(logits, labels))
 
 
-# A random teacher: with labels 0 and two classes, the loss tells the confidence of each example
+# A random teacher: with labels 0 and two classes, the loss shows the confidence of each example
 
 
 def confidences(loss: VirtualTeacher, count: int) -> list[float]:

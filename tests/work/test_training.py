@@ -76,7 +76,7 @@ def local_data(
 def train(
     work: LocalSGD, local: LocalContext, *, squares: bool = False, **given: Tensor
 ) -> Trained:
-    """Train from the values that the workbench holds."""
+    """Train from the values that the flat model holds."""
     model = local.models["net"]
     return Train(work, model.params.clone(), model.buffers.clone(), given, squares).run(local)
 
@@ -196,7 +196,10 @@ def test_the_loop_with_a_correction_takes_the_same_steps(name):
 def test_keep_optimizer_carries_moments_over(name):
     work = replace(WORKS[name], epochs=1, keep_optimizer=True)
     first = local_data(network())
-    rounds = [first, replace(first, round=1, orders=0)]  # with the same memory and workbench
+    rounds = [
+        first,
+        replace(first, round=1, orders=0),
+    ]  # with the same persistent tensors and flat model
     model = first.models["net"]
     params, buffers = model.params.clone(), model.buffers.clone()
     for local in rounds:
@@ -227,7 +230,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_training_leaves_what_was_remembered_before_as_it_is(name):
-    """So that a round can be taken back: the memory of then is its tensors of then."""
+    """So that a round can be undone: earlier persistent tensors keep their earlier values."""
     persistent_tensors: dict[str, Tensor] = {}
     train(KEPT[name], local_data(network(), persistent_tensors=persistent_tensors))
     before = dict(persistent_tensors)
@@ -537,7 +540,7 @@ def noisy_network() -> nn.Module:
 
 
 def held_out(local: LocalContext, *, shift: int = 0) -> LocalContext:
-    """A node that is judged on its own examples, under their own labels or under wrong ones."""
+    """A node that is evaluated on its own examples, with their own labels or wrong ones."""
     x, y = local.data.take(local.indices)
     return replace(local, held_out=Examples(x, (y + shift) % 3))
 
@@ -667,7 +670,7 @@ def test_the_tensors_of_an_order_stay_as_they_are():
     assert torch.equal(buffers, before[1])
     order.run(local_data(network()))
     local.models["net"].params.zero_()
-    assert not torch.equal(trained.params, torch.zeros_like(params))  # a copy, not the workbench
+    assert not torch.equal(trained.params, torch.zeros_like(params))  # a copy, not the flat model
 
 
 def test_a_node_without_examples_does_not_train():
@@ -700,7 +703,7 @@ def labels_as_numbers(count: int) -> Examples:
 
 
 def stream(node: int = 0, round: int = 0, seed: int = 0, **changes: Any) -> LocalContext:
-    """A node with the examples 100 to 109, which can be told apart by their labels."""
+    """A node with the examples 100 to 109, whose labels differ."""
     return LocalContext(
         node=node,
         round=round,
@@ -877,7 +880,7 @@ def test_batch_statistics_of_one_example_are_one_clear_line(work):
 
 
 class StillNorm(nn.Sequential):
-    """Keeps its statistics when it trains, as many do who fine-tune a pretrained model."""
+    """Keeps its statistics when it trains, as is usual when a pretrained model is fine-tuned."""
 
     def train(self, mode: bool = True) -> "StillNorm":
         super().train(mode)

@@ -1,4 +1,4 @@
-"""Folders for several machines: who is where, what is inside, and that they work elsewhere."""
+"""Folders for several machines: which peer is where, what is inside, and that they work there."""
 
 import configparser
 import json
@@ -17,7 +17,7 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import error_line, peerage
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 import peerage as pg
 from peerage import specs
@@ -84,8 +84,8 @@ def test_hosts_are_names_or_addresses_with_or_without_a_port(text, name, port):
 
 def test_hosts_are_assigned_in_turn_with_increasing_ports():
     hosts = [Host("a", 7400), Host("b", 9000)]
-    dealt = [host.address for host in assign_hosts(hosts, experiment(5))]
-    assert dealt == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
+    assigned = [host.address for host in assign_hosts(hosts, experiment(5))]
+    assert assigned == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
 
 
 def test_a_host_in_two_lines_never_gives_a_port_twice():
@@ -102,15 +102,15 @@ def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(host
     one = experiment().model_copy(update={"nodes": nodes})
     unused = hosts[nodes:]
     hosts = hosts[:nodes]
-    dealt = assign_hosts(hosts, one)
-    assert len(set(dealt)) == nodes
-    for number, host in enumerate(dealt):
+    assigned = assign_hosts(hosts, one)
+    assert len(set(assigned)) == nodes
+    for number, host in enumerate(assigned):
         wanted = hosts[number % len(hosts)]
         assert (host.name, host.port >= wanted.port) == (wanted.name, True)
-    assert dealt[: len(hosts)] == hosts
+    assert assigned[: len(hosts)] == hosts
     if unused:
         with pytest.warns(PeerageWarning, match="will not be used"):
-            assert assign_hosts([*hosts, *unused], one) == dealt
+            assert assign_hosts([*hosts, *unused], one) == assigned
 
 
 def test_a_hub_is_one_peer_more():
@@ -314,7 +314,7 @@ def service_of(unit: Path) -> dict[str, str]:
 
 @pytest.fixture
 def unpacked(place: Path) -> Path:
-    """The folder of node 0, with a program that tells where it is and what it is to do."""
+    """The folder of node 0, with a program that prints its path and its arguments."""
     export(experiment(), Path("hosts.txt"), Path("deploy"))
     program = place / "deploy/node-0/venv/bin/python"
     program.parent.mkdir(parents=True)
@@ -380,7 +380,7 @@ def test_the_unit_is_one_that_systemd_understands(unpacked, tmp_path):
             ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit],
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         about = [line for line in done.stderr.splitlines() if "peerage" in line]
         assert not about, done.stderr
@@ -426,12 +426,12 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that has no room for the network file of node 2."""
     write = exporting.write_bytes
 
-    def refuse(path: Path, content: bytes, remedy: str = "") -> None:
+    def fail(path: Path, content: bytes, remedy: str = "") -> None:
         if path.parent.name == "node-2" and path.name == "network.toml":
             raise DiskError(f"disk is full while writing {path}; free space and {remedy}")
         write(path, content, remedy)
 
-    monkeypatch.setattr(exporting, "write_bytes", refuse)
+    monkeypatch.setattr(exporting, "write_bytes", fail)
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -451,12 +451,12 @@ def test_a_move_that_fails_takes_the_others_back(place, monkeypatch):
     Authority.create(Path("certs"), "lab")
     rename = os.rename
 
-    def refuse(source: Path, target: Path) -> None:
+    def fail(source: Path, target: Path) -> None:
         if Path(target).name == "node-1":
             raise PermissionError(13, "Permission denied")
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "rename", fail)
     assert "cannot write deploy/node-1" in error_line(peerage(f"export {SETTINGS} --certs certs"))
     assert not Path("deploy").exists()
     assert Authority.load(Path("certs")).issued() == []
@@ -562,7 +562,7 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
     shutil.rmtree("deploy")
     processes = [started(home) for home in homes]
     try:
-        ends = [process.communicate(timeout=PATIENCE) for process in processes]
+        ends = [process.communicate(timeout=TIMEOUT) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -16,7 +16,7 @@ from support import barriers
 from support.command_line import error_line, peerage, start
 from support.forked import forked_peers
 from support.machines import Machines
-from support.processes import PATIENCE, gone, until
+from support.processes import TIMEOUT, gone, until
 
 import peerage as pg
 from peerage.errors import Interrupted
@@ -94,7 +94,7 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
 
 
 @contextmanager
-def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def running_network(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A network in the middle of its rounds in `home/up`, its peers, and `home/tmp` for secrets."""
     (home / "tmp").mkdir()
     line = f"up {SETTINGS} {PATIENT} --nodes 2 --rounds 9999 --out"
@@ -107,7 +107,7 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
                 all(file.exists() and len(read_metrics(file)) > 2 for file in files)
                 or process.poll() is not None
             ),
-            "all have played two rounds",
+            "all have run two rounds",
         )
         peers = psutil.Process(process.pid).children(recursive=True)
         assert len(peers) == 2
@@ -124,9 +124,9 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp_path):
-    with playing(tmp_path) as (process, peers):
+    with running_network(tmp_path) as (process, peers):
         process.send_signal(number)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=TIMEOUT)
         assert gone(peers)
     assert process.returncode == 130
     assert out == ""
@@ -152,7 +152,7 @@ def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_signals_do_not_interrupt_the_cleanup(number):
-    """A terminal that closes tells it twice."""
+    """A terminal that closes sends the signal twice."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
         with interrupt_once():
@@ -174,7 +174,7 @@ def test_what_nohup_ignores_stays_ignored():
 
 
 def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
-    with playing(tmp_path) as (process, peers):
+    with running_network(tmp_path) as (process, peers):
         process.kill()
         process.communicate()
         until(lambda: gone(peers), "the peers were gone")
@@ -191,10 +191,10 @@ def test_a_peer_killed_without_a_schedule_is_a_failure(tmp_path):
     try:
         file = tmp_path / "up" / "peers" / "node-1" / "metrics.jsonl"
         # Before the first round, the others would wait for it to come back and start with them.
-        until(lambda: file.exists() and len(read_metrics(file)) > 1, "node 1 has played a round")
+        until(lambda: file.exists() and len(read_metrics(file)) > 1, "node 1 has run a round")
         peers = psutil.Process(process.pid).children()
         next(peer for peer in peers if "node-1" in peer.cmdline()).kill()
-        _, err = process.communicate(timeout=PATIENCE)
+        _, err = process.communicate(timeout=TIMEOUT)
     finally:
         if process.poll() is None:
             process.kill()

@@ -1,4 +1,4 @@
-"""A peer that is in contact with none of the others pauses, says so, and counts no round."""
+"""A peer without contact to any other one pauses, reports it, and counts no round."""
 
 import asyncio
 import json
@@ -33,8 +33,8 @@ async def waiting(peer: Peer) -> None:
         await asyncio.sleep(0.01)
 
 
-async def looks(count: int = 5) -> None:
-    """Let a peer look for others some times."""
+async def searches(count: int = 5) -> None:
+    """Let a peer search for others some times."""
     await asyncio.sleep(count * 0.2)
 
 
@@ -50,9 +50,9 @@ def nothing_computed(harness: PeerHarness) -> Iterator[None]:
 
 
 def cut_off(harness: PeerHarness, *peers: int) -> None:
-    everybody = range(len(harness.network.members))
+    all_nodes = range(len(harness.network.members))
     harness.memory.cut = {
-        (a, b) for a in everybody for b in everybody if (a in peers) != (b in peers)
+        (a, b) for a in all_nodes for b in all_nodes if (a in peers) != (b in peers)
     }
 
 
@@ -73,7 +73,7 @@ def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm,
         found["before"] = harness.peers[0].finished
         await harness.until(1, 12)  # the others are two, and go on
         with nothing_computed(harness):  # or they might be at the end before the first is back
-            await looks()
+            await searches()
             found["paused"] = harness.peers[0].finished
             found["state"] = harness.peers[0].responder.status(1, "").state
             found["file"] = json.loads((tmp_path / "0" / PAUSED).read_text())
@@ -88,7 +88,9 @@ def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm,
     assert found["alive"] == 0
     assert not (tmp_path / "0" / PAUSED).exists()
     assert [peer.finished for peer in peers] == [60] * 3
-    if isinstance(algorithm, DecAvg):  # it left out what it had missed, and was heard again
+    if isinstance(
+        algorithm, DecAvg
+    ):  # it skipped what it had missed, and its messages arrived again
         assert len(peers[0].rows) < 61
         assert not [row for row in peers[0].rows[1:] if row["heard"][0] == 0][1:]
         assert peers[1].rows[-1]["heard"] == [2, 2]
@@ -124,19 +126,19 @@ def test_a_lone_peer_of_a_stopped_network_waits_until_others_start(algorithm, tm
     found = {}
 
     async def act(harness: PeerHarness) -> None:
-        everybody = list(harness.peers)
+        all_nodes = list(harness.peers)
         await harness.until(0, 5)
-        for me in everybody:
+        for me in all_nodes:
             await harness.kill(me)
         saved = harness.peers[0].finished
         caplog.clear()
         harness.start(0)
         await waiting(harness.peers[0])
-        await looks()
-        assert harness.peers[0].finished <= saved  # what was not saved is played again
+        await searches()
+        assert harness.peers[0].finished <= saved  # what was not saved is run again
         assert not harness.tasks[0].done()
         found["lines"] = lines(caplog, WAITING)
-        for me in everybody[1:]:
+        for me in all_nodes[1:]:
             harness.start(me)
 
     settings = {"nodes": 3, "partition": "iid"} if algorithm.with_hub else THREE
@@ -154,7 +156,7 @@ def test_a_peer_that_never_reached_the_others_does_not_begin(tmp_path, caplog):
         for me in (1, 2):
             await harness.kill(me)
         await waiting(harness.peers[0])
-        await looks()
+        await searches()
         assert harness.peers[0].finished == 0
         for me in (1, 2):
             harness.start(me)
@@ -191,7 +193,7 @@ def test_a_peer_that_joins_later_waits_for_the_running_peers(tmp_path):
             await harness.kill(me)
         await waiting(harness.peers[2])
         reached = harness.peers[2].round
-        await looks()
+        await searches()
         assert harness.peers[2].round == reached < 40
         for me in (0, 1):
             harness.start(me)
@@ -205,7 +207,7 @@ def test_finished_peers_say_so_and_the_last_one_finishes_without_them(tmp_path, 
     """Without messages between them, peers are as fast as they are."""
     real = Peer._run_round
 
-    async def play_slowly(self: Peer, round: int) -> None:
+    async def run_slowly(self: Peer, round: int) -> None:
         if self.me == 2:
             while round >= 3 and not self.tracker.finished >= {0, 1}:
                 await asyncio.sleep(0.01)
@@ -214,7 +216,7 @@ def test_finished_peers_say_so_and_the_last_one_finishes_without_them(tmp_path, 
     async def act(harness: PeerHarness) -> None:
         pass
 
-    monkeypatch.setattr(Peer, "_run_round", play_slowly)
+    monkeypatch.setattr(Peer, "_run_round", run_slowly)
     peers = run_harness(toy(Local(), rounds=10, **THREE), tmp_path, act)
     assert [peer.finished for peer in peers] == [10] * 3
     assert peers[2].tracker.finished == {0, 1}
@@ -230,7 +232,7 @@ def test_a_peer_that_missed_the_end_waits_until_another_reports_it(tmp_path):
         await asyncio.wait([harness.tasks[0], harness.tasks[1]])
         harness.start(2)
         await waiting(harness.peers[2])
-        await looks()
+        await searches()
         assert not harness.tasks[2].done()
         harness.start(1)
 
@@ -257,7 +259,7 @@ def test_a_finished_peer_that_restarts_is_not_in_contact(tmp_path):
         assert others.view(0).in_contact() == list(range(1, one + 1))
         assert others.view(0).needed_contacts() == []
     for one in (1, 2):
-        others.note_incarnation(one, "another life")
+        others.note_incarnation(one, "another incarnation")
     assert others.view(0).in_contact() == []
     assert others.view(0).needed_contacts() == [1, 2]
 
@@ -289,17 +291,17 @@ def test_one_process_of_a_stopped_network_runs_no_round_alone(tmp_path):
         network.processes.clear()
         reached = network.round(0)
         assert reached < 40
-        for life in (1, 2):  # it can be stopped while it waits, and started again
+        for start in (1, 2):  # it can be stopped while it waits, and started again
             network.start(0)
-            network.until(lambda life=life: network.log(0).count(WAITING) == life, BROKEN)
-            time.sleep(2)  # ten looks at the others, or hundreds of rounds
+            network.until(lambda start=start: network.log(0).count(WAITING) == start, BROKEN)
+            time.sleep(2)  # ten searches at the others, or hundreds of rounds
             assert network.processes[0].poll() is None
             assert network.round(0) <= reached
             assert not (network.folders[0] / "summary.json").exists()
             assert json.loads((network.folders[0] / PAUSED).read_text()) == {
                 "state": "waiting for node-1, node-2"
             }
-            if life == 1:
+            if start == 1:
                 network.processes[0].terminate()
                 assert network.wait(BROKEN) == [130]
         assert network.log(0).count(WAITING) == 2
@@ -308,8 +310,8 @@ def test_one_process_of_a_stopped_network_runs_no_round_alone(tmp_path):
         assert network.wait(BROKEN) == [0] * 3
         assert [network.round(me) for me in range(3)] == [40] * 3
         # At most the round in which the others were stopped, and those before all three were back.
-        lonely = [row["round"] for row in network.rows(0)[1:] if row["heard"][0] == 0]
-        assert len(lonely) <= 2
+        alone = [row["round"] for row in network.rows(0)[1:] if row["heard"][0] == 0]
+        assert len(alone) <= 2
         assert "Traceback" not in network.log(0)
 
 
@@ -317,7 +319,7 @@ def test_one_process_of_a_stopped_network_runs_no_round_alone(tmp_path):
 
 
 class Process:
-    """As far as `up` looks at one: still running, or ended with a code."""
+    """As far as `up` searches at one: still running, or ended with a code."""
 
     def __init__(self, code: int | None = None) -> None:
         self.returncode = code
@@ -339,7 +341,7 @@ def watched_by(
             PeerProcess(number, PeerProgress(f"node-{number}", round=3), folder, Process(code))
         )
     for peer in up.watched:
-        peer.read, peer.file = 1, 7  # it has written rows in this life
+        peer.read, peer.file = 1, 7  # it has written rows in this start
         peer.look()
 
 

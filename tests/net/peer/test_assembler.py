@@ -1,4 +1,4 @@
-"""Messages in pieces: how they are put together, in bounded memory, and what is rejection."""
+"""Messages in chunks: how they are assembled, in bounded memory, and what is rejected."""
 
 import asyncio
 from collections import Counter
@@ -38,7 +38,7 @@ EXPECTED = MessagePolicy(
 
 
 class Receiver:
-    """A reception in round 0, and what it is told."""
+    """A message assembler in round 0, and the headers that it reports."""
 
     def __init__(self, expected: MessagePolicy = EXPECTED) -> None:
         self.counters: Counter[str] = Counter()
@@ -281,7 +281,7 @@ def test_whatever_senders_do_memory_is_bounded(steps):
             assert len(receiver.assembler._incoming) <= 2
 
 
-# Who is headers
+# Which headers are reported
 
 
 def test_messages_of_a_blocked_sender_are_rejected(receiver):

@@ -1,7 +1,7 @@
-"""A peer under fire over real connections, from a member with a good certificate.
+"""An attacked peer over real connections, from a member with a good certificate.
 
 The attacker is a process of its own (this file as a script) that calls the peer's methods by hand.
-All honest peers live in the process of the test, so that what it needs of memory is theirs.
+All honest peers run in the process of the test, so that its memory is theirs.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ GROWTH = 50 << 20  # bytes of memory
 ACCEPTED = 50  # messages, after which the attacker has none left that would be accepted
 VICTIM, ATTACKER = 1, 3
 GUNS = 4  # calls at once
-SECONDS = BROKEN  # that a call may take: far more than a peer waits for anybody
+SECONDS = BROKEN  # that a call may take: far more than any timeout of a peer
 LIMITS = Limits(idle_timeout=60.0, min_rate=1 << 22, grace=1.0)
 OF_STREAMS = {"slow", "offset", "unknown method", "newer stream"}  # reasons besides those of wire
-# How calls may end. INTERNAL is what gRPC makes of a refusal that comes while it is writing, and
+# How calls may end. INTERNAL is what gRPC makes of a rejection that comes while it is writing, and
 # UNAVAILABLE what it says about calls that are too many at once. ABORTED are slow ones, which all
 # can be on a busy machine.
 REFUSED = {"FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "ABORTED"}
@@ -69,8 +69,8 @@ CODES = {
 # The attacker
 
 
-class Orders(NamedTuple):
-    """What the attacker is told."""
+class AttackSettings(NamedTuple):
+    """The settings of the attacker."""
 
     port: int
     certs: str
@@ -86,24 +86,24 @@ class Orders(NamedTuple):
 class Attacker:
     """Calls methods without end, with whatever may break them."""
 
-    def __init__(self, orders: Orders, channel: Any) -> None:
-        self.rng = random.Random(orders.budget)
-        self.header, self.payload = orders.message
+    def __init__(self, settings: AttackSettings, channel: Any) -> None:
+        self.rng = random.Random(settings.budget)
+        self.header, self.payload = settings.message
         self.accepted = 0
         self.outcomes: Counter[str] = Counter()
         self.channel = channel
         self.mutations = mutations(self.rng, self.header, self.payload)
 
     async def fire(self, count: int) -> None:
-        ways = [link_faults for link_faults, share in self.ways().items() for _ in range(share)]
+        attacks = [attack for attack, share in self.attacks().items() for _ in range(share)]
 
         async def gun() -> None:
             for _ in range(count // GUNS):
-                await self.rng.choice(ways)()
+                await self.rng.choice(attacks)()
 
         await asyncio.gather(*(gun() for _ in range(GUNS)))
 
-    def ways(self) -> dict[Callable[[], Awaitable[None]], int]:
+    def attacks(self) -> dict[Callable[[], Awaitable[None]], int]:
         """With the percentage that they have."""
         return {
             self.mutated: 78,
@@ -149,7 +149,7 @@ class Attacker:
         await self.send("Deliver early", message)
 
     async def large(self) -> None:
-        """More than gRPC lets through: nobody sees it but gRPC."""
+        """More than gRPC accepts: it never reaches the peer."""
         await self.send("Deliver large", [*self.rng.choice([[], [self.header]]), bytes(2 * CHUNK)])
 
     async def elsewhere(self) -> None:
@@ -231,35 +231,39 @@ def chunks(payload: bytes) -> Iterator[bytes]:
 
 
 @asynccontextmanager
-async def channel_of(orders: Orders) -> AsyncIterator[Any]:
-    mine = Identity.within(Path(orders.certs), f"node-{ATTACKER}")
-    files = [path.read_bytes() for path in (mine.authority, mine.key, mine.certificate)]
+async def channel_of(settings: AttackSettings) -> AsyncIterator[Any]:
+    identity_ = Identity.within(Path(settings.certs), f"node-{ATTACKER}")
+    files = [
+        path.read_bytes() for path in (identity_.authority, identity_.key, identity_.certificate)
+    ]
     options = [
         ("grpc.ssl_target_name_override", server_name(f"node-{VICTIM}")),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),  # each has a connection of its own
     ]
     credentials = grpc.ssl_channel_credentials(*files)
-    async with grpc.aio.secure_channel(f"127.0.0.1:{orders.port}", credentials, options) as channel:
+    async with grpc.aio.secure_channel(
+        f"127.0.0.1:{settings.port}", credentials, options
+    ) as channel:
         yield channel
 
 
-async def attack(orders: Orders) -> None:
+async def attack(settings: AttackSettings) -> None:
     """Says when it is warm, and in the end what became of its calls."""
-    async with channel_of(orders) as channel, channel_of(orders) as another:
-        attacker = Attacker(orders, channel)
-        await attacker.fire(orders.budget // 5)
+    async with channel_of(settings) as channel, channel_of(settings) as another:
+        attacker = Attacker(settings, channel)
+        await attacker.fire(settings.budget // 5)
         await attacker.storm(20)
         print("warm", flush=True)
-        await attacker.fire(orders.budget * 4 // 5)
-        second = Attacker(orders, another)
+        await attacker.fire(settings.budget * 4 // 5)
+        second = Attacker(settings, another)
         second.header, second.payload = attacker.header, attacker.payload
         for _ in range(2):
             await asyncio.gather(attacker.stall(), second.stall(), attacker.storm(20))
         print(json.dumps(attacker.outcomes + second.outcomes))
 
 
-# Those under attack
+# The attacked peers
 
 
 def valid(peer: Peer) -> tuple[bytes, bytes]:
@@ -279,7 +283,7 @@ def peer_of(network: Network, me: int, authority: Authority, work: ThreadPoolExe
     return Peer(network, me, prepare(network.experiment), transport, executor=work)
 
 
-class Fire(NamedTuple):
+class Attack(NamedTuple):
     """What came out."""
 
     peers: list[Peer]  # the honest ones
@@ -296,8 +300,8 @@ class Fire(NamedTuple):
         )
 
 
-async def under_fire(network: Network, authority: Authority, stack: ExitStack) -> Fire:
-    """The victim waits for its honest neighbours, who compute nothing until the fire is over."""
+async def under_attack(network: Network, authority: Authority, stack: ExitStack) -> Attack:
+    """The victim waits for its honest neighbours, which are idle until the attack is over."""
     slow = threading.Event()
     honest = [node for node in range(len(network.members)) if node != ATTACKER]
     works = {me: stack.enter_context(ThreadPoolExecutor(1)) for me in honest}
@@ -313,11 +317,11 @@ async def under_fire(network: Network, authority: Authority, stack: ExitStack) -
             await asyncio.sleep(0.01)
     header, payload = valid(victim)
     port = int(network.members[VICTIM].address.rpartition(":")[2])
-    orders = Orders(port, str(authority.folder), BUDGET, header.decode(), payload.hex())
+    settings = AttackSettings(port, str(authority.folder), BUDGET, header.decode(), payload.hex())
     attacker = await asyncio.create_subprocess_exec(
         sys.executable,
         __file__,
-        json.dumps(orders),
+        json.dumps(settings),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -336,7 +340,7 @@ async def under_fire(network: Network, authority: Authority, stack: ExitStack) -
     slow.set()
     async with asyncio.timeout(BROKEN):
         await asyncio.gather(*tasks)
-    return Fire(list(peers.values()), refused, outcomes, grown)
+    return Attack(list(peers.values()), refused, outcomes, grown)
 
 
 def test_a_peer_attacked_by_a_member_keeps_running(
@@ -349,7 +353,7 @@ def test_a_peer_attacked_by_a_member_keeps_running(
     for member in network.members:
         authority.issue(member.name)
     with one_thread(), ExitStack() as stack:
-        fire = asyncio.run(under_fire(network, authority, stack))
+        fire = asyncio.run(under_attack(network, authority, stack))
     check_answers(fire)
     assert fire.grown < GROWTH
     for peer in fire.peers:
@@ -360,8 +364,8 @@ def test_a_peer_attacked_by_a_member_keeps_running(
     assert len(caplog.records) < 10
 
 
-def check_answers(fire: Fire) -> None:
-    """Every call was refused for a reason that was counted, or changed nothing that counts."""
+def check_answers(fire: Attack) -> None:
+    """Every call was rejected for a counted reason, or had no effect."""
     outcomes, refused = fire.outcomes, fire.refused
     for outcome in outcomes:
         link_faults, _, how = outcome.partition(": ")
@@ -372,7 +376,7 @@ def check_answers(fire: Fire) -> None:
     assert set(refused) <= {*REASONS, *OF_STREAMS}
     assert len(set(refused) & set(REASONS)) >= 8
     assert all(refused[reason] for reason in OF_STREAMS - {"newer stream"})
-    # What is too large or too much at once is refused by gRPC, and never seen by us.
+    # gRPC rejects what is too large or too much at once; it never reaches the peer.
     unseen = fire.ended("UNAVAILABLE") + sum(n for how, n in outcomes.items() if "large" in how)
     answered = fire.ended("OK")
     assert refused.total() >= outcomes.total() - unseen - answered
@@ -381,4 +385,4 @@ def check_answers(fire: Fire) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(attack(Orders(*json.loads(sys.argv[1]))))
+    asyncio.run(attack(AttackSettings(*json.loads(sys.argv[1]))))

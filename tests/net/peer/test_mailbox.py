@@ -1,4 +1,4 @@
-"""The mailbox: who gets what, what is late or comes twice, and how much is kept."""
+"""The mailbox: which messages it returns, which are late or repeated, and how many it keeps."""
 
 import asyncio
 from typing import Any
@@ -69,7 +69,7 @@ def reason(call: Any, *arguments: Any) -> str:
     return caught.value.reason
 
 
-# Who gets what
+# Which messages are returned
 
 
 def test_the_next_message_of_each_sender_in_their_order():
@@ -113,7 +113,7 @@ def test_senders_that_are_done_are_not_waited_for():
 
 
 def test_what_is_not_here_when_the_sender_is_done_is_not_waited_for():
-    """An outbox sends one message after the other: if the last word is here, the rest got lost."""
+    """An outbox sends in order: if the done header is here, the rest was lost."""
 
     async def steps() -> None:
         mailbox = opened()
@@ -171,7 +171,7 @@ def test_messages_of_senders_that_left_are_used_but_not_waited_for():
         )
         await asyncio.sleep(0.01)
         assert not task.done()
-        away.add(1)  # nobody tells the mailbox
+        away.add(1)  # the mailbox is not informed
         assert await task == {3: "0.0"}
 
     run_skipping(steps())
@@ -221,7 +221,7 @@ def test_a_skipped_message_is_not_waited_for():
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_without_losses_it_delivers_like_the_message_router(data):
-    """Random exchanges of three senders with node 0: same parcels for every receive."""
+    """Random exchanges of three senders with node 0: the same packets for every receive."""
     senders = (1, 2, 3)
     sent = {sender: data.draw(st.integers(0, 3)) for sender in senders}
     asked = data.draw(st.lists(st.sets(st.sampled_from(senders), min_size=1), max_size=5))
@@ -268,7 +268,7 @@ def test_the_kth_receive_gets_the_kth_message_or_nothing(lost, order, early):
     run_skipping(steps())
 
 
-# What is refused
+# What is rejected
 
 
 def test_rounds_that_are_over_or_too_far_away():

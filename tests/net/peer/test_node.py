@@ -1,4 +1,4 @@
-"""One peer as a process: what it says, what it serves, how it ends, and what it refuses."""
+"""One peer as a process: its log, its metrics, how it ends, and which input it rejects."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.command_line import error_line, peerage
 from support.machines import Machines
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 import peerage as pg
 from peerage.net.deploy.up import free_ports
@@ -39,7 +39,7 @@ def endless(**changes) -> pg.Experiment:
 
 def scraped(port: int) -> dict[str, dict[str, float]]:
     """Metric -> label (or nothing) -> value, as another program reads them."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT) as answer:
         text = answer.read().decode()
     return {
         family.name: {next(iter(one.labels.values()), ""): one.value for one in family.samples}
@@ -160,10 +160,10 @@ def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
         network.start(1)
         network.until(lambda: network.round(0) >= 3)
         network.processes[0].terminate()
-        assert network.processes.pop(0).wait(PATIENCE) == 130
+        assert network.processes.pop(0).wait(TIMEOUT) == 130
         *earlier, last = network.log(0).splitlines()
         reached = network.round(0)
-        # A round that was recorded, and not saved yet, is played again.
+        # A round that was recorded but not yet saved is run again.
         endings = [
             f"error: stopped in round {round}; start it again to continue from its last round"
             for round in (reached, reached + 1)
@@ -221,7 +221,7 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ("--out mine.npz", "cannot write mine.npz: File exists; choose a folder that you may"),
         ("--out mine.npz/deeper", "cannot write mine.npz/deeper: Not a directory; choose a fol"),
         ("--out /proc/nobody/writes", "cannot write /proc/nobody/writes: "),
-        ("--out /proc", "cannot write /proc: "),  # a folder in which nobody can make a file
+        ("--out /proc", "cannot write /proc: "),  # a folder in which no user can create a file
         ("--metrics-port 99999", "--metrics-port must lie in 1 to 65535, got 99999"),
         ("--metrics-port 0", "--metrics-port must lie in 1 to 65535, got 0"),
         ("--log xml", "log must be one of human, json; got 'xml'"),

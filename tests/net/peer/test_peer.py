@@ -107,9 +107,9 @@ def test_bytes_and_accuracies_are_those_of_the_simulator():
     peers = run_peers(experiment)
     for row in result.rows:
         if row["scope"] == "network":
-            mine = [peer.rows[row["round"]] for peer in peers]
-            assert sum(one["bytes"] for one in mine) == row["bytes"]
-            accuracy = sum(one["accuracy"] for one in mine) / len(mine)
+            own_rows = [peer.rows[row["round"]] for peer in peers]
+            assert sum(one["bytes"] for one in own_rows) == row["bytes"]
+            accuracy = sum(one["accuracy"] for one in own_rows) / len(own_rows)
             assert accuracy == pytest.approx(row["accuracy"])
 
 
@@ -144,10 +144,10 @@ def test_bytes_that_leave_after_the_last_row_are_in_it(tmp_path, monkeypatch):
 
 
 def part_of(me: int) -> Dataset:
-    """What one node of the toy has, and nobody else."""
+    """The data of one node of the toy experiment."""
     whole = blobs()
-    mine = list(unequal_parts()[me])
-    return replace(whole, train_x=whole.train_x[mine], train_y=whole.train_y[mine])
+    part = list(unequal_parts()[me])
+    return replace(whole, train_x=whole.train_x[part], train_y=whole.train_y[part])
 
 
 @pytest.mark.parametrize("algorithm", [DecHW(), FedAvg()])
@@ -192,9 +192,9 @@ def test_a_peer_that_was_killed_comes_back(algorithm, tmp_path):
 
     peers = run_harness(toy(algorithm, rounds=40), tmp_path, act)
     assert [peer.rows[-1]["round"] for peer in peers] == [40] * len(peers)
-    mine = [row["round"] for row in peers[1].rows]
-    assert mine[0] >= 12  # it did not run_peers the rounds that it had missed
-    assert mine == list(range(mine[0], 41))
+    rounds = [row["round"] for row in peers[1].rows]
+    assert rounds[0] >= 12  # it did not run the rounds that it had missed
+    assert rounds == list(range(rounds[0], 41))
     assert peers[1].rows[-1]["heard"][0] > 0
 
 
@@ -232,12 +232,16 @@ def test_pieces_of_a_model_are_asked_for_in_the_right_way():
     header = json.loads(asyncio.run(ask(ask="model")))
     assert header["sender"] == 0
     assert header["recipient"] == 1
-    seal = header["checksum"]
-    whole = asyncio.run(ask(ask="piece", of=seal, offset=0))
+    checksum = header["checksum"]
+    whole = asyncio.run(ask(ask="piece", of=checksum, offset=0))
     assert len(whole) == header["size"]
-    assert asyncio.run(ask(ask="piece", of=seal, offset=10)) == whole[10:]
-    odd = [{"of": seal ^ 1, "offset": 0}, {"of": seal, "offset": -1}, {"of": seal, "offset": True}]
-    for question in (*odd, {"of": seal}, {"offset": 0}):
+    assert asyncio.run(ask(ask="piece", of=checksum, offset=10)) == whole[10:]
+    odd = [
+        {"of": checksum ^ 1, "offset": 0},
+        {"of": checksum, "offset": -1},
+        {"of": checksum, "offset": True},
+    ]
+    for question in (*odd, {"of": checksum}, {"offset": 0}):
         with pytest.raises(Rejected):
             asyncio.run(ask(ask="piece", **question))
 
@@ -252,9 +256,9 @@ def test_a_killed_hub_comes_back_with_its_model(tmp_path):
     peers = run_harness(toy(FedAvg(), rounds=30), tmp_path, act)
     rounds = [row["round"] for row in peers[5].rows]
     assert rounds[-1] == 30
-    assert rounds[0] <= 8  # its clients waited, and did not run_peers without it
-    heard = [row["heard"] for row in peers[5].rows]
-    assert heard.count([5, 5]) >= len(heard) - 2
+    assert rounds[0] <= 8  # its clients waited, and did not run rounds without it
+    received = [row["heard"] for row in peers[5].rows]
+    assert received.count([5, 5]) >= len(received) - 2
 
 
 @pytest.mark.slow
@@ -283,11 +287,11 @@ def test_two_halves_continue_and_join_again(tmp_path):
 
     peers = run_harness(toy(DecAvg(), rounds=60, topology="complete"), tmp_path, act)
     assert [peer.rows[-1]["round"] for peer in peers] == [60] * 5
-    heard = [[row["heard"][0] for row in peer.rows] for peer in peers]
+    received = [[row["heard"][0] for row in peer.rows] for peer in peers]
     for half in halves:
         for me in half:
-            assert len(half) - 1 in heard[me]  # only its own half
-            assert heard[me][-1] == 4  # and everybody in the end
+            assert len(half) - 1 in received[me]  # only its own half
+            assert received[me][-1] == 4  # and everybody in the end
 
 
 @pytest.mark.slow
@@ -344,7 +348,7 @@ def test_another_experiment_is_rejected_with_what_differs(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
-    """The others go on, and hear why; the peer ends with the reason once they have left."""
+    """The others continue and learn why; the peer ends with the reason once they have left."""
     real = checkpoint.save
     states = []
 
@@ -378,7 +382,7 @@ def test_peers_do_not_wait_for_one_that_left_before_the_start(tmp_path):
         await harness.until(0, 0)
         await harness.kill(1)
         del harness.tasks[1], harness.peers[1]
-        async with asyncio.timeout(BROKEN):  # far less than one patience
+        async with asyncio.timeout(BROKEN):  # far less than a timeout
             await asyncio.wait(harness.tasks.values())
 
     experiment = toy(DecAvg(), rounds=6, nodes=3, partition="iid", topology="complete")
@@ -412,7 +416,7 @@ def test_a_folder_belongs_to_one_peer_of_one_experiment(tmp_path):
 
 
 def test_a_peer_that_runs_another_experiment_is_ignored(caplog):
-    """Three of four agree and run_peers without it; it is the one that complains."""
+    """Three of four agree and run without the fourth, which reports the difference."""
 
     async def together() -> tuple[list[Peer], list[object]]:
         post, peers = MemoryNetwork(), []
@@ -458,7 +462,7 @@ def test_peers_do_not_wait_for_one_that_has_stopped(tmp_path, monkeypatch):
         real(engine, folder, round, remedy)
 
     async def act(harness: PeerHarness) -> None:
-        async with asyncio.timeout(BROKEN):  # far less than one patience
+        async with asyncio.timeout(BROKEN):  # far less than a timeout
             await asyncio.wait([task for me, task in harness.tasks.items() if me != 1])
 
     monkeypatch.setattr(checkpoint, "save", save)
@@ -482,15 +486,15 @@ def test_a_model_under_noise_is_not_handed_out():
 def test_noise_from_a_secret_seed_differs_and_is_counted_across_restarts(tmp_path):
     experiment = toy(DecAvg(), rounds=3, noise=NOISY)
 
-    def secretly(me: int) -> World:
+    def with_secret_seed(me: int) -> World:
         return prepare(experiment).restrict_to_node(me, noise_seed=1000 + me)
 
-    public, secret = run_peers(experiment), run_peers(experiment, tmp_path, worlds=secretly)
+    public, secret = run_peers(experiment), run_peers(experiment, tmp_path, worlds=with_secret_seed)
     assert not torch.equal(models(public)[0], models(secret)[0])
     assert secret[0].shard.released() == public[0].shard.released() == {0: 3}
     # A message of a fourth round went out, and then the power went.
     (tmp_path / "0" / "released.json").write_text('{"messages": 4}')
-    again = run_peers(experiment, tmp_path, worlds=secretly)
+    again = run_peers(experiment, tmp_path, worlds=with_secret_seed)
     assert again[0].shard.released() == {0: 4}
 
 
@@ -549,7 +553,7 @@ def test_a_round_that_failed_leaves_nothing_with_the_optimiser(optimizer):
 
 
 class Rotating(DecAvg):
-    """In every round one of those who are there, drawn from the public coin, averages for all."""
+    """In every round, one present node, drawn from the public coin, averages for all."""
 
     async def round(self, node):
         await node.train(self.local)

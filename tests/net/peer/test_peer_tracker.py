@@ -1,4 +1,4 @@
-"""What one peer knows about the tracker: from messages, answers, restarts, and their silence."""
+"""What one peer knows about the others: from messages, answers, restarts and their silence."""
 
 import asyncio
 import json
@@ -36,11 +36,11 @@ def known() -> tuple[Network, World]:
 
 
 class OtherPeer:
-    """Another peer, as far as questions go."""
+    """Another peer, which only answers questions."""
 
-    def __init__(self, tracker: PeerTracker, **said: Any) -> None:
+    def __init__(self, tracker: PeerTracker, **fields: Any) -> None:
         default = Status(tracker.settings_hash, "first", PRE_ROUND, State.MEETING, True)
-        self.status = replace(default, **said)
+        self.status = replace(default, **fields)
         self.shared_settings: Any = SETTINGS
         self.asked: list[dict[str, Any]] = []
         self.rejects = False
@@ -58,15 +58,15 @@ class OtherPeer:
 
 
 class Setup:
-    """Peer 0 of four, and some of the tracker."""
+    """Peer 0 of four, and some of the others."""
 
     def __init__(self, known: tuple[Network, World], me: int = 0) -> None:
         network, world = known
         self.memory = MemoryNetwork()
         self.tracker = PeerTracker(network, me, world, MemoryTransport(self.memory, me), SETTINGS)
 
-    def add(self, peer: int, **said: Any) -> OtherPeer:
-        other = OtherPeer(self.tracker, **said)
+    def add(self, peer: int, **fields: Any) -> OtherPeer:
+        other = OtherPeer(self.tracker, **fields)
         self.memory.receivers[peer] = other  # type: ignore[assignment]
         return other
 
@@ -139,7 +139,9 @@ def test_a_status_survives_encoding():
             for change in ({"round": "x"}, {"round": None}, {"round": []}, {"round": 1e999})
         ),
         *(
-            json.dumps({key: said for key, said in asdict(STATUS).items() if key != left}).encode()
+            json.dumps(
+                {key: value for key, value in asdict(STATUS).items() if key != left}
+            ).encode()
             for left in asdict(STATUS)
         ),
     ],
@@ -478,16 +480,16 @@ def test_which_peers_began_together(known):
     assert not tracker.began_with(1, "second")
 
 
-# What a peer tells the others
+# What a peer reports to the others
 
 
 def test_every_reachable_peer_gets_the_report_of_the_end(known):
     async def act(setup: Setup) -> None:
-        talkers = {peer: setup.add(peer) for peer in (1, 2)}
+        others = {peer: setup.add(peer) for peer in (1, 2)}
         setup.tracker.finished.add(2)  # and has perhaps left
         assert await ended(setup.tracker.say_finished(LONG)) < 1
-        told = {"ask": "finished", "incarnation": setup.tracker.incarnation}
-        assert [talkers[peer].asked for peer in (1, 2)] == [[told], []]
+        report = {"ask": "finished", "incarnation": setup.tracker.incarnation}
+        assert [others[peer].asked for peer in (1, 2)] == [[report], []]
 
     run(known, act)
 
@@ -532,7 +534,7 @@ def test_reporting_the_end_has_a_time_limit(known):
 
 def test_a_peer_announces_that_it_waits_again_and_again_and_ever_more_rarely(known):
     async def act(setup: Setup) -> None:
-        stranger, neighbour = setup.add(1), setup.add(2)
+        uninformed, neighbour = setup.add(1), setup.add(2)
         work = setup.tracker.announce(4, [1], lambda: [2])
         task, start = asyncio.create_task(work), asyncio.get_running_loop().time()
         times: list[float] = []
@@ -542,7 +544,7 @@ def test_a_peer_announces_that_it_waits_again_and_again_and_ever_more_rarely(kno
             if neighbour.count("done") > len(times):
                 times.append(asyncio.get_running_loop().time() - start)
         task.cancel()
-        assert stranger.asked == [{"ask": "done", "round": 4}]  # at once
+        assert uninformed.asked == [{"ask": "done", "round": 4}]  # at once
         gaps = [late - early for early, late in pairwise([0, *times])]
         assert gaps == pytest.approx([1, 2, 4, 8, 15, 15], abs=0.1)
 

@@ -24,7 +24,7 @@ from peerage.testing import Parts
 
 
 def data(labels, classes=None, name="mine", shape=(2,), test=None) -> Dataset:
-    """Examples that can be told apart, 0, 1, ... to train on and 100, 101, ... to judge."""
+    """Distinct examples: 0, 1, ... for training and 100, 101, ... for testing."""
     test = labels if test is None else test
 
     def examples(start, count):
@@ -130,11 +130,11 @@ def test_classes_that_do_not_fit_the_data(own, classes, message):
 
 def test_a_shared_test_set_replaces_the_local_one():
     own, shared = data([0, 1, 1]), data([0] * 4, name="all", test=[1, 0, 1, 1])
-    judged = with_test_set(own, shared)
-    assert torch.equal(judged.train_x, own.train_x)
-    assert torch.equal(judged.test_x, shared.test_x)
-    assert judged.test_y.tolist() == [1, 0, 1, 1]
-    assert (judged.name, judged.classes) == ("mine", ("0", "1"))
+    tested = with_test_set(own, shared)
+    assert torch.equal(tested.train_x, own.train_x)
+    assert torch.equal(tested.test_x, shared.test_x)
+    assert tested.test_y.tolist() == [1, 0, 1, 1]
+    assert (tested.name, tested.classes) == ("mine", ("0", "1"))
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_an_archive_that_lacks_a_class_and_idx_files_train_together(tmp_path):
         finished(network, [["--data", spec, "--classes", "3"] for spec in flags])
         rows = [network.rows(me) for me in range(2)]
         digests = [json.loads((f / "summary.json").read_text())["digest"] for f in network.folders]
-    assert len(set(digests)) == 1  # two that hear each other end with one model
+    assert len(set(digests)) == 1  # two neighbours end with one model
     peers = run_peers(
         experiment, worlds=lambda me: prepare_own(experiment, me, own[me].load(tmp_path), 3)
     )

@@ -123,7 +123,7 @@ def test_at_least_two_peers_have_reached_the_round(rounds):
         ({"reachable": (), "finished": (2,)}, True, []),  # finished peers may have left
         ({"reachable": (1,), "mismatched": (1,)}, False, [2, 3]),  # no contact
         ({"reachable": (), "finished": (1,), "mismatched": (1,)}, False, [2, 3]),
-        ({"reachable": (), "mismatched": PEERS}, True, []),  # nobody is left to wait for
+        ({"reachable": (), "mismatched": PEERS}, True, []),  # no peer is left to wait for
         ({"reachable": (), "scheduled": ()}, True, []),  # alone by schedule
         ({"reachable": (), "scheduled": (2,)}, False, [2]),
         ({"reachable": (3,), "scheduled": (2,)}, True, []),  # contact with one that sits it out
@@ -234,10 +234,10 @@ def test_a_peer_never_goes_back_and_never_skips_and_waits_at_once(rounds, round,
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=6), st.integers(1, 5))
 def test_at_least_one_peer_can_always_continue(rounds, ahead):
     """Of peers that all know the rounds of all, not every one waits for the others."""
-    everybody = dict(enumerate(rounds))
+    all_peers = dict(enumerate(rounds))
     waiting = []
-    for me, round in everybody.items():
-        others = {peer: known for peer, known in everybody.items() if peer != me}
+    for me, round in all_peers.items():
+        others = {peer: known for peer, known in all_peers.items() if peer != me}
         one = view(round=round, rounds=others, reachable=others.keys(), ahead=ahead)
         waiting.append(one.too_far_ahead())
     assert not all(waiting)
@@ -263,12 +263,12 @@ def test_a_peer_that_comes_back_starts_where_the_others_are(awaited, others, sta
     ("known", "is_over"),
     [
         ({"rounds": {1: 4, 2: 4, 3: 4}}, False),
-        ({"rounds": {1: 5, 2: 4, 3: 4}}, False),  # one peer alone is not believed
+        ({"rounds": {1: 5, 2: 4, 3: 4}}, False),  # a single peer does not count
         ({"rounds": {1: 5, 2: 5, 3: 4}}, True),
-        ({"rounds": {1: 5, 2: 4}, "scheduled": (2,)}, False),  # only those who take part count
+        ({"rounds": {1: 5, 2: 4}, "scheduled": (2,)}, False),  # only peers that take part count
         ({"rounds": {1: 4, 2: 5}, "scheduled": (2,)}, True),
         ({"rounds": {2: 5}, "scheduled": (2,), "reachable": (1,)}, False),
-        ({"rounds": {}, "scheduled": ()}, True),  # nobody takes part
+        ({"rounds": {}, "scheduled": ()}, True),  # no peer takes part
         ({"rounds": {1: 5, 2: 4, 3: 4}, "hub": 1}, True),
     ],
 )

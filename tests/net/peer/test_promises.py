@@ -74,7 +74,7 @@ def test_no_checkpoint_is_unreadable_after_kills_in_the_middle_of_writing(tmp_pa
     rng = random.Random(3)
     last = 0
     for _ in range(KILLS):
-        ready, tell = os.pipe()
+        ready, notify = os.pipe()
         child = os.fork()
         if child == 0:  # writes until it is killed
             with suppress(BaseException):
@@ -83,9 +83,9 @@ def test_no_checkpoint_is_unreadable_after_kills_in_the_middle_of_writing(tmp_pa
                     saver.round += 1
                     checkpoint.save(saver, tmp_path, saver.round)
                     if saver.round == last + 1:
-                        os.close(tell)
+                        os.close(notify)
             os._exit(1)
-        os.close(tell)
+        os.close(notify)
         os.read(ready, 1)  # until its end is closed as well: there is a new checkpoint
         os.close(ready)
         time.sleep(rng.uniform(0.002, 0.02))
@@ -188,10 +188,10 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                 await asyncio.sleep(CUT)
                 during = [peer.finished for peer in peers]
                 await reach(peers, max(during) + 3)  # both go on
-                await until_heard(peers, (1, 3))
+                await until_received(peers, (1, 3))
                 for wire in wires.values():
                     wire.open.set()
-                await until_heard(peers, (3, 3))
+                await until_received(peers, (3, 3))
             finally:
                 for task in tasks:
                     task.cancel()
@@ -200,7 +200,7 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                     await wire.stop()
         return peers
 
-    async def until_heard(peers: list[Peer], count: tuple[int, int]) -> None:
+    async def until_received(peers: list[Peer], count: tuple[int, int]) -> None:
         async with asyncio.timeout(BROKEN):
             while {tuple(peer.rows[-1]["heard"]) for peer in peers} != {count}:
                 await asyncio.sleep(0.05)

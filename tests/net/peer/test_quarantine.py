@@ -75,10 +75,10 @@ def test_exactly_the_senders_that_break_rounds_are_banned(count, data):
     breaking = data.draw(st.sets(st.sampled_from(senders)))
     quarantine, failures = Quarantine(), 0
     for _ in range(2 * count + 2):
-        heard = set(admitted(quarantine, senders))
-        if heard & breaking:
+        senders_used = set(admitted(quarantine, senders))
+        if senders_used & breaking:
             failures += 1
-            quarantine.failed(heard)
+            quarantine.failed(senders_used)
         else:
             quarantine.succeeded()
     assert quarantine.banned_peers == breaking

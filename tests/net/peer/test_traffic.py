@@ -1,4 +1,4 @@
-"""Outboxes: in which order messages leave, which are dropped, and what is counted and logged."""
+"""Outboxes: the order of messages, which are dropped, and what is counted and logged."""
 
 import asyncio
 import logging
@@ -85,7 +85,7 @@ class Setup:
 
 
 def run(act: Any, **options: Any) -> Setup:
-    """Let somebody act with an outbox, and close it in the end."""
+    """Call `act` with an outbox, and close it in the end."""
 
     async def main() -> Setup:
         setup = Setup(**options)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.identities import serial_of, wrong_identities
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 from peerage.net.trust.certs import Authority, Identity, server_name
 
@@ -35,7 +35,7 @@ def openssl(identity: Identity, *more: str) -> tuple[bool, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     return ended.returncode == 0, ended.stdout + ended.stderr
 
@@ -117,12 +117,12 @@ def shake(server: Identity, client: Identity | None, expect: str) -> tuple[Any, 
             found["server"] = error
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(PATIENCE)
+        listener.settimeout(TIMEOUT)
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         try:
             with (
-                socket.create_connection(listener.getsockname(), timeout=PATIENCE) as plain,
+                socket.create_connection(listener.getsockname(), timeout=TIMEOUT) as plain,
                 connecting.wrap_socket(plain, server_hostname=expect) as wrapped,
             ):
                 found["client"] = wrapped.recv(5)
@@ -141,7 +141,7 @@ def test_two_identities_complete_a_handshake(authority: Authority, expect: str) 
 
 
 def test_the_server_is_known_by_its_own_name(authority: Authority) -> None:
-    """Both are on this machine: only the name of the identity tells them apart."""
+    """Both are on this machine: only the name of the identity differs."""
     _, error = shake(authority.issue("node-1"), authority.issue("node-2"), server_name("node-2"))
     assert "Hostname mismatch" in str(error)
 

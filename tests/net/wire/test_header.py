@@ -1,4 +1,4 @@
-"""Messages as bytes: they come back as they were, and anything else is refused for its reason."""
+"""Messages as bytes: they survive encoding, and anything else is rejected with its reason."""
 
 import json
 from dataclasses import replace
@@ -258,7 +258,7 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
     assert torch.equal(decode(header, payload, allowing(x=(1000,))).payload["x"], large)
 
 
-# Headers that are refused
+# Headers that are rejected
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
         ({"packed": 0}, "malformed"),
         ({"size": -1}, "malformed"),
         ({"size": 10_001}, "oversized"),
-        ({"size": 10**30}, "malformed"),  # nobody computes with such a number
+        ({"size": 10**30}, "malformed"),  # too large to compute with
         ({"size": 1.0}, "malformed"),
         ({"checksum": -1}, "malformed"),
         ({"checksum": 1 << 32}, "malformed"),
@@ -334,7 +334,7 @@ def test_the_header_that_a_sender_is_done():
     assert reason(parse_header, header_bytes(odd), EXPECTED, 0) == "malformed"
 
 
-# Payloads that are refused
+# Payloads that are rejected
 
 
 def with_checksum(payload: bytes, **changes: Any) -> tuple[Header, bytes]:

@@ -127,7 +127,7 @@ def test_every_kind_of_mutation_is_noticed(kind):
 
 
 def test_every_field_with_every_odd_value():
-    """Accepted are only numbers about the sender that nobody can check, and its round and place."""
+    """Only uncheckable numbers about the sender, its round and its sequence are accepted."""
     raw, payload = valid()
     stated = json.loads(raw)
     free = {"round", "sequence", "number", "examples", "degree"}

@@ -63,8 +63,8 @@ class MessageAssembler:
             self.on_header(identity, header.round)
             self.mailbox.check(header)
             return header, 0 if header.kind == DONE else self._partial_message(header).here
-        except Rejected as refusal:
-            self.counters[refusal.reason] += 1
+        except Rejected as rejection:
+            self.counters[rejection.reason] += 1
             raise
 
     def _partial_message(self, header: Header) -> PartialMessage:
@@ -91,18 +91,18 @@ class MessageAssembler:
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
         known = self._incoming.get(header.sender)
         if known is None or known.header != header:
-            raise self._refuse("full", DROPPED)
+            raise self._reject("full", DROPPED)
         if offset != known.here:
-            raise self._refuse("truncated", f"expected the chunk at {known.here}, got {offset}")
+            raise self._reject("truncated", f"expected the chunk at {known.here}, got {offset}")
         if offset + len(data) > header.size:
-            raise self._refuse("oversized", f"more bytes than the {header.size} of the header")
+            raise self._reject("oversized", f"more bytes than the {header.size} of the header")
         known.add(data)
 
     async def complete(self, header: Header) -> None:
         try:
             self.mailbox.put(header, await self._decode_packet(header))
-        except Rejected as refusal:
-            self.counters[refusal.reason] += 1
+        except Rejected as rejection:
+            self.counters[rejection.reason] += 1
             raise
 
     async def _decode_packet(self, header: Header) -> Packet | None:
@@ -119,6 +119,6 @@ class MessageAssembler:
                 decode, header, known.data, self.expected, known.checksum
             )
 
-    def _refuse(self, reason: str, text: str) -> Rejected:
+    def _reject(self, reason: str, text: str) -> Rejected:
         self.counters[reason] += 1
         return Rejected(reason, text)

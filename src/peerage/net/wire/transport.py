@@ -88,8 +88,8 @@ class MemoryTransport:
                 if receiver is not None:
                     try:
                         return await self._deliver(receiver, header, payload)
-                    except Rejected as refusal:
-                        if refusal.reason not in RETRYABLE_REASONS:
+                    except Rejected as rejection:
+                        if rejection.reason not in RETRYABLE_REASONS:
                             raise
                 await asyncio.sleep(RETRY_DELAY)
 
