@@ -1,4 +1,4 @@
-"""What the documents say is run, and what they point at exists."""
+"""The commands in the documents run, and their links point at something."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The public face: complete, sorted, importable and documented."""
+"""The public names: complete, sorted, importable and documented."""
 
 import ast
 import inspect

@@ -206,7 +206,7 @@ def run_scripted(
     graph: tuple[tuple[int, ...], ...] = PATH,
     lost: Callable[[int, int, int], bool] = lambda round, sender, to: False,
 ) -> tuple[list[Node[Any]], list[list[Train]], list[list[Send]]]:
-    """The nodes, and for each round their orders of training and what they sent."""
+    """The nodes, and for each round their requests for training and what they sent."""
     nodes = [scripted_node(i, len(made)) for i in range(len(made))]
     trained, sent = [], []
     for round in range(rounds):

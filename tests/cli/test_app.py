@@ -1,4 +1,4 @@
-"""What the commands print and write, on runs that take a moment."""
+"""What the commands print and write, on very short runs."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""The table of flags: every row leads to a key of the experiment, and some rule out others."""
+"""The table of flags: every row sets a key of the experiment, and some exclude others."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""What an algorithm may await, on both engines: small algorithms that note what they see.
+"""What an algorithm may await, on both engines: small algorithms that record what they see.
 
 They note numbers in the first entries of their parameters, which is what a run gives back.
 """

@@ -1,4 +1,4 @@
-"""An experiment survives its file, flags lie over files, and Python objects are marked in it."""
+"""An experiment survives its file, flags override files, and Python objects are marked."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Builders: the edges by hand where there is one answer, laws where chance decides."""
+"""Builders: the edges by hand where there is one answer, laws for random graphs."""
 
 import pickle
 from hashlib import blake2b

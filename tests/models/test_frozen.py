@@ -1,4 +1,4 @@
-"""Fine-tuning: frozen parameters are constants of the architecture; unused layers stand still."""
+"""Fine-tuning: frozen parameters are constants of the architecture; unused layers do not change."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

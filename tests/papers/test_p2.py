@@ -464,7 +464,7 @@ def test_the_paper_is_quoted_in_full():
 
 
 def test_a_client_trains_as_in_a_run():
-    """Epoch by epoch with one momentum, from the hub's model: as a single order would."""
+    """Epoch by epoch with one momentum, from the hub's model: as a single call would."""
     model = jobs_of("p2-fig1", SMOKE)[1].model
     found = model.realise(3)
     experiment = model.experiment.model_copy(update={"seed": 3})

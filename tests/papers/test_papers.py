@@ -506,7 +506,7 @@ def estimate(**changes) -> float:
 
 
 def test_an_estimate_counts_steps_evaluations_and_averages():
-    # Judged after rounds 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93 and 100.
+    # Evaluated after rounds 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93 and 100.
     evaluated = 12 * 4 * 100 / 5000
     # Two workers average four models each, for all of their nodes.
     averaged = 100 * 8 * 6570 / 1e9

@@ -1,4 +1,4 @@
-"""Processes that are killed leave nothing behind, and their runs go on as if nothing had been."""
+"""Killed processes leave nothing behind, and their runs resume with the same result."""
 
 import json
 import multiprocessing

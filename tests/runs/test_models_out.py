@@ -1,4 +1,4 @@
-"""Trained models leave as files and modules: each is the one that was evaluated."""
+"""Trained models as files and modules: each is the one that was evaluated."""
 
 import json
 import shutil

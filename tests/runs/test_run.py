@@ -612,7 +612,7 @@ def test_an_error_of_the_algorithm_is_not_hidden(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Explodes(pg.Algorithm[None]):
-    """Two nodes lose their minds in the third round."""
+    """Two nodes diverge in the third round."""
 
     local: LocalSGD = LocalSGD()
 

@@ -1,4 +1,4 @@
-"""Peers as processes of their own, on machines that fail: disks fill up, cables are pulled."""
+"""Peers as separate processes, on machines that fail: disks fill up, cables are cut."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What becomes of the peers' folders: one of the whole network, to verify and to report on."""
+"""The folders of peers become one of the whole network, which can be verified and reported."""
 
 import json
 import re

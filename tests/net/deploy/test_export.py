@@ -41,7 +41,7 @@ THREE = "10.0.0.10\n10.0.0.11\n10.0.0.12\n"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, with hosts for three peers."""
+    """A current folder, with hosts for three peers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.txt").write_text(THREE)
     return tmp_path
@@ -226,7 +226,7 @@ def test_the_default_model_is_written_without_loading_the_data(dataset, model, p
         **specs.plain(MODELS[model]()),
         "name": model,
     }
-    # A data set of one's own has another default, which must not count.
+    # The user's own data set has another default, which must not be used.
     assert default_model("mine", (4,)) == "mlp" != model
 
 
@@ -249,7 +249,7 @@ def test_a_named_machine_listens_on_all_its_addresses(place):
 
 
 def analytic_gradients(folder: Path) -> list[str]:
-    """The words of the command that the README gives for starting the peer."""
+    """The arguments of the command in the README that starts the peer."""
     text = (folder / "README.txt").read_text()
     found = re.findall(r"^    (PEERAGE_DATA=.* node .*)$", text, re.MULTILINE)
     assert len(found) == 1
@@ -423,7 +423,7 @@ def test_a_name_that_was_used_before_can_be_used_again_with_a_note(place):
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that has no room for the network file of node 2."""
+    """A disk without space for the network file of node 2."""
     write = exporting.write_bytes
 
     def fail(path: Path, content: bytes, remedy: str = "") -> None:

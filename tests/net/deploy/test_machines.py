@@ -23,7 +23,7 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 
 @pytest.mark.parametrize("rooms", [((0, 1), (2, 3)), ((0,), (1, 2, 3))])
 def test_a_cable_between_two_rooms_is_cut_and_restored(rooms, tmp_path):
-    """Halves go on by themselves, at their own speeds, and are one network again.
+    """Both halves continue at their own speeds, and later form one network again.
 
     A peer that is alone in its room waits, and counts no round.
     """

@@ -1,4 +1,4 @@
-"""Networks of real processes: the same digest, kill -9, endings, and input that cannot be."""
+"""Networks of real processes: the same digest, kill -9, how they end, and bad input."""
 
 import json
 import os

@@ -40,7 +40,7 @@ async def searches(count: int = 5) -> None:
 
 @contextmanager
 def nothing_computed(harness: PeerHarness) -> Iterator[None]:
-    """Hold all peers where they are: they use one thread, which is taken meanwhile."""
+    """Pause all peers: they use one thread, which is busy meanwhile."""
     end = threading.Event()
     harness.executor.submit(end.wait)
     try:
@@ -63,7 +63,7 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 @pytest.mark.parametrize("algorithm", [DecAvg(), Local()])
 @pytest.mark.slow
 def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm, tmp_path, caplog):
-    """Also one that would need no message of theirs."""
+    """Even if it would need none of their messages."""
     found = {}
 
     async def act(harness: PeerHarness) -> None:
@@ -204,7 +204,7 @@ def test_a_peer_that_joins_later_waits_for_the_running_peers(tmp_path):
 
 
 def test_finished_peers_say_so_and_the_last_one_finishes_without_them(tmp_path, monkeypatch):
-    """Without messages between them, peers are as fast as they are."""
+    """Peers without messages do not wait for each other."""
     real = Peer._run_round
 
     async def run_slowly(self: Peer, round: int) -> None:
@@ -248,14 +248,14 @@ def read_rounds(folder: Path) -> list[int]:
 
 
 def test_a_finished_peer_that_restarts_is_not_in_contact(tmp_path):
-    """Its folder was lost, say: it is a peer like any other then."""
+    """Its folder may have been lost: it is a peer like any other then."""
     experiment = toy(DecAvg(), rounds=2, **THREE)
     [peer, *_] = run_peers(experiment)
     others = peer.tracker
     others.finished.clear()
     for one in (1, 2):
         asyncio.run(peer.answer(b'{"ask": "finished", "incarnation": "one"}', one))
-        # Though they cannot be reached.
+        # Although they are unreachable.
         assert others.view(0).in_contact() == list(range(1, one + 1))
         assert others.view(0).needed_contacts() == []
     for one in (1, 2):
@@ -319,7 +319,7 @@ def test_one_process_of_a_stopped_network_runs_no_round_alone(tmp_path):
 
 
 class Process:
-    """As far as `up` searches at one: still running, or ended with a code."""
+    """A process as `up` sees it: still running, or ended with a code."""
 
     def __init__(self, code: int | None = None) -> None:
         self.returncode = code

@@ -84,7 +84,7 @@ class AttackSettings(NamedTuple):
 
 
 class Attacker:
-    """Calls methods without end, with whatever may break them."""
+    """Calls methods endlessly, with arguments that may break them."""
 
     def __init__(self, settings: AttackSettings, channel: Any) -> None:
         self.rng = random.Random(settings.budget)
@@ -104,7 +104,7 @@ class Attacker:
         await asyncio.gather(*(gun() for _ in range(GUNS)))
 
     def attacks(self) -> dict[Callable[[], Awaitable[None]], int]:
-        """With the percentage that they have."""
+        """Each with its percentage of the calls."""
         return {
             self.mutated: 78,
             self.crumbs: 3,
@@ -123,7 +123,7 @@ class Attacker:
             self.next_place()
 
     def next_place(self) -> None:
-        """The place of a message is taken; after a while, none can be accepted any more.
+        """The sequence number of a message is used; after a while, none can be accepted any more.
 
         Those that the peer keeps have to stay few, or it is full and looks at nothing else.
         """
@@ -194,7 +194,7 @@ class Attacker:
         self.outcomes[f"{name}: {how}"] += 1
         return how
 
-    # Streams that take their time, and many calls at once
+    # Slow streams, and many calls at once
 
     async def stall(self) -> None:
         streams = (self._silent(), self._dripping(), self._open(), self._endless())
@@ -249,7 +249,7 @@ async def channel_of(settings: AttackSettings) -> AsyncIterator[Any]:
 
 
 async def attack(settings: AttackSettings) -> None:
-    """Says when it is warm, and in the end what became of its calls."""
+    """Prints a line when it is ready, and in the end the outcomes of its calls."""
     async with channel_of(settings) as channel, channel_of(settings) as another:
         attacker = Attacker(settings, channel)
         await attacker.fire(settings.budget // 5)
@@ -267,7 +267,7 @@ async def attack(settings: AttackSettings) -> None:
 
 
 def valid(peer: Peer) -> tuple[bytes, bytes]:
-    """A message of the attacker that would be accepted, for a place that is never asked for."""
+    """A valid message of the attacker, with a sequence number that is never awaited."""
     node = peer.shard.members[peer.me].node
     payload = {"x": node.params, "b": node.buffers, "h": node.params.abs()}
     packet = Packet(Envelope(ATTACKER, 10, 3, node.architecture, 0), (peer.me,), payload, 0)
@@ -284,7 +284,7 @@ def peer_of(network: Network, me: int, authority: Authority, work: ThreadPoolExe
 
 
 class Attack(NamedTuple):
-    """What came out."""
+    """The results."""
 
     peers: list[Peer]  # the honest ones
     refused: Counter[str]  # reasons of the victim

@@ -116,7 +116,7 @@ def objects(text: str) -> list[dict]:
 
 
 def test_a_log_for_programs(tmp_path):
-    """Also the warning about noise, the word about the missing peer and the end are objects."""
+    """Also the warning about noise, the line about the missing peer and the end are objects."""
     noisy = endless(nodes=3, noise={"sigma": 0.01})
     with Machines(tmp_path, noisy, Timeouts(start=2, message=1, idle=1)) as network:
         network.start(0, more=["--log", "json"])

@@ -214,7 +214,7 @@ def test_a_peer_that_lost_its_disk_can_take_a_neighbours_model(rejoin, tmp_path)
         found["model"] = harness.peers[1].shard.members[1].node.params
 
     peers = run_harness(toy(DecAvg(), rounds=60, local=LocalSGD(lr=0.0)), tmp_path, act)
-    # Nobody learns: what it has once it is back is its own start, or what others have agreed on.
+    # No node learns: after its return, the model is its own start, or the consensus of the others.
     other = peers[0].shard.members[0].node.params
     far = torch.dist(found["start"], other)
     near = torch.dist(found["model"], other)
@@ -492,7 +492,7 @@ def test_noise_from_a_secret_seed_differs_and_is_counted_across_restarts(tmp_pat
     public, secret = run_peers(experiment), run_peers(experiment, tmp_path, worlds=with_secret_seed)
     assert not torch.equal(models(public)[0], models(secret)[0])
     assert secret[0].shard.released() == public[0].shard.released() == {0: 3}
-    # A message of a fourth round went out, and then the power went.
+    # A message of a fourth round was sent before the power failed.
     (tmp_path / "0" / "released.json").write_text('{"messages": 4}')
     again = run_peers(experiment, tmp_path, worlds=with_secret_seed)
     assert again[0].shard.released() == {0: 4}

@@ -254,7 +254,7 @@ def test_a_view_does_not_change_any_more(known):
 
 
 def test_a_peer_is_no_contact_of_itself(known):
-    """Somebody may have started it twice."""
+    """It may have been started twice."""
     setup = Setup(known)
     setup.add(0)
     setup.tracker.finished.add(0)

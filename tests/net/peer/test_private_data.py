@@ -1,4 +1,4 @@
-"""Data of one's own: classes, test sets and models that peers agree on."""
+"""Private data of peers: classes, test sets and models that they agree on."""
 
 import json
 import struct
@@ -70,7 +70,7 @@ def test_classes_that_cannot_be(text, message):
 
 
 def test_labels_follow_the_order_of_the_names():
-    """Without a cat, the folder alone would call the dog 0."""
+    """Without the class cat, the folder alone would give dog the number 0."""
     pets = data([0, 1, 1, 0], ("dog", "horse"), test=[1, 0])
     named = with_classes(pets, ("cat", "dog", "fish", "horse"))
     assert named.train_y.tolist() == [1, 3, 3, 1]

@@ -60,7 +60,7 @@ def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
 
 
 class Saver:
-    """Something to save: numbers that all say in which round they are."""
+    """Something to save: numbers that are all equal to the round."""
 
     def __init__(self) -> None:
         self.round = 0
@@ -213,6 +213,6 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
     with one_thread():
         peers = asyncio.run(together())
     assert all(torch.isfinite(p.shard.members[p.me].node.params).all() for p in peers)
-    # They were in other rounds when they met again, and are in the same now.
+    # They were in different rounds when the partition healed, and are in the same now.
     rounds = [peer.round for peer in peers]
     assert max(rounds) - min(rounds) <= 1

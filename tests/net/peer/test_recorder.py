@@ -27,7 +27,7 @@ def world() -> World:
 
 
 class Setup:
-    """A recorder, and what it looks at."""
+    """A recorder, and the objects that it reads."""
 
     def __init__(self, world: World, folder: Path | None) -> None:
         self.transport, self.counters = MemoryTransport(MemoryNetwork(), ME), Counter[str]()

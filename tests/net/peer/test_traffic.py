@@ -34,7 +34,7 @@ TIMEOUT = 100.0  # seconds
 
 
 def message(round: int, sequence: int = 0) -> Header:
-    """As far as an outbox looks at one."""
+    """The header of a message, as far as an outbox uses it."""
     return replace(done_header(round), kind=DATA, sequence=sequence)
 
 
@@ -43,7 +43,7 @@ def done_header(round: int) -> Header:
 
 
 class Line(MemoryTransport):
-    """Notes what is sent; each time it does what the test says: nothing, raise, or wait for it."""
+    """Records what is sent; a test can make it wait or raise an error."""
 
     def __init__(self) -> None:
         super().__init__(MemoryNetwork(), ME)
@@ -160,7 +160,7 @@ def test_dropped_done_headers_are_not_counted():
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 4))
 def test_what_waits_is_never_older_than_ahead_rounds(steps, ahead):
-    """Rounds only grow; what was put is sent, waits, or is counted."""
+    """Rounds only grow; every message is sent, waits, or is counted."""
 
     async def act(setup: Setup) -> None:
         setup.line.open.clear()

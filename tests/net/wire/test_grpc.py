@@ -82,7 +82,7 @@ class Store:
 
 @dataclass
 class Proxy:
-    """Stands between two peers, and cuts or holds up what flows through it to the second."""
+    """A proxy between two peers that cuts or delays what flows through it to the second."""
 
     port: int = 0
     cut_after: int | None = None  # bytes of one connection
@@ -205,7 +205,7 @@ def free_port() -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens, sooner or later."""
+    """Wait until a condition holds."""
     end = time.monotonic() + BROKEN
     while not condition():
         assert time.monotonic() < end, "it never happened"

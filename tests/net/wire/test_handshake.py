@@ -1,4 +1,4 @@
-"""Second opinions about our certificates: what openssl says, and a handshake of Python's ssl."""
+"""Our certificates checked by other programs: openssl, and a handshake of Python's ssl."""
 
 import shutil
 import socket
