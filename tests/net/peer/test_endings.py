@@ -60,7 +60,7 @@ class Far(DecAvg):
     async def round(self, node: Node[None]) -> None:
         await super().round(node)
         if node.id == 0:
-            node.note(informed=len(await node.receive(node.num_nodes - 1)))
+            node.note(received=len(await node.receive(node.num_nodes - 1)))
 
 
 def check(experiment: Experiment, **options: Any) -> list[Peer]:

@@ -232,10 +232,8 @@ def chunks(payload: bytes) -> Iterator[bytes]:
 
 @asynccontextmanager
 async def channel_of(settings: AttackSettings) -> AsyncIterator[Any]:
-    identity_ = Identity.within(Path(settings.certs), f"node-{ATTACKER}")
-    files = [
-        path.read_bytes() for path in (identity_.authority, identity_.key, identity_.certificate)
-    ]
+    member = Identity.within(Path(settings.certs), f"node-{ATTACKER}")
+    files = [path.read_bytes() for path in (member.authority, member.key, member.certificate)]
     options = [
         ("grpc.ssl_target_name_override", server_name(f"node-{VICTIM}")),
         ("grpc.enable_retries", 0),
