@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.command_line import hearing
+from support.command_line import not_ignoring
 from support.processes import TIMEOUT, gone, until
 
 import peerage as pg
@@ -184,7 +184,7 @@ def test_every_algorithm_runs_on_every_engine_with_and_without_loss(tmp_path: Pa
 
 
 def call(*words: str, **environment: str) -> "subprocess.Popen[str]":
-    with hearing(signal.SIGINT):
+    with not_ignoring(signal.SIGINT):
         return subprocess.Popen(
             [sys.executable, str(TOOL), *words],
             env={**os.environ, **environment},

@@ -345,8 +345,8 @@ def test_decdiff_vt_trains_with_its_teacher_and_combines_as_decdiff():
     work = LocalSGD(epochs=2, batch_size=9, lr=0.3)
     taught, plain = path_of_three(DecDiffVT(work, confidence=0.9)), path_of_three(DecDiff(work))
     assert taught.run_round(x=SPREAD, h=[]) == plain.run_round(x=SPREAD, h=[])
-    work = LocalSGD(epochs=2, batch_size=9, lr=0.3, loss=VirtualTeacher(0.9))
-    assert [order.work for order in taught.trained] == [work] * 3
+    with_teacher = LocalSGD(epochs=2, batch_size=9, lr=0.3, loss=VirtualTeacher(0.9))
+    assert [order.work for order in taught.trained] == [with_teacher] * 3
     assert [order.work for order in plain.trained] == [work] * 3
     assert taught.algorithm.local.loss == CrossEntropy()  # what the experiment says stays
 
