@@ -253,7 +253,7 @@ def tiny(**changes: Any) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 3,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "engine": {"name": "pool", "workers": 2},
     }
     return pg.Experiment(**settings | changes)

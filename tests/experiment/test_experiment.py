@@ -764,7 +764,7 @@ def with_object(name: str) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 4,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "engine": {"name": "serial"},
     }
     return pg.Experiment(**settings | OBJECTS[name][1]())

@@ -481,16 +481,16 @@ def test_many_small_world_degrees() -> None:
         Ring(),
         SmallWorld(k=8),
         Star(),
-        StochasticBlocks(groups=10, p_in=0.0003, p_out=0.00001, connected=False),
+        StochasticBlocks(groups=10, p_in=0.003, p_out=0.0001, connected=False),
         Torus(rows=400),
     ],
 )
-def test_two_hundred_thousand_nodes_take_no_loop_over_pairs(topology: Topology) -> None:
+def test_twenty_thousand_nodes_take_no_loop_over_pairs(topology: Topology) -> None:
     # Preferential attachment draws one edge after the other; all others need no loop over nodes.
     one_by_one = isinstance(topology, BarabasiAlbert)
-    with lines_at_most(20_000_000 if one_by_one else 20_000):
-        graph = topology.build(200_000, 1)
-    assert graph == topology.build(200_000, 1)
+    with lines_at_most(2_000_000 if one_by_one else 20_000):
+        graph = topology.build(20_000, 1)
+    assert graph == topology.build(20_000, 1)
     links = graph.links(0)
     assert (links != links.T).nnz == 0
     assert not links.diagonal().any()

@@ -40,7 +40,7 @@ def tiny(**changes: Any) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 2,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "evaluation": {"at": "end"},
         "engine": {"name": "serial"},
     }

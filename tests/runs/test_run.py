@@ -36,7 +36,7 @@ def tiny(**changes: Any) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 3,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "engine": {"name": "serial"},
     }
     return pg.Experiment(**settings | changes)
@@ -334,7 +334,11 @@ def test_dechw_notes_what_figures_need(tmp_path: Path) -> None:
 
 # Ending at a target
 
-LONG: dict[str, Any] = {"rounds": 12, "algorithm": "decavg", "local": {"epochs": 1, "lr": 0.02}}
+LONG: dict[str, Any] = {
+    "rounds": 12,
+    "algorithm": "decavg",
+    "local": {"epochs": 1, "batch_size": 90, "lr": 0.1},
+}
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from unittest import mock
 
 from peerage.cli.app import main
 
-# A very short run: four nodes on a ring.
-TINY = "--nodes 4 --topology ring --partition iid --epochs 1 --model logistic"
+# A very short run: four nodes on a ring, which take four steps per round.
+TINY = "--nodes 4 --topology ring --partition iid --epochs 1 --batch-size 90 --model logistic"
 
 
 @dataclass(frozen=True)

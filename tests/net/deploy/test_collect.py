@@ -30,7 +30,7 @@ def experiment(**changes: Any) -> pg.Experiment:
         "topology": "complete",
         "partition": "iid",
         "model": "logistic",
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "rounds": 3,
         "engine": {"name": "serial"},
     }
