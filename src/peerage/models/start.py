@@ -45,7 +45,7 @@ class Architecture:
     # Biases are zero, have PyTorch's default values, or are drawn and multiplied by the gain like
     # the weights of their layer. By default, torch uses PyTorch's values and He uses zero.
     bias: Bias | None = None
-    given: bool = False  # the user's module has values, which are the shared start
+    has_values: bool = False  # whether the user's module has values, for the shared start
     seed: int = 0  # of the experiment; constants are drawn with it
 
     @cached_property
@@ -87,7 +87,7 @@ class Architecture:
         """(params [d], buffers [b]) of the start with this number; None means the shared one."""
         with drawing(stream_seed(seed, "init", SHARED if start is None else start)):
             module = self.build()
-            if self.given and start is not None:
+            if self.has_values and start is not None:
                 redraw(module)
             if self.scheme != "torch":
                 he(module, self.scheme, self.bias or "zero")
@@ -148,7 +148,9 @@ def own_architecture(
     """An architecture from the user's module, or from a function that builds one."""
     if not isinstance(model, nn.Module):
         return Architecture(name, model, scheme, bias, seed=seed)
-    return Architecture(name, lambda: copy.deepcopy(model), scheme, bias, given=True, seed=seed)
+    return Architecture(
+        name, lambda: copy.deepcopy(model), scheme, bias, has_values=True, seed=seed
+    )
 
 
 def redraw(module: nn.Module) -> None:
