@@ -14,7 +14,7 @@ from peerage import Experiment
 from peerage.net.deploy.up import LocalNetwork
 
 PEERS, ROUNDS, DEGREE = 32, 20, 4
-HEARD_BOUND = 1.0
+IN_TIME_BOUND = 1.0
 
 
 def experiment(peers: int, rounds: int) -> Experiment:
@@ -30,7 +30,7 @@ def experiment(peers: int, rounds: int) -> Experiment:
     )
 
 
-def heard(repeats: int, peers: int = PEERS, rounds: int = ROUNDS) -> dict[str, float]:
+def messages_in_time(repeats: int, peers: int = PEERS, rounds: int = ROUNDS) -> dict[str, float]:
     """The share of messages that were received in time, in one run, as it takes long."""
     with tempfile.TemporaryDirectory() as temporary:
         up = LocalNetwork(experiment(peers, rounds), Path(temporary) / "up")
@@ -53,4 +53,4 @@ if __name__ == "__main__":
     parser.add_argument("--peers", type=int, default=PEERS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
-    print(json.dumps(heard(1, arguments.peers, arguments.rounds), indent=2))
+    print(json.dumps(messages_in_time(1, arguments.peers, arguments.rounds), indent=2))

@@ -178,8 +178,8 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
     ),
     "peers": (
         "32 real peers on this machine, P0 MNIST CNN, 20 rounds: share of messages in time",
-        peers.heard,
-        peers.HEARD_BOUND,
+        peers.messages_in_time,
+        peers.IN_TIME_BOUND,
         True,
     ),
 }

@@ -35,25 +35,25 @@ FETCHED = f"{cache_folder()}{os.sep}"
 
 
 class Guard:
-    """Refuses what the current test must not do, and remembers it where a test hides the error."""
+    """Blocks what the current test must not do, and remembers it where a test hides the error."""
 
     def __init__(self) -> None:
         self.active = False
         self.forks = False  # whether workers of an engine may be started
-        self.refused: list[str] = []
-        self.strangers: set[int | None] = set()  # threads that tests before it have left behind
+        self.blocked: list[str] = []
+        self.other_threads: set[int | None] = set()  # that earlier tests have left behind
 
     def begin(self, active: bool, forks: bool) -> None:
-        self.active, self.forks, self.refused = active, forks, []
-        self.strangers = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
+        self.active, self.forks, self.blocked = active, forks, []
+        self.other_threads = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.active or threading.get_ident() in self.strangers:
+        if not self.active or threading.get_ident() in self.other_threads:
             return
         if self.forks and event == "os.fork":
             return
         if what := described(event, arguments):
-            self.refused.append(what)
+            self.blocked.append(what)
             raise RuntimeError(f"a test without the marker slow {what}; mark it, or do without")
 
 
@@ -103,7 +103,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def nothing_slow() -> Iterator[None]:
     """A test without the marker has done nothing that needs it, also where it hid the error."""
     yield
-    assert GUARD.refused == []
+    assert GUARD.blocked == []
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ def test_a_model_alone_keeps_its_values():
 # By hand
 
 
-def test_only_zero_says_nothing():
+def test_all_zero_curvature_falls_back():
     x = torch.tensor([[0.0] * 5, [4.0] * 5])
     h = torch.tensor([[3e-12, 3e-30, 0.0, 6e-6, 6e7], [1e-12, 1e-30, 0.0, 2e-6, 0.0]])
     assert_close(curvature_weighted(x, h, [0.5, 0.5]), [1.0, 1.0, 2.0, 1.0, 0.0])

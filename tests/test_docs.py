@@ -1,4 +1,4 @@
-"""What the documents say is run, and what they point at exists."""
+"""The commands in the documents run, and their links point at something."""
 
 import json
 import re
@@ -185,11 +185,11 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str], workplace: ModuleT
     assert min(shares) > 40  # three classes, so guessing gives 33
 
 
-def test_the_readme_tells_what_the_benchmarks_measured():
+def test_the_readme_states_what_the_benchmarks_measured():
     results = json.loads((ROOT / "docs/results/bench.json").read_text())
-    told = (ROOT / "README.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
+    table = (ROOT / "README.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
     for name, result in results.items():
         if name != "environment":
-            line = next(line for line in told.splitlines() if f"| {result['claim']} |" in line)
+            line = next(line for line in table.splitlines() if f"| {result['claim']} |" in line)
             assert f"| {result['ratio']:.2f}" in line
             assert ("falls short" in line) != result["holds"]

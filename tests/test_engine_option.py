@@ -64,7 +64,7 @@ def test_the_option_itself(name):
 
 @pytest.mark.slow
 @pytest.mark.own_engine
-def test_an_unknown_engine_is_refused():
+def test_an_unknown_engine_is_rejected():
     command = [sys.executable, "-m", "pytest", "--engine", "none", __file__]
     done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from support.command_line import hearing
-from support.processes import PATIENCE, gone, until
+from support.command_line import not_ignoring
+from support.processes import TIMEOUT, gone, until
 
 import peerage as pg
 
@@ -76,9 +76,9 @@ def test_another_seed_is_found_in_everything_but_the_bytes(serial: Path, tmp_pat
 def test_a_checkpoint_is_every_value_of_every_node(serial: Path) -> None:
     values = golden_facts.read_run(serial).checkpoint
     for node in range(4):
-        mine = {path for path in values if path.startswith(f"{node}.")}
-        assert {f"{node}.round", f"{node}.params", f"{node}.state.h"} <= mine
-        assert [path for path in mine if path.startswith(f"{node}.memory.")]  # the momentum
+        of_node = {path for path in values if path.startswith(f"{node}.")}
+        assert {f"{node}.round", f"{node}.params", f"{node}.state.h"} <= of_node
+        assert [path for path in of_node if path.startswith(f"{node}.memory.")]  # the momentum
     assert len({values[f"{node}.params"] for node in range(4)}) == 4
 
 
@@ -119,14 +119,16 @@ def test_seconds_do_not_count_and_numbers_do(serial: Path, tmp_path: Path) -> No
     assert verdict.where == "15 rows before, 14 now"
 
 
-def test_a_new_entry_in_rows_is_told_and_a_lost_one_differs(serial: Path, tmp_path: Path) -> None:
+def test_a_new_entry_in_rows_is_reported_and_a_lost_one_differs(
+    serial: Path, tmp_path: Path
+) -> None:
     verdict = change_rows(serial, tmp_path / "a", lambda rows: rows[-1].update(gradients=7))
     assert (verdict.status, verdict.where) == ("equal", "new in rows: gradients")
     verdict = change_rows(serial, tmp_path / "b", lambda rows: rows[-1].pop("loss"))
     assert verdict.columns["rows"] == "differs"
 
 
-def test_other_names_for_the_same_values_in_a_checkpoint_are_told(serial: Path) -> None:
+def test_other_names_for_the_same_values_in_a_checkpoint_are_reported(serial: Path) -> None:
     facts = golden_facts.read_run(serial)
     renamed = {path.replace("state.h", "state.sum"): x for path, x in facts.checkpoint.items()}
     verdict = golden_facts.compare("case", facts, dataclasses.replace(facts, checkpoint=renamed))
@@ -152,8 +154,8 @@ def test_runs_are_found_by_name_without_numbers_and_hashes(serial: Path, tmp_pat
 def test_runs_of_one_state_only_are_new_or_gone(serial: Path) -> None:
     facts = golden_facts.read_run(serial)
     verdicts = golden_facts.compare_runs("x", {"a": facts, "b": facts}, {"b": facts, "c": facts})
-    told = [(verdict.case, verdict.status, verdict.passes) for verdict in verdicts]
-    assert told == [("x/a", "gone", False), ("x/b", "equal", True), ("x/c", "new", True)]
+    found = [(verdict.case, verdict.status, verdict.passes) for verdict in verdicts]
+    assert found == [("x/a", "gone", False), ("x/b", "equal", True), ("x/c", "new", True)]
 
 
 def test_a_new_algorithm_is_no_difference() -> None:
@@ -182,7 +184,7 @@ def test_every_algorithm_runs_on_every_engine_with_and_without_loss(tmp_path: Pa
 
 
 def call(*words: str, **environment: str) -> "subprocess.Popen[str]":
-    with hearing(signal.SIGINT):
+    with not_ignoring(signal.SIGINT):
         return subprocess.Popen(
             [sys.executable, str(TOOL), *words],
             env={**os.environ, **environment},
@@ -205,7 +207,7 @@ needs_git = pytest.mark.skipif(not in_repository(), reason="needs the repository
 @pytest.mark.slow
 def test_an_unknown_commit_is_bad_input(base: str, tmp_path: Path) -> None:
     process = call("--", base, TMPDIR=str(tmp_path))
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
     remedy = "give a commit, branch or tag: BASE=main"
     assert err == f"error: unknown commit {base!r}; {remedy}\n"
@@ -226,7 +228,7 @@ def test_an_interruption_leaves_nothing(number: signal.Signals, tmp_path: Path) 
 
     until(runs, "it runs the code")
     process.send_signal(number)
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
     assert err == "error: interrupted\n"
     assert gone(started)

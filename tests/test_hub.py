@@ -1,4 +1,4 @@
-"""The hub pattern and its algorithms, by numbers: who talks, who trains, and what is merged."""
+"""The hub pattern and its algorithms, by numbers: which nodes send and train, what is merged."""
 
 import itertools
 import warnings
@@ -136,14 +136,14 @@ def test_the_literal_equation_is_no_average():
     assert found == pytest.approx([1.0, 1.0, 3 * 0.6, 3 * 0.8, 0.0])
 
 
-def test_who_asks_for_the_literal_equation_is_warned():
+def test_the_literal_equation_gives_a_warning():
     experiment = toy(HWA(normalise="literal"))
     with pytest.warns(PeerageWarning, match=r"Eq\. 5 of P2 as printed"):
         prepare(experiment)
     assert not list(HWA().caveats())
 
 
-def test_fedcurv_adds_up_what_its_clients_say_about_curvature():
+def test_fedcurv_sums_the_curvatures_of_its_clients():
     node = hub()
     algorithm = FedCurv()
     node.state = algorithm.init(node)
@@ -248,33 +248,35 @@ def test_a_client_subtracts_only_what_is_in_the_sums(round, known):
     assert algorithm.others(node, hub_message) is None
 
 
-class PeerProcess(FedCurv):
-    """Keeps what the hub heard, and what clients were told about the others."""
+class RecordingFedCurv(FedCurv):
+    """Records what the hub received, and the sums of the others that each client used."""
 
-    heard: ClassVar[dict[int, dict[int, tuple[Tensor, Tensor]]]]
-    told: ClassVar[list[tuple[int, int, tuple[Tensor, Tensor] | None]]]
+    received: ClassVar[dict[int, dict[int, tuple[Tensor, Tensor]]]]
+    penalties: ClassVar[list[tuple[int, int, tuple[Tensor, Tensor] | None]]]
 
     def merge(self, node: Node[Any], inbox: Inbox) -> None:
-        self.heard[node.round] = {
+        self.received[node.round] = {
             m.sender: (m.payload["f"].clone(), m.payload["fx"].clone()) for m in inbox.messages
         }
         super().merge(node, inbox)
 
     def others(self, node: Node[Any], hub_message: Any) -> tuple[Tensor, Tensor] | None:
         found = super().others(node, hub_message)
-        self.told.append((node.round, node.id, found))
+        self.penalties.append((node.round, node.id, found))
         return found
 
 
 @pytest.mark.parametrize("clients", [None, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_penalty_is_always_that_of_the_others_of_the_last_round(clients, seed):
-    PeerProcess.heard, PeerProcess.told = {}, []
+    RecordingFedCurv.received, RecordingFedCurv.penalties = {}, []
     work = LocalSGD(epochs=1, batch_size=8, lr=0.01)
-    simulate(toy(PeerProcess(work, clients=clients), rounds=12, seed=seed, faults={"loss": 0.5}))
-    assert PeerProcess.told
-    for round, client, found in PeerProcess.told:
-        last = PeerProcess.heard.get(round - 1, {})
+    simulate(
+        toy(RecordingFedCurv(work, clients=clients), rounds=12, seed=seed, faults={"loss": 0.5})
+    )
+    assert RecordingFedCurv.penalties
+    for round, client, found in RecordingFedCurv.penalties:
+        last = RecordingFedCurv.received.get(round - 1, {})
         others = [parts for sender, parts in last.items() if sender != client]
         if not last:
             assert found is None
@@ -319,7 +321,7 @@ def test_fedcurvs_information_is_a_mean_whatever_its_kind():
 # Who takes part
 
 
-def test_everybody_draws_the_same_clients_and_others_each_round():
+def test_all_nodes_draw_the_same_clients_and_others_each_round():
     algorithm = FedAvg(clients=2)
     graph = ((4,), (4,), (4,), (4,), (0, 1, 2, 3))
     drawn = []
@@ -354,7 +356,7 @@ def test_a_client_that_has_left_is_not_chosen():
     assert [n.node for n in report.nodes if "train_loss" in n.metrics] == [1, 3, 4]
 
 
-def test_a_hub_that_hears_nobody_keeps_its_model():
+def test_a_hub_without_messages_keeps_its_model():
     ended = simulate(toy(FedAvg(), faults={"links": 0.0}))
     assert torch.equal(ended.start[-1], ended.end[-1])
     assert ended.bytes == [0, 0, 0]
@@ -404,7 +406,7 @@ def test_the_hub_has_no_data_and_is_one_node_more(tmp_path):
     assert len(record.setup["parameters"]) == NODES + 1
     assert {row["node"] for row in result.rows if row["scope"] == "node"} == {NODES}
     assert [row["nodes"] for row in result.rows if row["scope"] == "network"] == [NODES] * 3
-    # The hub's model is everybody's.
+    # All nodes have the hub's model.
     assert len(result.parameters) == NODES + 1
     assert all(params is result.parameters[-1] for params in result.parameters)
     assert result.module(0)(blobs().test_x).shape == (30, 3)
@@ -419,7 +421,7 @@ def test_clients_and_nodes_without_a_hub_get_the_same_data():
     assert parts[0] == parts[1]
 
 
-def test_pooled_data_go_to_one_client():
+def test_centralised_data_go_to_one_client():
     world = prepare(Experiment(algorithm=FedAvg(), nodes=4, pooled=True))
     assert world.nodes == 2
     assert world.setup["examples"] == [1437]
@@ -492,7 +494,7 @@ def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "error"),
     [
         (
             {"algorithm": "fedavg", "topology": "ring"},
@@ -510,30 +512,30 @@ def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
             "normalise must be one of parameter, literal; got 'no'",
         ),
         ({"algorithm": "fedprox:mu=-1"}, "mu must be at least 0, got -1.0"),
-        ({"algorithm": "fedcurv:strength=-1"}, "strength must be a number from 0 up, got -1.0"),
+        ({"algorithm": "fedcurv:strength=-1"}, "strength must be a number of at least 0, got -1.0"),
         (
             {"algorithm": "fedprox", "local": {"correct": "proximal:mu=1"}},
             "fedprox corrects gradients itself; leave local.correct out",
         ),
     ],
 )
-def test_complaints(settings, complaint):
-    with pytest.raises(InputError, match=complaint):
+def test_bad_input_is_reported(settings, error):
+    with pytest.raises(InputError, match=error):
         Experiment(nodes=10, **settings)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "complaint"),
+    ("algorithm", "error"),
     [
         ("hwa:scope=body", "scope 'body' names no layer of the model"),
         ("dechw:scope=body", "scope 'body' names no layer of the model"),
         ("hwa:clients=51", "cannot select 51 clients among 50 nodes"),
     ],
 )
-def test_the_command_line_complains_before_it_writes_anything(algorithm, complaint, tmp_path):
+def test_the_command_line_reports_errors_before_it_writes_anything(algorithm, error, tmp_path):
     done = peerage(f"run --algorithm {algorithm} --out", tmp_path / "run")
     assert done.code == 2
-    assert complaint in done.err
+    assert error in done.err
     assert len(done.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""Imports point downwards only: a module may import what stands before it, and nothing else."""
+"""Imports point down only: a module may import modules of lower levels and of its own room."""
 
 import ast
 import importlib
@@ -76,7 +76,7 @@ def room(module: str) -> str:
     return f"{first}.{second}" if first == "net" and second else first
 
 
-def test_every_module_has_its_place():
+def test_every_module_has_a_level():
     assert {room(name) for name in MODULES} == set(LEVEL)
 
 
@@ -97,13 +97,13 @@ def test_algorithms_import_mathematics_only(name):
 
 
 def test_rooms_import_nothing_by_themselves():
-    """To import one module of a room must not load the whole room, with a few known faces."""
-    faces = {"__init__", "algorithms", "data", "experiment", "models"}
-    assert {name for name in ROOMS if imported(MODULES[name])} <= faces
+    """To import one module of a room must not load the whole room, with a few known exceptions."""
+    known = {"__init__", "algorithms", "data", "experiment", "models"}
+    assert {name for name in ROOMS if imported(MODULES[name])} <= known
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_rooms_have_no_circles_inside(name):
+def test_rooms_have_no_import_cycles(name):
     graph = {
         module: {other for other in imported(path) if room(other) == name}
         for module, path in MODULES.items()
@@ -120,7 +120,7 @@ def test_all_forms_of_imports_are_seen(tmp_path):
     path.write_text(
         "import numpy, peerage.state\n"
         "from peerage import specs, run\n"
-        "from peerage.engine.pool import Pool as deal\n"
+        "from peerage.engine.pool import Pool as other\n"
         "if TYPE_CHECKING:\n    from peerage import cli\n"
         "def late():\n    from peerage.report import html\n"
     )

@@ -56,7 +56,7 @@ def test_the_state_of_the_global_generator_changes_no_run():
     assert digest(0, {"name": "serial"}) == first
 
 
-def test_what_is_held_is_one_thread_and_is_given_back():
+def test_the_lock_holds_one_thread_and_gives_it_back():
     torch.set_num_threads(2)
     try:
         with exclusive_torch():

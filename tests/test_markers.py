@@ -1,4 +1,4 @@
-"""The marker `slow` tells the truth: what needs it is refused without it."""
+"""The marker `slow` is enforced: what needs it is blocked in tests without it."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ def work_in_a_pool() -> None:
     run(Experiment(nodes=2, topology="ring", rounds=1, model="logistic", engine={"name": "pool"}))
 
 
-REFUSED = {
+BLOCKED = {
     "a command": (lambda: subprocess.run([sys.executable, "-c", ""]), "starts a process"),
     "a fork": (lambda: os._exit(0) if os.fork() == 0 else os.wait(), "starts a process"),
     "the pool": (work_in_a_pool, "starts a process"),
@@ -33,28 +33,28 @@ REFUSED = {
 
 
 @pytest.mark.own_engine
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", BLOCKED)
 def test_fast_tests_stay_in_their_process(name: str, guard: Any) -> None:
-    act, told = REFUSED[name]
+    act, expected = BLOCKED[name]
     with pytest.raises(RuntimeError, match="without the marker slow") as caught:
         act()
-    assert told in str(caught.value)
-    assert len(guard.refused) == 1
-    guard.refused.clear()
+    assert expected in str(caught.value)
+    assert len(guard.blocked) == 1
+    guard.blocked.clear()
 
 
-def test_a_refusal_that_is_hidden_is_remembered(guard: Any) -> None:
+def test_a_caught_error_of_the_guard_is_remembered(guard: Any) -> None:
     with suppress(RuntimeError):
         subprocess.run([sys.executable, "-c", ""])
-    assert guard.refused == ["starts a process (subprocess.Popen)"]
-    guard.refused.clear()
+    assert guard.blocked == ["starts a process (subprocess.Popen)"]
+    guard.blocked.clear()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", BLOCKED)
 def test_slow_tests_may_do_all_of_it(name: str) -> None:
     with suppress(FileNotFoundError):  # of data that was never fetched
-        REFUSED[name][0]()
+        BLOCKED[name][0]()
 
 
 def test_the_pool_as_a_parameter_is_marked(

@@ -1,4 +1,4 @@
-"""Noise on messages: clipping by hand, laws of sensitivity, and epsilon by three other ways."""
+"""Noise on messages: clipping by hand, laws of sensitivity, and epsilon by three other methods."""
 
 import json
 import math
@@ -211,7 +211,7 @@ def test_results_are_new_tensors_of_the_same_kind(noise: Noise, dtype: torch.dty
         assert sent[name].data_ptr() not in (tensor.data_ptr(), references[name].data_ptr())
 
 
-def test_the_reference_is_the_mean_of_what_was_heard_last() -> None:
+def test_the_reference_is_the_mean_of_the_last_received_messages() -> None:
     privacy_filter = PrivacyFilter(Noise(clip=1.0))
     far = {"x": torch.tensor([100.0, 0.0]), "h": torch.tensor([0.0, 0.0])}
     torch.testing.assert_close(
@@ -235,12 +235,12 @@ def test_other_shapes_are_other_references() -> None:
     for size, value in ((2, 7.0), (3, 5.0)):
         sent = privacy_filter.release({"x": torch.full((size,), value)}, rng)
         assert torch.equal(sent["x"], torch.full((size,), value))
-    far = torch.tensor([9.0, 0.0, 0.0, 0.0])  # nobody sent four entries: measured from zero
+    far = torch.tensor([9.0, 0.0, 0.0, 0.0])  # no message had four entries: measured from zero
     torch.testing.assert_close(privacy_filter.release({"x": far}, rng)["x"], far / 9)
     torch.testing.assert_close(clipped({"x": far}, {"x": torch.ones(1)}, 1.0)["x"], far / 9)
 
 
-def test_messages_may_be_overwritten_after_they_were_heard() -> None:
+def test_messages_may_be_overwritten_after_the_reference_was_set() -> None:
     privacy_filter = PrivacyFilter(Noise(clip=1.0))
     message = torch.full((2,), 5.0)
     privacy_filter.set_reference([{"x": message}])
@@ -251,15 +251,15 @@ def test_messages_may_be_overwritten_after_they_were_heard() -> None:
 
 
 def test_a_chain_of_messages_moves_by_clip_at_most() -> None:
-    """Two nodes that hear each other: whatever a node does, a message starts from the last mean."""
-    privacy_filter, heard = PrivacyFilter(Noise(clip=0.25)), torch.zeros(4)
+    """Two neighbours: whatever a node does, a message starts from the last mean."""
+    privacy_filter, received = PrivacyFilter(Noise(clip=0.25)), torch.zeros(4)
     for step in range(5):
-        privacy_filter.set_reference([{"x": heard}, {"x": heard + 2.0}])
+        privacy_filter.set_reference([{"x": received}, {"x": received + 2.0}])
         sent = privacy_filter.release(
             {"x": torch.full((4,), 1e4 * (-1.0) ** step)}, partial(rng, step)
         )["x"]
-        assert float((sent - heard - 1.0).norm()) == pytest.approx(0.25, rel=1e-4)
-        heard = sent
+        assert float((sent - received - 1.0).norm()) == pytest.approx(0.25, rel=1e-4)
+        received = sent
 
 
 def test_releases_are_counted() -> None:
@@ -437,7 +437,7 @@ def test_the_account_of_a_run_without_guarantee(noise: Noise, reason: str) -> No
     json.dumps(record, allow_nan=False)
 
 
-def test_an_infinite_epsilon_is_none_and_said() -> None:
+def test_an_infinite_epsilon_is_none_with_an_explanation() -> None:
     record = privacy_report(Noise(sigma=1e-9, clip=1.0), [4])
     assert (record["epsilon"], record["epsilons"]) == (None, [None])
     assert "no useful bound" in record["guarantee"]
@@ -461,11 +461,11 @@ def test_an_old_package_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "error"),
     [
-        ({"sigma": -0.1}, "sigma must be a number from 0 up, got -0.1; use 0"),
-        ({"sigma": math.inf}, "sigma must be a number from 0 up, got inf"),
-        ({"sigma": math.nan}, "sigma must be a number from 0 up, got nan"),
+        ({"sigma": -0.1}, "sigma must be a number of at least 0, got -0.1; use 0"),
+        ({"sigma": math.inf}, "sigma must be a number of at least 0, got inf"),
+        ({"sigma": math.nan}, "sigma must be a number of at least 0, got nan"),
         ({"clip": 0.0}, "clip must be a number above 0, got 0.0; leave it out"),
         ({"clip": -1.0}, "clip must be a number above 0, got -1.0"),
         ({"clip": math.inf}, "clip must be a number above 0, got inf"),
@@ -475,10 +475,10 @@ def test_an_old_package_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> N
         ({"delta": math.nan}, "delta must lie in (0, 1), got nan"),
     ],
 )
-def test_bad_values_are_refused(options: dict[str, float], complaint: str) -> None:
+def test_bad_values_are_rejected(options: dict[str, float], error: str) -> None:
     with pytest.raises(InputError) as caught:
         Noise(**options)
-    assert complaint in str(caught.value)
+    assert error in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""The public face: complete, sorted, importable and documented."""
+"""The public names: complete, sorted, importable and documented."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 import peerage
 import peerage.aggregation
@@ -52,7 +52,7 @@ def test_type_checkers_see_the_same_names():
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_every_public_class_and_function_says_what_it_is(module):
+def test_every_public_class_and_function_has_a_docstring(module):
     silent = [
         name
         for name in public(module)
@@ -67,7 +67,7 @@ def said(module: ModuleType, name: str) -> bool:
     return bool(text.strip()) and not text.startswith(f"{name}(")
 
 
-def test_the_laws_of_the_contract_say_what_they_are():
+def test_the_laws_of_the_contract_have_docstrings():
     assert all(inspect.getdoc(law) for law in peerage.testing.LAWS.values())
 
 
@@ -75,5 +75,5 @@ def test_the_laws_of_the_contract_say_what_they_are():
 def test_importing_the_package_does_not_load_what_only_reports_need():
     code = "import sys, peerage; print({'matplotlib', 'pandas', 'typer'} & sys.modules.keys())"
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, check=True, timeout=PATIENCE, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, timeout=TIMEOUT, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"

@@ -113,7 +113,7 @@ def test_tables_are_as_strict_as_texts() -> None:
         ("regular:k=2.5", "topology 'regular': k cannot be '2.5': input should be a valid int"),
     ],
 )
-def test_complaints_name_the_value_and_the_remedy(text: str, message: str) -> None:
+def test_errors_name_the_value_and_the_remedy(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         specs.parse(text, "topology", TOPOLOGIES)
     assert message in str(caught.value)
@@ -250,7 +250,7 @@ def test_toml_keeps_every_number_and_every_character(x: float, n: int, text: str
     assert tomllib.loads(toml(table)) == table
 
 
-def test_several_values_for_an_algorithm_of_one_s_own(tmp_path: Path) -> None:
+def test_several_values_for_the_users_algorithm(tmp_path: Path) -> None:
     """From a text, through the file of a run, and in the name that reports give it."""
     file = tmp_path / "own.py"
     file.write_text(

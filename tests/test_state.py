@@ -144,7 +144,7 @@ def test_tensors_that_a_state_holds_twice_get_two_names():
     ],
     ids=lambda state: type(state).__name__,
 )
-def test_other_states_are_refused(state):
+def test_other_states_are_rejected(state):
     with pytest.raises(CheckpointError, match=f"of type {type(state).__name__} cannot be saved"):
         pack((state,), {}, "0.state")
 
@@ -158,7 +158,7 @@ def test_other_states_are_refused(state):
         7,
     ],
 )
-def test_trees_of_another_algorithm_are_refused(tree):
+def test_trees_of_another_algorithm_are_rejected(tree):
     with pytest.raises(CheckpointError, match="a state that init does not return"):
         unpack(tree, {}, EXAMPLE)
 
@@ -182,7 +182,7 @@ def test_fields_that_the_constructor_does_not_take_survive():
         assert same(vars(kept), {"x": torch.tensor([3.0, 4.0]), "norm": 7.0})
 
 
-def test_an_attribute_that_is_no_field_is_refused():
+def test_an_attribute_that_is_no_field_is_rejected():
     state = Derived(torch.zeros(1))
     state.extra = 1  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError, match="attribute 'extra' of Derived is not a field"):

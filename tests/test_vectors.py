@@ -123,7 +123,7 @@ def test_span_is_the_part_of_a_layer():
 
 
 @pytest.mark.parametrize("layers", [("0", "3"), ("nowhere",), ()])
-def test_span_refuses_what_is_not_one_part(layers):
+def test_span_rejects_what_is_not_one_part(layers):
     with pytest.raises(KeyError, match="not adjacent in"):
         Layout.of(three_layers().named_parameters()).span(*layers)
 

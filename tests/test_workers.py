@@ -53,7 +53,7 @@ def test_a_worker_finalises_its_own_garbage_and_none_that_it_inherits():
     assert FINALISED == ["object"]  # here, it is freed once
 
 
-def refuse(pipe: Connection) -> None:
+def fail(pipe: Connection) -> None:
     raise InputError("degree must be positive, got -1")
 
 
@@ -63,6 +63,6 @@ def end_early(pipe: Connection) -> None:
 
 def test_errors_of_a_worker_are_raised_here():
     with pytest.raises(InputError, match="degree must be positive, got -1"):
-        answers(refuse)
+        answers(fail)
     with pytest.raises(WorkerDied, match=r"^worker 0 \(process \d+\) ended \(3\)$"):
         answers(end_early)

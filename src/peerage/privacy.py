@@ -57,7 +57,7 @@ class Noise:
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < math.inf:
             raise InputError(
-                f"sigma must be a number from 0 up, got {self.sigma}; use 0 for no noise"
+                f"sigma must be a number of at least 0, got {self.sigma}; use 0 for no noise"
             )
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InputError(

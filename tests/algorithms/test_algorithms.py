@@ -32,7 +32,7 @@ Values = Sequence[Sequence[float]]  # node -> vector
 
 
 @dataclass
-class Stage:
+class ScriptedNetwork:
     """Nodes whose training and curvature are scripted, and the messages between them."""
 
     algorithm: Algorithm[Any]
@@ -41,18 +41,18 @@ class Stage:
     buffers: Values
     shapes: Sequence[int] | None = None  # sizes of the model's tensors; one tensor by default
     nodes: list[Node[Any]] = field(default_factory=list)
-    posted: list[Send] = field(default_factory=list)  # in the last round
+    sent_requests: list[Send] = field(default_factory=list)  # in the last round
     trained: list[Train] = field(default_factory=list)  # in the last round
-    judged: int = 0  # how often somebody asked for curvature, in all rounds
+    curvature_requests: int = 0  # in all rounds
     round: int = -1
 
-    def play(self, x: Values, h: Values, mute: Sequence[int] = ()) -> list[list[float]]:
+    def run_round(self, x: Values, h: Values, mute: Sequence[int] = ()) -> list[list[float]]:
         """One round: parameters after training, curvatures, and nodes whose messages are lost."""
         self.round += 1
-        self.posted, self.trained = [], []
+        self.sent_requests, self.trained = [], []
         if not self.nodes:
             self.nodes = [self.node(i, len(x[i])) for i in range(len(x))]
-        boxes: dict[tuple[int, int], Message] = {}
+        messages: dict[tuple[int, int], Message] = {}
         waiting = []
         for node in self.nodes:
             node.begin_round(self.round, self.graph)
@@ -61,12 +61,12 @@ class Stage:
             coroutine = self.algorithm.round(node)
             request = step(coroutine, None)
             while request is not None and not isinstance(request, Receive):
-                request = step(coroutine, self.answer(node, request, x, h, boxes))
+                request = step(coroutine, self.answer(node, request, x, h, messages))
             waiting.append((node, coroutine, request))
         for node, coroutine, request in waiting:
             if request is not None:
-                heard = [boxes[node.id, s] for s in request.senders if s not in mute]
-                assert step(coroutine, tuple(heard)) is None
+                received = [messages[node.id, s] for s in request.senders if s not in mute]
+                assert step(coroutine, tuple(received)) is None
         return [node.params.tolist() for node in self.nodes]
 
     def answer(
@@ -75,7 +75,7 @@ class Stage:
         request: Any,
         x: Values,
         h: Values,
-        boxes: dict[tuple[int, int], Message],
+        messages: dict[tuple[int, int], Message],
     ) -> Any:
         if isinstance(request, Train):
             self.trained.append(request)
@@ -83,12 +83,12 @@ class Stage:
             stats = TrainStats(0.0, 1, squares)
             return Trained(torch.tensor(x[node.id]), request.buffers, stats)
         if isinstance(request, Curvature):
-            self.judged += 1
+            self.curvature_requests += 1
             return torch.tensor(h[node.id])
         assert isinstance(request, Send)
-        self.posted.append(request)
+        self.sent_requests.append(request)
         for peer in request.to:
-            boxes[peer, node.id] = request.message
+            messages[peer, node.id] = request.message
         return None
 
     def node(self, id: int, size: int) -> Node[Any]:
@@ -125,27 +125,27 @@ def step(coroutine: Coroutine[Any, Any, None], answer: Any) -> Any:
     ],
 )
 def test_decavg_on_a_path(weights, expected):
-    stage = Stage(DecAvg(weights=weights), PATH, [10, 30, 60], [[0.0], [4.0], [10.0]])
-    found = stage.play(x=[[0.0], [4.0], [10.0]], h=[])
+    network = ScriptedNetwork(DecAvg(weights=weights), PATH, [10, 30, 60], [[0.0], [4.0], [10.0]])
+    found = network.run_round(x=[[0.0], [4.0], [10.0]], h=[])
     assert [value for [value] in found] == pytest.approx(expected)
     # Running statistics are averaged with the same weights.
-    assert [float(node.buffers) for node in stage.nodes] == pytest.approx(expected)
-    assert [set(sent.message.payload) for sent in stage.posted] == [{"x", "b"}] * 3
+    assert [float(node.buffers) for node in network.nodes] == pytest.approx(expected)
+    assert [set(sent.message.payload) for sent in network.sent_requests] == [{"x", "b"}] * 3
 
 
 def test_decavg_over_what_arrived():
-    stage = Stage(DecAvg(), PATH, [10, 30, 60], [[0.0]] * 3)
-    found = stage.play(x=[[0.0], [4.0], [10.0]], h=[], mute=[2])
+    network = ScriptedNetwork(DecAvg(), PATH, [10, 30, 60], [[0.0]] * 3)
+    found = network.run_round(x=[[0.0], [4.0], [10.0]], h=[], mute=[2])
     assert [value for [value] in found] == pytest.approx([3.0, 3.0, 8.0])
 
 
 def test_local_sends_nothing():
-    stage = Stage(Local(), PATH, [10, 30, 60], [[0.0]] * 3)
-    assert stage.play(x=[[0.0], [4.0], [10.0]], h=[]) == [[0], [4], [10]]
-    assert stage.posted == []
+    network = ScriptedNetwork(Local(), PATH, [10, 30, 60], [[0.0]] * 3)
+    assert network.run_round(x=[[0.0], [4.0], [10.0]], h=[]) == [[0], [4], [10]]
+    assert network.sent_requests == []
 
 
-def test_decavg_refuses_unknown_weights():
+def test_decavg_rejects_unknown_weights():
     known = "data, uniform, metropolis, graph"
     with pytest.raises(InputError, match=f"weights must be one of {known}; got 'degree'$"):
         DecAvg(weights="degree")
@@ -156,7 +156,7 @@ def test_decavg_refuses_unknown_weights():
 
 
 def test_decavg_may_combine_before_it_trains():
-    node = Stage(DecAvg(), ((1,), (0,)), [1, 1], [[0.0]] * 2).node(0, 1)
+    node = ScriptedNetwork(DecAvg(), ((1,), (0,)), [1, 1], [[0.0]] * 2).node(0, 1)
     node.begin_round(0, ((1,), (0,)))
     node.params = torch.tensor([2.0])
     coroutine = DecAvg(order="combine-first").round(node)
@@ -210,14 +210,16 @@ def test_means_of_the_same_vectors_are_computed_once():
     assert Inbox(analytic_gradients, 0, {}, shared).mean("x", half).tolist() == [14.0, 28.0]
 
 
-# CFA: node 1 of the path hears of node 0 (10 examples) and node 2 (60 examples)
+# CFA: node 1 of the path receives from node 0 (10 examples) and node 2 (60 examples)
 
 ALONE = ((), (), ())
 SPREAD = [[0.0], [4.0], [10.0]]
 
 
-def path_of_three(algorithm: Algorithm[Any], graph: tuple[tuple[int, ...], ...] = PATH) -> Stage:
-    return Stage(algorithm, graph, [10, 30, 60], SPREAD)
+def path_of_three(
+    algorithm: Algorithm[Any], graph: tuple[tuple[int, ...], ...] = PATH
+) -> ScriptedNetwork:
+    return ScriptedNetwork(algorithm, graph, [10, 30, 60], SPREAD)
 
 
 @pytest.mark.parametrize(
@@ -230,33 +232,33 @@ def path_of_three(algorithm: Algorithm[Any], graph: tuple[tuple[int, ...], ...] 
     ],
 )
 def test_cfa_on_a_path(epsilon, expected):
-    stage = path_of_three(CFA(epsilon=epsilon))
-    found = stage.play(x=SPREAD, h=[])
+    network = path_of_three(CFA(epsilon=epsilon))
+    found = network.run_round(x=SPREAD, h=[])
     assert [value for [value] in found] == pytest.approx(expected)
     # The buffers are as far apart as the models here, and go the same way.
-    assert [float(node.buffers) for node in stage.nodes] == pytest.approx(expected)
-    assert [set(sent.message.payload) for sent in stage.posted] == [{"x", "b"}] * 3
+    assert [float(node.buffers) for node in network.nodes] == pytest.approx(expected)
+    assert [set(sent.message.payload) for sent in network.sent_requests] == [{"x", "b"}] * 3
 
 
 @pytest.mark.parametrize("algorithm", [CFA(), CFA(epsilon=-1.0), DecDiff()], ids=str)
 def test_without_neighbours_or_messages_a_node_keeps_its_model(algorithm):
     alone = path_of_three(algorithm, ALONE)
-    assert alone.play(x=SPREAD, h=[]) == SPREAD
+    assert alone.run_round(x=SPREAD, h=[]) == SPREAD
     deaf = path_of_three(algorithm)
-    assert deaf.play(x=SPREAD, h=[], mute=[0, 1, 2]) == SPREAD
-    for stage in (alone, deaf):
-        assert [node.buffers.tolist() for node in stage.nodes] == SPREAD
+    assert deaf.run_round(x=SPREAD, h=[], mute=[0, 1, 2]) == SPREAD
+    for network in (alone, deaf):
+        assert [node.buffers.tolist() for node in network.nodes] == SPREAD
 
 
 def test_cfa_over_what_arrived():
-    stage = path_of_three(CFA(epsilon=-1.0))
-    found = stage.play(x=SPREAD, h=[], mute=[2])
-    # Node 1 hears of node 0 only, and still counts two neighbours.
+    network = path_of_three(CFA(epsilon=-1.0))
+    found = network.run_round(x=SPREAD, h=[], mute=[2])
+    # Node 1 receives from node 0 only, and still counts two neighbours.
     assert [value for [value] in found] == pytest.approx([4.0, 2.0, 4.0])
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.01, -0.5, -2.0, float("nan"), float("inf")])
-def test_cfa_refuses_a_step_that_is_none(epsilon):
+def test_cfa_rejects_a_step_that_is_none(epsilon):
     with pytest.raises(InputError) as caught:
         CFA(epsilon=epsilon)
     assert str(caught.value) == f"epsilon must lie in (0, 1] or be -1, got {epsilon}"
@@ -278,13 +280,13 @@ TENSORS = [[0.0, 0.0, 0.0], [3.0, 4.0, 12.0]]  # they differ by 5 and by 12, tog
     ids=str,
 )
 def test_decdiff_divides_by_the_norm_of_a_tensor_or_of_the_model(algorithm, moved):
-    stage = Stage(algorithm, PAIR, [1, 3], [[0.0], [8.0]], shapes=[2, 1])
-    up, down = stage.play(x=TENSORS, h=[])
+    network = ScriptedNetwork(algorithm, PAIR, [1, 3], [[0.0], [8.0]], shapes=[2, 1])
+    up, down = network.run_round(x=TENSORS, h=[])
     assert up == pytest.approx(moved)
     assert down == pytest.approx([a - b for a, b in zip(TENSORS[1], moved, strict=True)])
     # Running statistics stay each node's own, and are not sent.
-    assert [float(node.buffers) for node in stage.nodes] == [0.0, 8.0]
-    assert [set(sent.message.payload) for sent in stage.posted] == [{"x"}] * 2
+    assert [float(node.buffers) for node in network.nodes] == [0.0, 8.0]
+    assert [set(sent.message.payload) for sent in network.sent_requests] == [{"x"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -292,8 +294,8 @@ def test_decdiff_divides_by_the_norm_of_a_tensor_or_of_the_model(algorithm, move
     [("data", 60 / 7), ("uniform", 5.0)],  # of nodes 0 and 2, without node 1 itself
 )
 def test_decdiff_weighs_the_neighbours(weights, mean):
-    stage = path_of_three(DecDiff(weights=weights))
-    [first], [second], [third] = stage.play(x=SPREAD, h=[])
+    network = path_of_three(DecDiff(weights=weights))
+    [first], [second], [third] = network.run_round(x=SPREAD, h=[])
     delta = mean - 4
     assert second == pytest.approx(4 + delta / (delta + 1))
     assert (first, third) == pytest.approx((4 / 5, 10 - 6 / 7))  # one neighbour, whatever weights
@@ -309,7 +311,7 @@ entries = st.just(0.0) | st.floats(1e-3, 1e3) | st.floats(-1e3, -1e-3)
     st.sampled_from(["tensor", "model"]),
     st.floats(1, 10),
 )
-def test_a_step_of_decdiff_is_shorter_than_the_way_and_than_one(values, sizes, granularity, s):
+def test_a_step_of_decdiff_is_shorter_than_the_distance_and_than_one(values, sizes, granularity, s):
     delta = torch.tensor(values)
     step_taken = DecDiff(granularity=granularity, s=s).step(delta, sizes)
     blocks = sizes if granularity == "tensor" else [5]
@@ -333,7 +335,7 @@ def test_a_step_of_decdiff_is_shorter_than_the_way_and_than_one(values, sizes, g
     ],
 )
 @pytest.mark.parametrize("cls", [DecDiff, DecDiffVT])
-def test_decdiff_refuses_bad_options(cls, options, message):
+def test_decdiff_rejects_bad_options(cls, options, message):
     with pytest.raises(InputError) as caught:
         cls(**options)
     assert str(caught.value) == message
@@ -342,14 +344,14 @@ def test_decdiff_refuses_bad_options(cls, options, message):
 def test_decdiff_vt_trains_with_its_teacher_and_combines_as_decdiff():
     work = LocalSGD(epochs=2, batch_size=9, lr=0.3)
     taught, plain = path_of_three(DecDiffVT(work, confidence=0.9)), path_of_three(DecDiff(work))
-    assert taught.play(x=SPREAD, h=[]) == plain.play(x=SPREAD, h=[])
-    lesson = LocalSGD(epochs=2, batch_size=9, lr=0.3, loss=VirtualTeacher(0.9))
-    assert [order.work for order in taught.trained] == [lesson] * 3
+    assert taught.run_round(x=SPREAD, h=[]) == plain.run_round(x=SPREAD, h=[])
+    with_teacher = LocalSGD(epochs=2, batch_size=9, lr=0.3, loss=VirtualTeacher(0.9))
+    assert [order.work for order in taught.trained] == [with_teacher] * 3
     assert [order.work for order in plain.trained] == [work] * 3
     assert taught.algorithm.local.loss == CrossEntropy()  # what the experiment says stays
 
 
-def test_decdiff_vt_refuses_another_loss_and_a_bad_confidence():
+def test_decdiff_vt_rejects_another_loss_and_a_bad_confidence():
     with pytest.raises(InputError, match=r"has its own loss, got VirtualTeacher\(.* decdiff w"):
         DecDiffVT(LocalSGD(loss=VirtualTeacher(0.5)))
     with pytest.raises(InputError, match=r"confidence must lie in \(0, 1\], got 1\.5"):
@@ -362,18 +364,18 @@ FIRST = {"x": [[1.0, 1.0], [5.0, 5.0]], "h": [[3.0, 4.0], [0.0, 5.0]]}  # units 
 SECOND = {"x": [[0.0, 0.0], [10.0, 10.0]], "h": [[0.0, 2.0], [6.0, 8.0]]}  # units (0, 1), (.6, .8)
 
 
-def pair(algorithm: DecHW) -> Stage:
-    return Stage(algorithm, PAIR, [1, 3], [[0.0], [8.0]])
+def pair(algorithm: DecHW) -> ScriptedNetwork:
+    return ScriptedNetwork(algorithm, PAIR, [1, 3], [[0.0], [8.0]])
 
 
 def test_dechw_in_the_first_round():
-    stage = pair(DecHW(beta=0.3))  # beta does not count in the first round
+    network = pair(DecHW(beta=0.3))  # beta does not count in the first round
     # Only node 0 knows of the first entry; the second is (.8 * 1 + 1 * 5) / 1.8.
-    assert stage.play(**FIRST) == [pytest.approx([1.0, 5.8 / 1.8])] * 2
-    torch.testing.assert_close(stage.nodes[0].state.h, torch.tensor([0.6, 0.8]))
-    assert [set(sent.message.payload) for sent in stage.posted] == [{"x", "b", "h"}] * 2
+    assert network.run_round(**FIRST) == [pytest.approx([1.0, 5.8 / 1.8])] * 2
+    torch.testing.assert_close(network.nodes[0].state.h, torch.tensor([0.6, 0.8]))
+    assert [set(sent.message.payload) for sent in network.sent_requests] == [{"x", "b", "h"}] * 2
     # Running statistics follow the data, never the curvature.
-    assert [float(node.buffers) for node in stage.nodes] == [6.0, 6.0]
+    assert [float(node.buffers) for node in network.nodes] == [6.0, 6.0]
 
 
 @pytest.mark.parametrize(
@@ -400,23 +402,23 @@ def test_dechw_in_the_first_round():
     ids=str,
 )
 def test_dechw_in_the_second_round(algorithm, expected):
-    stage = pair(algorithm)
-    stage.play(**FIRST)
-    assert stage.play(**SECOND) == [pytest.approx(expected)] * 2
+    network = pair(algorithm)
+    network.run_round(**FIRST)
+    assert network.run_round(**SECOND) == [pytest.approx(expected)] * 2
     stopped = algorithm.theta == 1
-    assert all(("h" in sent.message.payload) == (not stopped) for sent in stage.posted)
+    assert all(("h" in sent.message.payload) == (not stopped) for sent in network.sent_requests)
 
 
 @pytest.mark.parametrize(
     ("after_stop", "expected"), [("average", [7.5, 7.5]), ("frozen", [5.0, 5.0])]
 )
 def test_dechw_after_theta_rounds(after_stop, expected):
-    stage = pair(DecHW(theta=2, after_stop=after_stop))
-    stage.play(**FIRST)
-    stage.play(**SECOND)
+    network = pair(DecHW(theta=2, after_stop=after_stop))
+    network.run_round(**FIRST)
+    network.run_round(**SECOND)
     # The accumulated curvature of both nodes is (.6, 1.8) when it stops.
     for _ in range(2):
-        assert stage.play(SECOND["x"], h=[]) == [pytest.approx(expected)] * 2
+        assert network.run_round(SECOND["x"], h=[]) == [pytest.approx(expected)] * 2
 
 
 @pytest.mark.parametrize("accumulate", ["sum", "ema"])
@@ -460,25 +462,25 @@ def test_a_node_of_dechw_that_joins_late_begins_with_its_whole_curvature(tmp_pat
 
 
 def test_dechw_without_curvature_averages_by_data():
-    stage = pair(DecHW())
-    assert stage.play(FIRST["x"], [[0.0, 0.0], [0.0, 0.0]]) == [[4.0, 4.0]] * 2
-    assert not stage.nodes[0].state.h.any()
+    network = pair(DecHW())
+    assert network.run_round(FIRST["x"], [[0.0, 0.0], [0.0, 0.0]]) == [[4.0, 4.0]] * 2
+    assert not network.nodes[0].state.h.any()
 
 
-def test_dechw_without_the_own_model():
-    stage = pair(DecHW(include_self=False))
+def test_dechw_without_the_nodes_own_model():
+    network = pair(DecHW(include_self=False))
     # Node 1 does not know of the first entry, so node 0 takes it by data, of which all is node 1's.
-    assert stage.play(**FIRST) == [[5.0, 5.0], [1.0, 1.0]]
-    assert [float(node.buffers) for node in stage.nodes] == [8.0, 0.0]
-    alone = Stage(DecHW(include_self=False), ((), ()), [1, 3], [[0.0], [8.0]])
-    assert alone.play(**FIRST) == [pytest.approx([1.0, 1.0]), pytest.approx([5.0, 5.0])]
+    assert network.run_round(**FIRST) == [[5.0, 5.0], [1.0, 1.0]]
+    assert [float(node.buffers) for node in network.nodes] == [8.0, 0.0]
+    alone = ScriptedNetwork(DecHW(include_self=False), ((), ()), [1, 3], [[0.0], [8.0]])
+    assert alone.run_round(**FIRST) == [pytest.approx([1.0, 1.0]), pytest.approx([5.0, 5.0])]
 
 
-def test_dechw_gives_no_frozen_weight_to_a_node_it_never_heard():
-    stage = pair(DecHW(theta=1, after_stop="frozen"))
-    stage.play(**FIRST, mute=[1])
-    [heard, knows_both] = stage.play(SECOND["x"], h=[])
-    assert heard == pytest.approx([0.0, 0.0])  # node 0 trusts itself only
+def test_dechw_gives_no_frozen_weight_to_a_node_without_messages():
+    network = pair(DecHW(theta=1, after_stop="frozen"))
+    network.run_round(**FIRST, mute=[1])
+    [received, knows_both] = network.run_round(SECOND["x"], h=[])
+    assert received == pytest.approx([0.0, 0.0])  # node 0 trusts itself only
     assert knows_both == pytest.approx([0.0, 10 / 1.8])
 
 
@@ -498,15 +500,15 @@ def test_dechw_asks_for_the_curvature_of_its_options():
 
 
 def test_online_curvature_comes_with_training_and_is_not_asked_for():
-    stage, asked = pair(DecHW(curvature="online")), pair(DecHW())
+    network, asked = pair(DecHW(curvature="online")), pair(DecHW())
     for values in (FIRST, SECOND):
-        assert stage.play(**values) == asked.play(**values)
-        assert [order.squares for order in stage.trained] == [True] * 2
+        assert network.run_round(**values) == asked.run_round(**values)
+        assert [order.squares for order in network.trained] == [True] * 2
         assert [order.squares for order in asked.trained] == [False] * 2
-    assert (stage.judged, asked.judged) == (0, 4)
+    assert (network.curvature_requests, asked.curvature_requests) == (0, 4)
     stopped = pair(DecHW(curvature="online", theta=1))
-    stopped.play(**FIRST)
-    stopped.play(SECOND["x"], h=[])
+    stopped.run_round(**FIRST)
+    stopped.run_round(SECOND["x"], h=[])
     assert [order.squares for order in stopped.trained] == [False] * 2  # no use for them any more
 
 
@@ -523,9 +525,9 @@ def test_the_scale_of_all_curvatures_together_does_not_matter(normalise, first, 
     x = [[1.0, 2.0, 3.0], [-4.0, 0.0, 9.0], [5.0, 5.0, -5.0]]
     ends = []
     for factor in (1.0, c):
-        stage = path_of_three(algorithm)
+        network = path_of_three(algorithm)
         for h in (first, second):
-            end = stage.play(x, [[factor * value for value in row] for row in h])
+            end = network.run_round(x, [[factor * value for value in row] for row in h])
         ends.append(torch.tensor(end))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-4)
 
@@ -533,22 +535,22 @@ def test_the_scale_of_all_curvatures_together_does_not_matter(normalise, first, 
 def test_dechw_with_uniform_weights_where_curvature_does_not_decide():
     nothing = [[0.0, 0.0], [0.0, 0.0]]
     silent = pair(DecHW(weights="uniform"))
-    assert silent.play(FIRST["x"], nothing) == [[3.0, 3.0]] * 2  # by data it would be 4
+    assert silent.run_round(FIRST["x"], nothing) == [[3.0, 3.0]] * 2  # by data it would be 4
     assert [float(node.buffers) for node in silent.nodes] == [4.0, 4.0]  # by data 6
     stopped = pair(DecHW(weights="uniform", theta=1))
     # Where there is curvature, it decides as ever.
-    assert stopped.play(**FIRST) == [pytest.approx([1.0, 5.8 / 1.8])] * 2
-    assert stopped.play(SECOND["x"], h=[]) == [[5.0, 5.0]] * 2  # by data it would be 7.5
+    assert stopped.run_round(**FIRST) == [pytest.approx([1.0, 5.8 / 1.8])] * 2
+    assert stopped.run_round(SECOND["x"], h=[]) == [[5.0, 5.0]] * 2  # by data it would be 7.5
 
 
 def test_dechw_notes_the_norm_of_each_curvature():
-    stage = pair(DecHW(theta=2))
-    stage.play(**FIRST)
-    assert [node.notes for node in stage.nodes] == [{"curvature": 5.0}] * 2
-    stage.play(**SECOND)
-    assert [node.notes for node in stage.nodes] == [{"curvature": 2.0}, {"curvature": 10.0}]
-    stage.play(SECOND["x"], h=[])
-    assert [node.notes for node in stage.nodes] == [{}, {}]  # none was computed
+    network = pair(DecHW(theta=2))
+    network.run_round(**FIRST)
+    assert [node.notes for node in network.nodes] == [{"curvature": 5.0}] * 2
+    network.run_round(**SECOND)
+    assert [node.notes for node in network.nodes] == [{"curvature": 2.0}, {"curvature": 10.0}]
+    network.run_round(SECOND["x"], h=[])
+    assert [node.notes for node in network.nodes] == [{}, {}]  # none was computed
 
 
 @pytest.mark.parametrize(
@@ -563,25 +565,25 @@ def test_dechw_notes_the_norm_of_each_curvature():
     ids=str,
 )
 def test_dechw_traces_an_entry_and_its_weight(options, entries, weights):
-    stage = pair(DecHW(trace=1, **options))
+    network = pair(DecHW(trace=1, **options))
     for values, entry, weight in zip((FIRST, SECOND), entries, weights, strict=True):
-        stage.play(**values)
-        found = [node.notes for node in stage.nodes]
+        network.run_round(**values)
+        found = [node.notes for node in network.nodes]
         assert [notes["entry"] for notes in found] == pytest.approx(entry)
         assert [notes["weight"] for notes in found] == pytest.approx(weight)
         assert all(set(notes) == {"curvature", "entry", "weight"} for notes in found)
 
 
 def test_the_traced_weight_is_that_by_data_where_there_is_no_curvature():
-    stage = pair(DecHW(trace=0))
-    stage.play(FIRST["x"], [[0.0, 1.0], [0.0, 1.0]])
-    assert [node.notes["weight"] for node in stage.nodes] == [0.25, 0.75]
-    alone = Stage(DecHW(trace=1, include_self=False), ((), ()), [1, 3], [[0.0], [8.0]])
-    alone.play(**FIRST)
+    network = pair(DecHW(trace=0))
+    network.run_round(FIRST["x"], [[0.0, 1.0], [0.0, 1.0]])
+    assert [node.notes["weight"] for node in network.nodes] == [0.25, 0.75]
+    alone = ScriptedNetwork(DecHW(trace=1, include_self=False), ((), ()), [1, 3], [[0.0], [8.0]])
+    alone.run_round(**FIRST)
     assert [node.notes["weight"] for node in alone.nodes] == [1.0, 1.0]
 
 
-def test_a_trace_beyond_the_model_is_refused_before_any_training():
+def test_a_trace_beyond_the_model_is_rejected_before_any_training():
     node = pair(DecHW()).node(0, 2)
     DecHW(trace=1).check_layout(node.layout)
     with pytest.raises(InputError) as caught:
@@ -611,7 +613,7 @@ def test_a_trace_beyond_the_model_is_refused_before_any_training():
         ),
     ],
 )
-def test_dechw_refuses_bad_options(options, message):
+def test_dechw_rejects_bad_options(options, message):
     with pytest.raises(InputError) as caught:
         DecHW(**options)
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""DESA by numbers: its losses by hand, who sends what to whom, synthesis, and the cache."""
+"""DESA by numbers: its losses by hand, which messages are sent, synthesis, and the cache."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -117,7 +117,7 @@ def one_anchor(taught: float) -> dict[str, Tensor]:
     [
         ({}, 1.0, log(2) + 0.1 * log(2) + 0.9 * 4 * KL),
         ({"kl_reduction": "mean"}, 1.0, log(2) + 0.1 * log(2) + 0.9 * 2 * KL),
-        ({}, 0.0, log(2) + 0.1 * log(2)),  # nobody said anything about it
+        ({}, 0.0, log(2) + 0.1 * log(2)),  # no message was about it
         ({"alpha": 0.5}, 1.0, log(2) + 0.5 * log(2) + 0.5 * 4 * KL),
         ({"lambda_own": 3.0, "lambda_kd": 2.0}, 1.0, 3 * log(2) + 0.2 * log(2) + 1.8 * 4 * KL),
         ({"lambda_kd": 0.0}, 1.0, log(2)),
@@ -163,7 +163,7 @@ def test_features_of_anchors_are_detached():
     assert not torch.autograd.grad(value, module[0].weight)[0].any()
 
 
-def test_an_anchor_batch_is_as_large_as_the_own_batch_and_drawn_anew():
+def test_an_anchor_batch_is_as_large_as_the_local_batch_and_redrawn():
     seen: list[Tensor] = []
     module = identity()
     module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -191,28 +191,28 @@ def test_features_are_what_the_last_linear_layer_sees():
     assert not module[2]._forward_pre_hooks
 
 
-def test_a_model_without_features_is_refused():
+def test_a_model_without_features_is_rejected():
     with pytest.raises(InputError, match=r"Sequential has no linear layer.*ends with one"):
         head_layer(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()))
 
 
-# Who sends what to whom: three nodes on a path, synthesis and models scripted
+# Which messages are sent: three nodes on a path, synthesis and models scripted
 
 
-def play(
+def run_scripted(
     algorithm: DESA,
     made: Sequence[dict[int, Tensor]],
     rounds: int = 1,
     graph: tuple[tuple[int, ...], ...] = PATH,
     lost: Callable[[int, int, int], bool] = lambda round, sender, to: False,
 ) -> tuple[list[Node[Any]], list[list[Train]], list[list[Send]]]:
-    """The nodes, and for each round their orders of training and what they sent."""
-    nodes = [actor(i, len(made)) for i in range(len(made))]
+    """The nodes, and for each round their requests for training and what they sent."""
+    nodes = [scripted_node(i, len(made)) for i in range(len(made))]
     trained, sent = [], []
     for round in range(rounds):
         orders: list[Train] = []
-        posted: list[Send] = []
-        boxes: dict[tuple[int, int], deque[Message]] = {}
+        sent_now: list[Send] = []
+        queues: dict[tuple[int, int], deque[Message]] = {}
         live = []
         for node in nodes:
             node.begin_round(round, graph)
@@ -225,31 +225,31 @@ def play(
                     reply = None
                     if isinstance(request, Synthesise):
                         reply = made[node.id]
-                    elif isinstance(request, Logits):  # says who speaks, and of what
+                    elif isinstance(request, Logits):  # returns the sender and the examples
                         reply = request.x[:, :1] + torch.tensor([100.0 * node.id, 0.0])
                     elif isinstance(request, Train):
                         orders.append(request)
                         reply = Trained(request.params, request.buffers, TrainStats(0.0, 1))
                     elif isinstance(request, Send):
-                        posted.append(request)
+                        sent_now.append(request)
                         message = request.message
                         for to in request.to:
                             if not lost(round, node.id, to):
-                                boxes.setdefault((to, node.id), deque()).append(message)
+                                queues.setdefault((to, node.id), deque()).append(message)
                     request = advance(coroutine, reply)
                 if request is not None:
                     waiting.append((node, coroutine, request))
             live = [
-                (node, coroutine, tuple(heard(boxes, node.id, request)))
+                (node, coroutine, tuple(received(queues, node.id, request)))
                 for node, coroutine, request in waiting
             ]
         trained.append(orders)
-        sent.append(posted)
+        sent.append(sent_now)
     return nodes, trained, sent
 
 
-def heard(boxes: dict[tuple[int, int], deque[Message]], own: int, request: Receive) -> Any:
-    found = [boxes.get((own, sender)) for sender in request.senders]
+def received(queues: dict[tuple[int, int], deque[Message]], own: int, request: Receive) -> Any:
+    found = [queues.get((own, sender)) for sender in request.senders]
     return [box.popleft() for box in found if box]
 
 
@@ -260,7 +260,7 @@ def advance(coroutine: Any, answer: Any) -> Any:
         return None
 
 
-def actor(id: int, count: int) -> Node[Any]:
+def scripted_node(id: int, count: int) -> Node[Any]:
     return Node(
         id=id,
         num_nodes=count,
@@ -287,7 +287,7 @@ MADE = [
 
 
 def test_anchors_are_means_over_the_nodes_that_hold_the_class():
-    nodes, _, _ = play(SMALL, MADE)
+    nodes, _, _ = run_scripted(SMALL, MADE)
     for node in nodes:  # also of node 0, which is no neighbour of node 2
         assert list(node.state) == ["class0", "class1"]  # nobody holds class 2
         assert node.state["class0"].flatten().tolist() == [3.0, 3.0]
@@ -295,7 +295,7 @@ def test_anchors_are_means_over_the_nodes_that_hold_the_class():
 
 
 def test_synthetic_examples_go_to_all_nodes_once_and_logits_to_neighbours():
-    _, _, [first, second] = play(SMALL, MADE, rounds=2)
+    _, _, [first, second] = run_scripted(SMALL, MADE, rounds=2)
     synthetic, logits = first[:3], first[3:]
     assert [set(send.to) for send in synthetic] == [{1, 2}, {0, 2}, {0, 1}]
     assert [set(send.message.payload) for send in synthetic] == [
@@ -311,7 +311,7 @@ def test_synthetic_examples_go_to_all_nodes_once_and_logits_to_neighbours():
 
 
 def test_the_teacher_is_the_mean_of_the_neighbours_without_oneself():
-    _, [orders], _ = play(SMALL, MADE)
+    _, [orders], _ = run_scripted(SMALL, MADE)
     # Of anchor v, node i says (v + 100 i, v).
     values = torch.tensor([3.0, 3.0, 20.0, 30.0])
     for order, others in zip(orders, [100.0, 100.0, 100.0], strict=True):  # node 1; 0 and 2; node 1
@@ -323,15 +323,17 @@ def test_the_teacher_is_the_mean_of_the_neighbours_without_oneself():
 
 
 def test_without_neighbours_there_are_anchors_but_no_teacher():
-    _, [orders], sent = play(SMALL, MADE, graph=((), (2,), (1,)))
+    _, [orders], sent = run_scripted(SMALL, MADE, graph=((), (2,), (1,)))
     assert orders[0].tensors["taught"].tolist() == [0.0] * 4
     assert orders[1].tensors["taught"].tolist() == [1.0] * 4
     assert [len(send.to) for send in sent[0]] == [2, 2, 2, 0, 1, 1]
 
 
 def test_lost_messages_leave_nodes_with_fewer_classes_and_no_confusion():
-    # Node 1 hears of class 1 from nobody; what neighbours say of it does not touch its anchors.
-    nodes, [orders], sent = play(SMALL, MADE, lost=lambda _, sender, to: to == 1 and sender != 1)
+    # Node 1 gets no example of class 1; messages of neighbours about it do not change its anchors.
+    nodes, [orders], sent = run_scripted(
+        SMALL, MADE, lost=lambda _, sender, to: to == 1 and sender != 1
+    )
     assert list(nodes[1].state) == ["class0"]
     assert nodes[1].state["class0"].flatten().tolist() == [5.0, 6.0]
     assert orders[1].tensors["taught"].tolist() == [0.0, 0.0]
@@ -341,7 +343,7 @@ def test_lost_messages_leave_nodes_with_fewer_classes_and_no_confusion():
 
 
 def test_without_any_anchor_a_node_trains_on_its_own_data():
-    nodes, [orders], sent = play(SMALL, [{}, {}, {}])
+    nodes, [orders], sent = run_scripted(SMALL, [{}, {}, {}])
     assert [node.state for node in nodes] == [{}, {}, {}]
     assert [order.work for order in orders] == [SMALL.local] * 3
     assert not any(send.message.payload for send in sent[0])
@@ -359,7 +361,7 @@ def test_bytes_are_those_of_synthetic_examples_once_and_of_logits_on_anchors():
     assert ended.bytes == [synthetic + logits, logits, logits]
 
 
-def test_models_are_judged_after_the_training_of_the_round():
+def test_models_are_evaluated_after_the_training_of_the_round():
     result = run(toy(SMALL, evaluation={"at": "exchange"}, rounds=1))
     at_end = run(toy(SMALL, evaluation={"at": "end"}, rounds=1))
     losses = [row["loss"] for row in result.rows if row["scope"] == "network"]
@@ -373,7 +375,7 @@ def test_architectures_may_differ():
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_a_correction_of_the_gradient_goes_with_the_lesson():
+def test_a_correction_of_the_gradient_works_with_the_model_loss():
     work = replace(SMALL.local, correct=Proximal(1e6), lr=1e-7)
     pulled = simulate(toy(replace(SMALL, local=work)))
     free = simulate(toy(replace(SMALL, local=replace(work, correct=None))))
@@ -405,7 +407,7 @@ def test_it_learns_classes_that_a_node_has_never_seen():
     y = blobs().train_y
     parts = tuple(tuple((y == node % CLASSES).nonzero().flatten().tolist()) for node in range(3))
     settings: dict[str, Any] = {"nodes": 3, "topology": "complete", "rounds": 15}
-    settings["partition"] = Dealt(parts)
+    settings["partition"] = Assigned(parts)
     work = LocalSGD(batch_size=32, lr=0.2)
     alone = accuracy(run(toy(Local(work), **settings)))
     taught = accuracy(run(toy(DESA(work, ipc=5, iterations=100), **settings)))
@@ -418,7 +420,7 @@ def accuracy(result: Result) -> float:
     return float([row["accuracy"] for row in result.rows if row["scope"] == "network"][-1])
 
 
-class Dealt:
+class Assigned:
     """The partition that gives every node these examples."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
@@ -435,7 +437,7 @@ class Dealt:
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
         ({"batch": -1}, "batch must be at least 1, got -1"),
         ({"width": 0}, "width must be at least 1, got 0"),
-        ({"lambda_kd": -1.0}, "lambda_kd must be a number from 0 up, got -1.0"),
+        ({"lambda_kd": -1.0}, "lambda_kd must be a number of at least 0, got -1.0"),
         ({"temperature": 0.0}, "temperature must be a number above 0, got 0.0"),
         ({"contrast_temperature": float("nan")}, "contrast_temperature must be a number above 0"),
         ({"alpha": 1.5}, "alpha must lie in [0, 1], got 1.5"),
@@ -444,7 +446,7 @@ class Dealt:
     ],
     ids=str,
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(InputError) as caught:
         DESA(**options)
     assert message in str(caught.value)
@@ -671,7 +673,7 @@ def folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip_a_bit, empty, without_seal, folder])
-def test_a_damaged_file_is_made_anew(cache, calls, damage):
+def test_a_damaged_file_is_rebuilt(cache, calls, damage):
     first = REQUEST.run(build_flat(cache))
     [path] = (cache / "anchors").iterdir()
     damage(path)
@@ -720,7 +722,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     assert work_cache() is None
 
 
-def test_logits_are_what_the_model_says():
+def test_logits_are_the_outputs_of_the_model():
     bench = build_flat(None)
     model = bench.models["net"]
     params = torch.randn(model.layout.size, generator=torch_stream(0, "params"))

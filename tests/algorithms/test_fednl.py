@@ -38,7 +38,7 @@ Matrix = NDArray[np.float64]
 DATA = blobs()
 P = 5  # numbers of a problem: four inputs and the bias
 EQUAL = tuple(tuple(range(start, EXAMPLES, 4)) for start in range(4))  # four clients
-ALIKE = (tuple(range(EXAMPLES)),) * 4  # with the same data: any of them speak for all
+ALIKE = (tuple(range(EXAMPLES)),) * 4  # with the same data: any of them represent all
 
 
 def experiment(algorithm: FedNL, parts: tuple[tuple[int, ...], ...], **more: Any) -> Experiment:
@@ -256,7 +256,7 @@ def test_hub_and_clients_agree_on_what_was_learned(start, more, clients):
     assert np.isfinite(found.rows).all()
 
 
-def test_who_joins_late_and_who_leaves():
+def test_clients_that_join_late_or_leave():
     faults = {"join": "1@3", "leave": "2@4"}
     trace(FedNL(penalty=0.05), unequal_parts(), 8, agree, faults=faults)
 
@@ -307,7 +307,7 @@ def test_bytes_by_hand(option, start):
         FedNL(option=option, rank=2, start=start, penalty=0.5), unequal_parts(), rounds=3
     ).bytes
     model = 4 * CLASSES * P
-    down = model + 8 * NODES  # x, and the round in which each client was heard last
+    down = model + 8 * NODES  # x, and the round in which each client was last received
     distance = 4 * CLASSES * (option == 2)
     triangle, factors = 4 * CLASSES * P * (P + 1) // 2, 4 * CLASSES * 2 * (P + 1)
     later = NODES * (down + model + distance + factors)
@@ -458,7 +458,7 @@ def test_a_shift_is_enough_or_else_eigenvalues_are_lifted():
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "error"),
     [
         ({"rank": 0}, "rank must be at least 1, got 0"),
         ({"penalty": 0.0}, "penalty must be a number above 0, got 0.0"),
@@ -472,8 +472,8 @@ def test_a_shift_is_enough_or_else_eigenvalues_are_lifted():
         ({"clients": 0}, "clients must be at least 1"),
     ],
 )
-def test_bad_options(options, complaint):
-    with pytest.raises(InputError, match=complaint):
+def test_bad_options(options, error):
+    with pytest.raises(InputError, match=error):
         FedNL(**options)
 
 
@@ -489,17 +489,17 @@ def test_options_on_the_command_line(text):
     assert isinstance(Experiment(algorithm=text).algorithm, FedNL)
 
 
-def test_other_models_are_refused():
+def test_other_models_are_rejected():
     with pytest.raises(InputError, match=r"layers hidden1, head; use --model logistic"):
         run(experiment(FedNL(), unequal_parts(), model="mlp:hidden=8"))
 
 
-def test_a_rank_above_the_size_of_the_problem_is_refused():
+def test_a_rank_above_the_size_of_the_problem_is_rejected():
     run(experiment(FedNL(rank=P), unequal_parts(), rounds=1))
     with pytest.raises(InputError, match="rank 6 is more than the 5 rows"):
         run(experiment(FedNL(rank=P + 1), unequal_parts(), rounds=1))
 
 
-def test_it_takes_no_orders_about_training():
+def test_it_has_no_local_training_settings():
     with pytest.raises(InputError, match="has no local training settings"):
         experiment(FedNL(), unequal_parts(), local={"lr": 0.1})

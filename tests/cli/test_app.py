@@ -1,4 +1,4 @@
-"""What the commands print and write, on runs that take a moment."""
+"""What the commands print and write, on very short runs."""
 
 import json
 import tomllib
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import typer
-from support.command_line import TINY, Outcome, complaint, flags, peerage, start
-from support.processes import PATIENCE
+from support.command_line import TINY, Outcome, error_line, flags, peerage, start
+from support.processes import TIMEOUT
 
 from peerage.cli.app import app
 from peerage.cli.run import split_specs
@@ -89,7 +89,7 @@ def test_run_shows_progress_on_standard_error_only() -> None:
 @pytest.mark.slow
 def test_a_real_process_prints_the_same() -> None:
     process = start(f"run {QUICK} --json --out there", cwd=Path.cwd())
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, "round 2/2" in err) == (0, True)
     assert json.loads(out)["digest"] == last_json(f"run {QUICK} --json --out here")["digest"]
 
@@ -132,7 +132,7 @@ def test_starts_are_shared_or_independent() -> None:
     assert consensus["independent"] > 0.1
 
 
-def test_models_are_judged_before_or_after_averaging() -> None:
+def test_models_are_evaluated_before_or_after_averaging() -> None:
     # One full average: at the end all nodes are the same, before it they are not.
     line = "run --nodes 4 --topology complete --partition iid --epochs 1 --model logistic"
     line += " --algorithm decavg:weights=uniform --engine serial --rounds 1 --json"
@@ -187,7 +187,7 @@ def test_a_run_ends_at_its_target() -> None:
 
 def test_a_trace_beyond_the_model_is_one_line(engine: dict[str, Any]) -> None:
     line = f"run {TINY} --rounds 1 {flags(engine)} --json --out"
-    message = complaint(peerage(f"{line} wrong --algorithm dechw:trace=650"))
+    message = error_line(peerage(f"{line} wrong --algorithm dechw:trace=650"))
     assert message == "trace=650 is not a parameter in scope=all, which has 0 to 649"
     ok(f"{line} right --algorithm dechw:trace=649")
     assert sorted(RunRecord.load(Path("right")).notes("weight")) == [0, 1, 2, 3]
@@ -305,7 +305,7 @@ def test_verify_finds_a_number_that_was_changed(finished: Path) -> None:
     refuted(f"node 2, round 1: accuracy was 0.999, is now {true}")
 
 
-def test_verify_finds_a_row_that_was_taken_away(finished: Path) -> None:
+def test_verify_finds_a_missing_row(finished: Path) -> None:
     path = finished / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))
@@ -330,7 +330,7 @@ def test_verify_finds_another_seed(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "recipes"])
-def test_list_tells_something_about_every_entry(family: str) -> None:
+def test_list_describes_every_entry(family: str) -> None:
     known = recipes() if family == "recipes" else FAMILIES[family]
     listed = last_json(f"list {family} --json")[family]
     assert [entry["name"] for entry in listed] == list(known)
@@ -351,17 +351,19 @@ def test_options_are_listed_with_their_defaults() -> None:
     assert options["edge-list"] == "path=...,directed=false,weighted=false"
 
 
-def test_data_list_tells_what_is_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_list_shows_the_state_of_every_data_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PEERAGE_DATA", str(home / "data"))
     listed = last_json("data list --json")
     assert listed["cache"] == str(home / "data")
     assert listed["datasets"]["digits"] == "built in"
     fetched = {name: listed["datasets"][name] for name in ("mnist", "fashion-mnist", "cifar10")}
     assert set(fetched.values()) == {"missing"}
-    shelf = home / "data" / "mnist"
-    shelf.mkdir(parents=True)
+    folder_of_mnist = home / "data" / "mnist"
+    folder_of_mnist.mkdir(parents=True)
     for content in PUBLISHED["mnist"].files:
-        (shelf / content.name).write_bytes(b"something else")
+        (folder_of_mnist / content.name).write_bytes(b"something else")
     lines = ok("data list").lines
     assert "mnist           altered  (peerage data get mnist --again)" in lines
     assert "cifar10         missing  (peerage data get cifar10)" in lines
@@ -441,7 +443,7 @@ def test_run_has_the_promised_flags() -> None:
         assert f"--{flag} " in text
 
 
-def test_the_help_of_up_tells_how_long_peers_wait() -> None:
+def test_the_help_of_up_states_how_long_peers_wait() -> None:
     shown = {option.name: option.default for option in COMMANDS["up"].params}
     assert Timeouts(start=shown["start_timeout"], message=shown["message_timeout"]) == Timeouts()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.identities import days_from_now, files, serial_of
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity
@@ -97,14 +97,14 @@ def test_bad_input_is_one_line_and_changes_nothing(
     shared: Authority, line: str, expected: str
 ) -> None:
     before = files(shared.folder)
-    assert expected in complaint(peerage(f"certs {line} --folder", shared.folder))
+    assert expected in error_line(peerage(f"certs {line} --folder", shared.folder))
     assert files(shared.folder) == before
 
 
 @pytest.mark.parametrize("line", ["add node-1", "list", "revoke node-1"])
 def test_without_an_authority(tmp_path: Path, line: str) -> None:
     folder = tmp_path / "none"
-    said = complaint(peerage(f"certs {line} --folder", folder))
+    said = error_line(peerage(f"certs {line} --folder", folder))
     assert said.endswith(f"create an authority with `peerage certs init --folder {folder}`")
     assert not folder.exists()
 
@@ -113,7 +113,7 @@ def test_without_an_authority(tmp_path: Path, line: str) -> None:
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
-    said = complaint(peerage(f"certs {line} --folder", tmp_path / "certs"))
+    said = error_line(peerage(f"certs {line} --folder", tmp_path / "certs"))
     assert said.endswith('pip install "peerage[net]"')
     assert not (tmp_path / "certs").exists()
 
@@ -124,7 +124,7 @@ def test_the_commands_load_without_the_library() -> None:
         "import sys; sys.modules['cryptography'] = None; import peerage.cli.certs;"
         "assert 'peerage.net.trust.certs' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
 
 
 def test_every_command_has_help() -> None:

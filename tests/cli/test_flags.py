@@ -1,4 +1,4 @@
-"""The table of flags: every row leads to a key of the experiment, and some rule out others."""
+"""The table of flags: every row sets a key of the experiment, and some exclude others."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
@@ -47,7 +47,7 @@ def test_what_a_flag_rules_out_gives_way_unless_it_is_given_too(
     assert read_changes(dict(reversed(given.items()))) == expected
 
 
-def test_words_of_the_command_line_are_stored_as_files_write_them() -> None:
+def test_values_of_the_command_line_are_stored_as_in_files() -> None:
     values = FLAGS["eval-at"].values
     assert set(values.values()) == set(get_args(pg.Evaluation.model_fields["at"].annotation))
     for word, stored in values.items():

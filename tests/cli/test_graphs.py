@@ -15,7 +15,7 @@ def answer(line: str, *more: object) -> dict[str, Any]:
     return found
 
 
-def test_diffuse_says_where_the_deviations_go() -> None:
+def test_diffuse_prints_the_limits_of_the_deviations() -> None:
     found = answer("diffuse --topology complete --nodes 100 --rounds 5 --noise 0 --parameters 4000")
     assert len(found["sigma_ap"]) == len(found["sigma_an"]) == 6
     assert found["gain"] == pytest.approx(10)
@@ -72,7 +72,7 @@ def test_plan_warns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "error"),
     [
         ("diffuse --rounds 0", "rounds must be at least 1, got 0"),
         ("diffuse --noise -1", "noise must lie between 0 and 1e+12 times init, got -1.0"),
@@ -95,8 +95,8 @@ def test_plan_warns() -> None:
         ("run --assortativity 0.99", "do not allow an assortativity of 0.99"),
     ],
 )
-def test_bad_input_is_one_line(line: str, complaint: str) -> None:
+def test_bad_input_is_one_line(line: str, error: str) -> None:
     ended = peerage(line)
     assert ended.code == 2
-    assert complaint in ended.err
+    assert error in ended.err
     assert ended.err.count("\n") == 1

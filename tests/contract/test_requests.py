@@ -1,4 +1,4 @@
-"""What an algorithm may await, on both engines: small algorithms that note what they see.
+"""What an algorithm may await, on both engines: small algorithms that record what they see.
 
 They note numbers in the first entries of their parameters, which is what a run gives back.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.networking import play as connect
+from support.networking import run_peers
 from torch import Tensor, nn
 
 from peerage import Algorithm, Compute, DecAvg, Node, PeerageError, RunRecord, run
@@ -31,7 +31,7 @@ def note(node: Node[Any], *values: float) -> None:
     node.params[-1] = len(node.state)
 
 
-def play(algorithm: Algorithm[Any], **changes: Any) -> list[list[float]]:
+def states_after(algorithm: Algorithm[Any], **changes: Any) -> list[list[float]]:
     """What every node has noted at the end of a run."""
     settings = {"rounds": 1, "topology": "complete"}
     result = run(toy(algorithm, **(settings | changes)))
@@ -65,7 +65,7 @@ class Ordered(Algorithm[Any]):
 
 
 def test_messages_between_two_nodes_arrive_in_order(engine):
-    for node, seen in enumerate(play(Ordered(), engine=engine)):
+    for node, seen in enumerate(states_after(Ordered(), engine=engine)):
         assert seen == [10 * peer + i for i in range(3) for peer in others(node)]
 
 
@@ -83,7 +83,7 @@ class Private(Algorithm[Any]):
 
 
 def test_every_recipient_can_get_a_message_of_its_own(engine):
-    for node, seen in enumerate(play(Private(), engine=engine)):
+    for node, seen in enumerate(states_after(Private(), engine=engine)):
         assert seen == [10 * peer + node for peer in reversed(others(node))]
 
 
@@ -104,7 +104,7 @@ class Headers(Algorithm[Any]):
 
 def test_messages_say_what_weights_need(engine):
     path = nx.path_graph(NODES)
-    for node, seen in enumerate(play(Headers(), engine=engine, topology=path)):
+    for node, seen in enumerate(states_after(Headers(), engine=engine, topology=path)):
         senders = sorted([node, *path[node]])
         assert seen == [v for s in senders for v in (s, len(unequal_parts()[s]), path.degree[s])]
 
@@ -122,13 +122,13 @@ class SitsOut(Algorithm[Any]):
 
 def test_a_node_that_sits_out_leaves_a_short_inbox(engine):
     # What is sent to the absent node is gone: it does not turn up in the round after.
-    for node, seen in enumerate(play(SitsOut(), engine=engine, rounds=2)):
+    for node, seen in enumerate(states_after(SitsOut(), engine=engine, rounds=2)):
         rounds = [[peer for peer in range(NODES) if peer != r] for r in range(2) if r != node]
         assert seen == [float(peer) for round in rounds for peer in round]
 
 
 @dataclass(frozen=True)
-class HeardOnce(Algorithm[Any]):
+class ReceivesOnce(Algorithm[Any]):
     """The centre of a star sends one message and is asked for two."""
 
     async def round(self, node: Node[Any]) -> None:
@@ -140,7 +140,9 @@ class HeardOnce(Algorithm[Any]):
 
 
 def test_a_sender_that_has_finished_is_not_waited_for(engine):
-    assert play(HeardOnce(), engine=engine, topology="star")[1:] == [[1, 0]] * (NODES - 1)
+    assert states_after(ReceivesOnce(), engine=engine, topology="star")[1:] == [[1, 0]] * (
+        NODES - 1
+    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def test_several_exchanges_in_a_round(engine):
         w[i, j] = w[j, i] = 1 / (1 + max(path.degree[i], path.degree[j]))
     w += np.diag(1 - w.sum(1))
     expected = w @ w @ w @ np.arange(NODES)
-    seen = np.array(play(Gossip(), engine=engine, topology=path))
+    seen = np.array(states_after(Gossip(), engine=engine, topology=path))
     np.testing.assert_allclose(seen, np.column_stack([expected, np.ones(NODES)]), rtol=1e-6)
 
 
@@ -184,7 +186,7 @@ class RotatingHub(Algorithm[Any]):
 
 
 def test_a_hub_that_rotates(engine):
-    for node, seen in enumerate(play(RotatingHub(), engine=engine, rounds=2)):
+    for node, seen in enumerate(states_after(RotatingHub(), engine=engine, rounds=2)):
         totals = [sum(others(0)), sum(others(1))]
         assert seen == [t if node == hub else t * node for hub, t in enumerate(totals)]
 
@@ -200,7 +202,7 @@ class Partners(Algorithm[Any]):
 
 
 def test_an_exchange_with_chosen_nodes(engine):
-    seen = play(Partners(), engine=engine, topology=nx.empty_graph(NODES))
+    seen = states_after(Partners(), engine=engine, topology=nx.empty_graph(NODES))
     assert seen == [[0], [1, 2], [1, 2], [3, 4], [3, 4]]
 
 
@@ -214,7 +216,7 @@ class Coins(Algorithm[Any]):
 
 
 def test_the_coin_is_public_and_the_other_stream_private(engine):
-    seen = np.array(play(Coins(), engine=engine, rounds=2)).reshape(NODES, 2, 4)
+    seen = np.array(states_after(Coins(), engine=engine, rounds=2)).reshape(NODES, 2, 4)
     coins, own = seen[:, :, :2], seen[:, :, 2:]
     assert (coins == coins[0]).all()
     assert len(np.unique(coins[0])) == 4  # other draws in every round, and within a round
@@ -223,9 +225,12 @@ def test_the_coin_is_public_and_the_other_stream_private(engine):
 
 
 def test_streams_depend_on_the_seed_and_on_nothing_else(engine):
-    draws = play(Coins(), engine=engine)
-    assert play(Coins(), engine=engine, topology="ring", dataset="digits", partition="iid") == draws
-    assert play(Coins(), engine=engine, seed=1) != draws
+    draws = states_after(Coins(), engine=engine)
+    assert (
+        states_after(Coins(), engine=engine, topology="ring", dataset="digits", partition="iid")
+        == draws
+    )
+    assert states_after(Coins(), engine=engine, seed=1) != draws
 
 
 # What a node knows
@@ -241,7 +246,7 @@ class Knows(Algorithm[Any]):
 
 def test_what_a_node_knows_about_itself(engine):
     labels = blobs().train_y
-    for node, seen in enumerate(play(Knows(), engine=engine, rounds=2)):
+    for node, seen in enumerate(states_after(Knows(), engine=engine, rounds=2)):
         part = labels[list(unequal_parts()[node])]
         shares = [float((part == c).float().mean()) for c in range(3)]
         for round in range(2):
@@ -262,7 +267,7 @@ def test_dynamic_graphs_change_the_neighbours_in_every_round(engine):
     graph = prepare(toy(Neighbours(), **changes)).graph
     rounds = [graph.neighbours(round) for round in range(4)]
     assert len(set(rounds)) > 1
-    for node, seen in enumerate(play(Neighbours(), engine=engine, **changes)):
+    for node, seen in enumerate(states_after(Neighbours(), engine=engine, **changes)):
         assert seen == [peer for near in rounds for peer in near[node]]
 
 
@@ -270,7 +275,7 @@ def test_dynamic_graphs_change_the_neighbours_in_every_round(engine):
 
 
 @dataclass(frozen=True)
-class Judges(Algorithm[Any]):
+class EvaluatesNeighbours(Algorithm[Any]):
     """Two candidates on all examples, and one candidate twice on some of them."""
 
     async def round(self, node: Node[Any]) -> None:
@@ -283,7 +288,7 @@ class Judges(Algorithm[Any]):
 def test_candidate_losses_equal_a_direct_computation(engine):
     data = blobs()
     settings = {"model": "logistic", "init": {"start": "shared"}, "rounds": 1}
-    experiment = toy(Judges(), engine=engine, **settings)
+    experiment = toy(EvaluatesNeighbours(), engine=engine, **settings)
     start, _ = prepare(experiment).architectures["logistic"].initial(0, None, 1.0)
     weight, bias = start[:12].view(3, 4), start[12:]
     for node, params in enumerate(run(experiment).parameters):
@@ -394,19 +399,19 @@ class MeanExample(Compute[Tensor]):
 
 
 @dataclass(frozen=True)
-class Looks(Algorithm[Any]):
+class EvaluatesLocally(Algorithm[Any]):
     async def round(self, node: Node[Any]) -> None:
         note(node, *(await MeanExample(2.0)))
 
 
 def test_a_new_kind_of_local_work_is_a_class(engine):
     x = blobs().train_x
-    for node, seen in enumerate(play(Looks(), engine=engine)):
+    for node, seen in enumerate(states_after(EvaluatesLocally(), engine=engine)):
         assert seen == pytest.approx((2 * x[list(unequal_parts()[node])].mean(0)).tolist())
 
 
 def test_time_is_recorded_under_the_phase_of_the_work(engine):
-    rows = run(toy(Looks(), engine=engine)).rows
+    rows = run(toy(EvaluatesLocally(), engine=engine)).rows
     spent = [row["seconds"].get("looking", 0.0) for row in rows if row["scope"] == "network"]
     assert spent[0] == 0.0
     assert min(spent[1:]) > 0.0
@@ -452,11 +457,11 @@ def test_the_architecture_of_a_message_is_that_of_its_payload(engine):
     experiment = toy(Returns(), engine=engine, **RETURNS)
     start, _ = prepare(experiment).architecture(1).initial(0, 1, 1.0)
     assert torch.equal(run(experiment).parameters[1], (start + 1) * 2)
-    peers = connect(experiment)  # the recipients check shapes, which differ between architectures
+    peers = run_peers(experiment)  # the recipients check shapes, which differ between architectures
     assert torch.equal(peers[1].shard.members[1].node.params, (start + 1) * 2)
 
 
-def test_an_architecture_that_no_node_has_is_refused(engine):
+def test_an_architecture_that_no_node_has_is_rejected(engine):
     with pytest.raises(PeerageError, match="payload of architecture 'mlp', which no node has; use"):
         run(toy(Returns("mlp"), engine=engine, **RETURNS))
 
@@ -466,7 +471,7 @@ def test_an_architecture_that_no_node_has_is_refused(engine):
 
 @dataclass(frozen=True)
 class ShowsZero(Algorithm[Any]):
-    """Trains, but lets metrics judge the zero model."""
+    """Trains, but shows the zero model to the metrics."""
 
     async def round(self, node: Node[Any]) -> None:
         await node.train(LocalSGD(epochs=1))
@@ -475,7 +480,7 @@ class ShowsZero(Algorithm[Any]):
         return torch.zeros_like(node.params)
 
 
-def test_metrics_judge_what_the_algorithm_shows(engine):
+def test_metrics_evaluate_the_model_that_the_algorithm_shows(engine):
     row = run(toy(ShowsZero(), engine=engine)).rows[-1]
     assert row["loss"] == pytest.approx(np.log(3))
     assert row["consensus"] == 0.0
@@ -496,7 +501,7 @@ class CertainAtTheEnd(Algorithm[Any]):
 @pytest.mark.parametrize(
     ("at", "loss"), [("exchange", np.log(3)), ("end", np.log(np.exp(9) + 2) - 9 / 3)]
 )
-def test_models_are_judged_at_the_exchange_or_at_the_end(engine, at, loss):
+def test_models_are_evaluated_at_the_exchange_or_at_the_end(engine, at, loss):
     changes = {"engine": engine, "evaluation": {"at": at}, "model": "logistic"}
     rows = run(toy(CertainAtTheEnd(), **changes)).rows
     assert rows[-1]["loss"] == pytest.approx(loss)
@@ -511,7 +516,7 @@ class OnlyReceives(Algorithm[Any]):
         await node.receive()
 
 
-def test_waiting_for_what_nobody_sends_is_an_error(engine):
+def test_waiting_for_a_message_that_no_node_sends_is_an_error(engine):
     said = "nodes 0, 1, 2, 3, 4 wait for messages that no node will send"
     with pytest.raises(PeerageError, match=said):
         run(toy(OnlyReceives(), engine=engine))
@@ -527,7 +532,7 @@ class SendsTo(Algorithm[Any]):
 
 
 @pytest.mark.parametrize("to", [3, 5, -1])
-def test_sending_to_oneself_or_to_nobody_is_an_error(engine, to):
+def test_sending_to_oneself_or_to_no_node_is_an_error(engine, to):
     with pytest.raises(PeerageError, match=f"node 3 sent to {to}, which is not another node"):
         run(toy(SendsTo(to), engine=engine))
 

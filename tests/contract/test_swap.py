@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import networkx as nx
 import pytest
 import torch
-from support.networking import InMemory, OverSockets, play
+from support.networking import InMemory, OverSockets, run_peers
 
 import peerage as pg
 from peerage import Algorithm, DecAvg, Experiment, Node
@@ -49,7 +49,7 @@ def received(rows: list[Row]) -> list[list[float]]:
 def check_peers(experiment: Experiment, **options: Any) -> None:
     """Real peers end with the bits of the simulation."""
     result = pg.run(experiment)
-    for peer, wanted in zip(play(experiment, **options), result.parameters, strict=True):
+    for peer, wanted in zip(run_peers(experiment, **options), result.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
         assert not peer.counters
 

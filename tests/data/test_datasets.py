@@ -120,7 +120,7 @@ def test_rows_stay_rows():
         ),
     ],
 )
-def test_a_wrong_data_set_is_refused_in_one_line(changes, message):
+def test_a_wrong_data_set_is_rejected_in_one_line(changes, message):
     with pytest.raises(DataError, match=message) as error:
         tiny(**changes)
     one_line(error)
@@ -187,7 +187,7 @@ def test_groups_are_numbered_in_their_order_and_follow_their_examples(kind):
         ([0, [1, 2], 3], "not an array of numbers"),
     ],
 )
-def test_bad_groups_are_refused_in_one_line(groups, message):
+def test_bad_groups_are_rejected_in_one_line(groups, message):
     for test in ({}, {"test_x": [[1.0]], "test_y": [0]}):
         with pytest.raises(DataError, match=message) as error:
             in_memory([[1.0], [2.0], [3.0]], [0, 0, 0], groups=groups, **test)
@@ -263,7 +263,7 @@ def test_classes_may_be_a_number():
         in_memory(x, [0, 5, 0, 5], classes=3)
 
 
-# --- what labels tell --------------------------------------------------------------------------
+# --- what labels show --------------------------------------------------------------------------
 
 
 def rows(train, test, **options):
@@ -283,16 +283,16 @@ def test_classes_without_examples_are_named():
         "class 1, 2, 3, 4, 5, 6, 7, 8 and 90 more, but the highest label implies 100 classes"
         in caveat
     )
-    for told in (11, tuple("abcdefghijk")):
-        assert label_caveats(rows([0, 5, 10], [10, 5, 0], classes=told)) == []
+    for names in (11, tuple("abcdefghijk")):
+        assert label_caveats(rows([0, 5, 10], [10, 5, 0], classes=names)) == []
     assert label_caveats(rows([0, 1, 2], [1])) == []
 
 
 def test_classes_of_the_test_set_only_are_named():
-    for told in (None, 3, ("cat", "dog", "fox")):
-        dataset = rows([0, 1, 1], [0, 2, 2, 1], classes=told)
+    for names in (None, 3, ("cat", "dog", "fox")):
+        dataset = rows([0, 1, 1], [0, 2, 2, 1], classes=names)
         (caveat,) = label_caveats(dataset)
-        name = "fox" if isinstance(told, tuple) else "2"
+        name = "fox" if isinstance(names, tuple) else "2"
         assert caveat == (
             f"tensors: no training example has class {name}, but 2 of 4 test examples do; "
             "add training examples, or remove these test examples"
@@ -301,22 +301,22 @@ def test_classes_of_the_test_set_only_are_named():
 
 
 @pytest.mark.parametrize("label", [0, 1])
-@pytest.mark.parametrize("told", [None, 2, ("cat", "dog")])
-def test_examples_of_one_class_are_refused(label, told):
-    dataset = rows([label] * 3, [label] * 2, classes=told)
-    name = ("cat", "dog")[label] if isinstance(told, tuple) else str(label)
+@pytest.mark.parametrize("names", [None, 2, ("cat", "dog")])
+def test_examples_of_one_class_are_rejected(label, names):
+    dataset = rows([label] * 3, [label] * 2, classes=names)
+    name = ("cat", "dog")[label] if isinstance(names, tuple) else str(label)
     message = f"tensors: all examples have class '{name}', so every model reaches 100 %; give ex"
     with pytest.raises(DataError, match=message) as error:
         label_caveats(dataset)
     one_line(error)
-    if told is None and label == 0:
+    if names is None and label == 0:
         with pytest.raises(DataError, match="set --classes to those of the network"):
             label_caveats(dataset, share=True)
-    elif told is not None:
+    elif names is not None:
         assert label_caveats(dataset, share=True) == []
 
 
-def test_a_run_says_what_its_labels_tell(tmp_path):
+def test_a_run_reports_what_its_labels_show(tmp_path):
     settings = {
         "nodes": 2,
         "topology": "ring",
@@ -486,7 +486,7 @@ def test_pictures_are_scaled_bilinearly_with_antialiasing():
     assert_close(to_grey(x), torch.from_numpy(luma).float()[:, None])
 
 
-def test_facts_are_those_of_the_options():
+def test_dataset_info_follows_the_options():
     assert dataset_info(Cifar10("signed", train=10)) == DATASET_INFO["cifar10"]
     assert dataset_info(Cifar10(grey=True)) == DATASET_INFO["cifar10"]._replace(shape=(1, 32, 32))
     assert dataset_info(Cifar10(side=5)) == DATASET_INFO["cifar10"]._replace(shape=(3, 5, 5))

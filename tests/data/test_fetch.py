@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.processes import PATIENCE, until
+from support.processes import TIMEOUT, until
 
 from peerage.data import download, packages
 from peerage.data.fetch import fetch, read_files, status
@@ -47,8 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         wanted = self.headers.get("Range")
         server.requests.append((self.path, wanted))
-        if server.refuse or self.path not in server.files:
-            self.send_error(503 if server.refuse else 404)
+        if server.unavailable or self.path not in server.files:
+            self.send_error(503 if server.unavailable else 404)
             return
         body = server.files[self.path]
         start = int(wanted[6:-1]) if wanted and server.ranges else 0
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.cuts:
             self.server.cuts -= 1
             body = body[: len(body) // 2]
-        self.server.sent += len(body)  # before: whoever has it all must find it counted
+        self.server.sent += len(body)  # before: a client that has it all must find it counted
         self.wfile.write(body)
         self.close_connection = True
 
@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture(autouse=True)
 def _direct(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "TIMEOUT", PATIENCE)  # these servers are slow on a busy machine
+    monkeypatch.setattr(download, "TIMEOUT", TIMEOUT)  # these servers are slow on a busy machine
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def serve():
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.files = dict(GZIPPED) if files is None else files
         server.ranges, server.cuts, server.lengths, server.delay = ranges, cuts, lengths, delay
-        server.refuse, server.requests, server.sent, server.hold = False, [], 0, hold
+        server.unavailable, server.requests, server.sent, server.hold = False, [], 0, hold
         server.url = f"http://127.0.0.1:{server.server_port}/"
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
@@ -149,7 +149,7 @@ def tar_of(files, path):
 
 @contextmanager
 def largest_file(size):
-    """A disk that refuses to write files beyond a size."""
+    """A disk that cannot write files beyond a size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -271,7 +271,7 @@ def test_one_good_file_of_a_bad_site_is_not_fetched_twice(serve, publish, tmp_pa
     assert [path for path, _ in second.requests] == ["/labels.gz"]
 
 
-def test_when_all_fails_one_line_tells_each_reason_and_the_remedy(serve, publish, tmp_path, client):
+def test_when_all_fails_one_line_has_each_reason_and_the_remedy(serve, publish, tmp_path, client):
     gone, wrong = serve({}), serve({**GZIPPED, "/images.gz": gzip.compress(b"other")})
     down = serve()
     down.shutdown()
@@ -364,8 +364,8 @@ def test_a_partial_file_in_use_is_left_alone(serve, publish, tmp_path):
 
 def test_a_full_disk_is_reported_as_such(serve, publish, tmp_path):
     publish(GzipFiles(serve().url))
-    refusal = r"cannot write to .*toy: File too large; free some space"
-    with largest_file(100_000), pytest.raises(DiskError, match=refusal):
+    expected = r"cannot write to .*toy: File too large; free some space"
+    with largest_file(100_000), pytest.raises(DiskError, match=expected):
         fetch("toy", tmp_path)
     assert not list((tmp_path / "toy").glob("*.tmp"))
 
@@ -454,7 +454,7 @@ def test_root_updates_empty_package_lists_and_says_so(publish, tmp_path, client,
     assert "apt-get update (the package is not in the lists)" in seen
 
 
-def test_others_are_told_to_update_the_lists(publish, tmp_path, client, monkeypatch):
+def test_other_users_are_asked_to_update_the_lists(publish, tmp_path, client, monkeypatch):
     debian(client, tmp_path, NEEDS_LISTS.format(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     publish(DebianPackage("toy"))
@@ -474,7 +474,7 @@ def test_the_source_can_be_restricted_and_sites_come_first(serve, publish, tmp_p
     client("npm", f"touch {tmp_path}/called")
     fetch("toy", tmp_path)
     assert not (tmp_path / "called").exists()
-    server.refuse = True
+    server.unavailable = True
     with pytest.raises(DataError) as error:
         fetch("toy", tmp_path, source="site", again=True)
     assert "HTTP 503" in one_line(error)

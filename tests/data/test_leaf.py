@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 
 import peerage as pg
 from peerage import specs
@@ -116,7 +116,7 @@ def test_only_the_first_writers(tmp_path, count):
     assert part.test_y.tolist() == whole.test_y[:test].tolist()
 
 
-def test_writers_of_the_test_files_may_be_strangers(tmp_path):
+def test_writers_of_the_test_files_may_be_missing_from_the_training_files(tmp_path):
     """As `-t user` splits: other writers for testing."""
     write(tmp_path / "train" / "a.json", TRAIN)
     write(tmp_path / "test" / "a.json", {"f09": writer(3, 9), "f04": writer(2, 4)})
@@ -231,7 +231,7 @@ def test_training_files_alone_are_not_enough(tmp_path, monkeypatch):
 def test_the_list_of_data_sets_shows_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
     assert "femnist         missing  (peerage data get femnist)" in peerage("data list").lines
-    assert SCRIPT in complaint(peerage("data get femnist"))
+    assert SCRIPT in error_line(peerage("data get femnist"))
     files(tmp_path / "femnist")
     assert "femnist         ready" in peerage("data list").lines
 
@@ -394,14 +394,14 @@ def test_nodes_have_the_images_of_their_writers(tmp_path):
         prepare(small(folder, nodes=4))
     with pytest.raises(InputError, match="by-group requires a group for every example"):
         prepare(small(folder, dataset="digits"))
-    # Other partitions do not care who wrote what.
+    # Other partitions ignore the writers.
     mixed = prepare(small(folder, model="logistic", partition="iid")).parts
     assert sorted(torch.cat(mixed).tolist()) == list(range(12))
 
 
 def test_a_run_on_missing_files_says_how_to_make_them(tmp_path, monkeypatch):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
-    message = complaint(
+    message = error_line(
         peerage("run --dataset femnist --nodes 2 --rounds 1", "--out", tmp_path / "run")
     )
     assert SCRIPT in message

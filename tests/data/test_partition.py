@@ -133,7 +133,7 @@ def test_a_capped_node_stops_after_the_class_that_filled_it(alpha, nodes, seed):
     labels = balanced(10, 60)
     parts = Dirichlet(alpha=alpha, cap_at_mean=True).split(labels, nodes, 10, rng(seed))
     counts = label_counts(labels, parts, 10)
-    before = counts.cumsum(1) - counts  # what a node held when a class was dealt
+    before = counts.cumsum(1) - counts  # what a node held when a class was assigned
     assert (counts[before >= len(labels) / nodes] == 0).all()
     assert sum(map(len, parts)) == len(labels)
 
@@ -184,7 +184,7 @@ def test_dirichlet_keeps_drawing_until_the_smallest_node_is_large_enough():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_smallest_alpha_of_p2_leaves_nobody_empty(seed):
+def test_the_smallest_alpha_of_p2_leaves_no_node_empty(seed):
     """About every third draw gives something to each of ten nodes, so it does not take long."""
     labels = np.repeat(np.arange(10), MNIST)
     parts = Dirichlet(alpha=0.01).split(labels, 10, 10, rng(seed))
@@ -257,7 +257,7 @@ def test_the_two_shards_of_p2_are_of_different_classes(seed):
     per_node=st.integers(1, 4), each=st.integers(1, 40), more=st.integers(0, 3), seed=st.integers(0)
 )
 @settings(deadline=None, max_examples=60)
-def test_shards_never_refuse_classes_of_at_most_their_share(per_node, each, more, seed):
+def test_shards_never_reject_classes_of_at_most_their_share(per_node, each, more, seed):
     """No class exceeds 1/per_node of the samples, whatever the numbers are that do not divide."""
     classes = per_node + more
     labels = balanced(classes, each)
@@ -270,7 +270,7 @@ def test_shards_never_refuse_classes_of_at_most_their_share(per_node, each, more
             assert ((label_counts(labels, parts, classes) > 0).sum(1) >= 2).all()
 
 
-def test_shards_refuse_only_what_the_labels_make_impossible():
+def test_shards_reject_only_what_the_labels_make_impossible():
     labels = np.array([0] * 15 + [1] * 5)  # ten shards of two, seven of class 0 alone
     with pytest.raises(InputError, match="class 0 fills 7 of 10 shards"):
         Shards(2).split(labels, 5, 2, rng())

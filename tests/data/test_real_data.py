@@ -1,4 +1,4 @@
-"""MNIST itself, where it can be had: its numbers, and runs of the network of the paper on it."""
+"""MNIST itself, if it was fetched: its numbers, and runs of the network of the paper on it."""
 
 import struct
 from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 
 from peerage import specs
 from peerage.data import DATASETS, fetch, status
@@ -38,7 +38,7 @@ def write(path: Path, count: int, **changes: Any) -> Path:
     """A file as it is published: float64 throughout, images with the bands last."""
     layout = changes.pop("layout", {})
     arrays = {
-        "sen1": np.zeros((min(count, TRAIN), 32, 32, 8)),  # which nobody reads
+        "sen1": np.zeros((min(count, TRAIN), 32, 32, 8)),  # which is never read
         "sen2": images(count, seed=count) if "sen2" not in changes else None,
         "label": one_hot(np.arange(count) * 5 % 17),
     }
@@ -89,7 +89,7 @@ def test_a_subset_has_every_class_in_proportion_and_its_own_moments(tmp_path):
     assert torch.bincount(part.test_y).tolist() == [1] * 17
     band_means = part.train_x.double().mean((0, 2, 3))
     torch.testing.assert_close(band_means, torch.zeros(10).double(), atol=1e-5, rtol=0)
-    # Up to the moments, every image of the part is one of the whole, with the label it has there.
+    # Up to mean and deviation, every image of the part is one of the whole, with its label.
     a, b = whole.train_x, part.train_x
     order = [int((a[:, 0] - image[0]).square().sum((1, 2)).argmin()) for image in b]
     assert order == sorted(set(order))
@@ -104,7 +104,7 @@ def test_a_subset_has_every_class_in_proportion_and_its_own_moments(tmp_path):
     [{"chunks": (7, 32, 32, 10)}, {"chunks": (1, 8, 8, 10), "compression": "gzip"}],
     ids=["chunks", "compressed"],
 )
-def test_the_way_a_file_is_stored_does_not_matter(tmp_path, layout):
+def test_the_storage_layout_of_a_file_does_not_matter(tmp_path, layout):
     plain = load(files(tmp_path / "plain"), train=20, test=9)
     write(tmp_path / "training.h5", TRAIN, layout=layout)
     write(tmp_path / "testing.h5", TEST, layout=layout)
@@ -226,7 +226,7 @@ def test_half_of_the_files_is_not_enough(tmp_path):
 def test_the_list_of_data_sets_shows_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
     assert "so2sat          missing  (peerage data get so2sat)" in peerage("data list").lines
-    assert SITE in complaint(peerage("data get so2sat"))
+    assert SITE in error_line(peerage("data get so2sat"))
     files(tmp_path / "so2sat")
     assert "so2sat          ready" in peerage("data list").lines
 
@@ -360,7 +360,7 @@ def test_a_run_from_the_command_line(tmp_path):
 
 def test_a_run_on_missing_files_says_where_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
-    message = complaint(
+    message = error_line(
         peerage("run --dataset so2sat --nodes 2 --rounds 1", "--out", tmp_path / "run")
     )
     assert SITE in message

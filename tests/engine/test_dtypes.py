@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.networking import InMemory, OverSockets, play
+from support.networking import InMemory, OverSockets, run_peers
 from torch import Tensor
 
 import peerage as pg
@@ -79,11 +79,11 @@ def test_every_type_has_the_same_bits_in_every_engine(dtype):
     assert check_peers(dtype, InMemory()) == pool.digest
 
 
-def check_peers(dtype: torch.dtype, ends: Any) -> str:
+def check_peers(dtype: torch.dtype, transports: Any) -> str:
     """Real peers end as the serial engine does, whose digest is the answer."""
     experiment = toy(typed(dtype), rounds=2)
     serial = pg.run(experiment)
-    peers = play(experiment, ends=ends)
+    peers = run_peers(experiment, transports=transports)
     for peer, wanted in zip(peers, serial.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
         assert peer.rows[-1]["notes"] == {"same": 3.0}  # of two neighbours, and its own
@@ -101,7 +101,7 @@ def test_the_law_about_declarations_knows_every_type(dtype):
 
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
 @pytest.mark.slow
-def test_other_types_are_refused_by_engine_declaration_and_law(dtype):
+def test_other_types_are_rejected_by_engine_declaration_and_law(dtype):
     name = str(dtype).removeprefix("torch.")
     known = "use one of float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool"
     sent = f"node . sends tensor 'more' of type {name}, which messages cannot contain; {known}"
@@ -124,7 +124,7 @@ def test_a_type_that_is_not_declared_breaks_the_law_and_is_not_sent():
         check_law("declared", lying)
     text = "node . sends tensor 'more' as torch.bfloat16, but message_schema declares torch.float32"
     with pytest.raises(InputError, match=text):
-        play(toy(lying, rounds=1), wire="bf16")
+        run_peers(toy(lying, rounds=1), wire="bf16")
 
 
 # On the wire
@@ -161,7 +161,7 @@ def test_every_floating_type_must_be_finite(dtype, bad):
     assert caught.value.reason == "nonfinite"
 
 
-def test_the_same_bytes_under_another_declaration_are_refused():
+def test_the_same_bytes_under_another_declaration_are_rejected():
     """Types of the same width differ by their names only."""
     x = hard(torch.float16)
     packet = Packet(Envelope(1, 1, 1, "net"), (0,), {"x": x}, 2 * len(x))

@@ -1,4 +1,4 @@
-"""Whole numbers that a model looks up reach it as they are; what it cannot look up is refused."""
+"""Whole numbers that a model looks up reach it unchanged; what it cannot look up is rejected."""
 
 import warnings
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.networking import play
+from support.networking import run_peers
 from torch import Tensor, nn
 
 import peerage as pg
@@ -61,7 +61,7 @@ class Table(nn.Module):
 
 
 def sentences(dtype: Any = np.int64) -> tuple[Any, Any]:
-    """The first word of a sentence tells its class."""
+    """The first word of a sentence determines its class."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 120)
     x = rng.integers(0, WORDS, (120, LENGTH))
@@ -127,7 +127,7 @@ def test_real_peers_with_tokens_end_as_the_simulation() -> None:
     parts = (tuple(range(50)), tuple(range(50, 120)))
     one = experiment(whole, Tokens, nodes=2, partition=Parts(parts), rounds=2)
     own = [pg.in_memory(x[list(part)], y[list(part)], x[:30], y[:30]) for part in parts]
-    peers = play(one, worlds=lambda me: prepare_own(one, me, own[me], 3))
+    peers = run_peers(one, worlds=lambda me: prepare_own(one, me, own[me], 3))
     rows = [row for row in pg.run(one).rows if "node" in row and row["round"] == 2]
     assert [peer.rows[-1]["loss"] for peer in peers] == [row["loss"] for row in rows]
 
@@ -187,7 +187,7 @@ def test_fractions_cannot_be_looked_up() -> None:
         (-1, "no embedding for some examples of tensors, whose numbers go from -1 to 11; number"),
     ],
 )
-def test_a_word_without_an_embedding_is_found_before_the_run(
+def test_a_token_without_an_embedding_is_found_before_the_run(
     where: str, word: int, message: str
 ) -> None:
     (x, y), (test_x, test_y) = sentences(), sentences()
@@ -213,7 +213,7 @@ def test_models_must_agree_on_what_they_take() -> None:
         prepare(experiment(dataset, (Tokens, "logistic")))
 
 
-def test_images_may_meet_a_model_with_an_embedding_of_places() -> None:
+def test_images_work_with_a_model_that_embeds_positions() -> None:
     class Places(nn.Module):
         def __init__(self) -> None:
             super().__init__()

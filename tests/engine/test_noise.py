@@ -1,4 +1,4 @@
-"""Noise on messages in whole runs: who is perturbed, what is counted, and what is said about it."""
+"""Noise on messages in whole runs: what is perturbed, counted and reported."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from peerage.privacy import Noise
 from peerage.requests import TensorSpec
 from peerage.testing import NODES, Stopped, simulate, stop_in_round_three, toy
 
-STILL = LocalSGD(lr=0.0)  # nobody learns anything: what changes is noise
+STILL = LocalSGD(lr=0.0)  # no node learns: all changes are noise
 PRIVATE = Noise(sigma=0.5, clip=0.25)
 
 
@@ -38,7 +38,7 @@ def test_a_mean_of_perturbed_models_has_the_noise_of_a_mean(unwarned):
     )
     for start, end in zip(ended.start, ended.end, strict=True):
         assert float((end - start).std()) == pytest.approx(0.2 / math.sqrt(NODES), rel=0.03)
-    # Everybody used the same five messages, the own one as others got it.
+    # All nodes used the same five messages, their own one as the others got it.
     assert all(torch.equal(ended.end[0], end) for end in ended.end)
 
 
@@ -50,7 +50,7 @@ def test_the_hubs_own_messages_are_sent_as_they_are(unwarned):
     assert not any(torch.equal(tensor, start) for sender, tensor in sent if sender != NODES)
 
 
-def test_who_talks_to_nobody_is_left_in_peace(unwarned):
+def test_a_node_without_messages_is_unchanged(unwarned):
     alone = {"topology": nx.empty_graph(NODES), "rounds": 2}
     plain, noisy = (simulate(toy(DecAvg(), noise={"sigma": s}, **alone)) for s in (0.0, 1.0))
     assert all(torch.equal(a, b) for a, b in zip(plain.end, noisy.end, strict=True))
@@ -66,7 +66,7 @@ def test_curvature_stays_above_zero(algorithm, name, unwarned):
 
 
 @pytest.mark.parametrize("algorithm", [DecAvg(), DecHW(), FedAvg(clients=3), HWA()])
-def test_messages_stay_near_what_was_heard(algorithm):
+def test_messages_stay_near_the_received_mean(algorithm):
     """With clip, the part of a message that data decides about is short."""
     noise = {"sigma": 1e-6, "clip": 0.01}
     ended = simulate(toy(algorithm, noise=noise, init={"start": "shared"}, rounds=1))
@@ -129,7 +129,7 @@ def test_without_a_guarantee_the_run_says_so(noise, sentence):
     assert "epsilon" not in summary["privacy"]
 
 
-def test_a_run_without_noise_says_nothing():
+def test_a_run_without_noise_reports_no_privacy():
     assert "privacy" not in pg.run(toy(DecAvg(), rounds=1)).summary
     assert "noise" not in Experiment().table()
 
@@ -143,7 +143,7 @@ def test_noise_survives_the_file(noise):
 
 
 @pytest.mark.slow
-def test_the_command_line_tells_what_is_protected(tmp_path):
+def test_the_command_line_prints_what_is_protected(tmp_path):
     line = f"run {TINY} --rounds 2 --noise 0.5 --clip 0.25 --delta 1e-6 --out"
     done = peerage(line, tmp_path / "run")
     assert done.code == 0, done.err
@@ -155,18 +155,18 @@ def test_the_command_line_tells_what_is_protected(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("flags", "error"),
     [
-        ("--noise -1", "sigma must be a number from 0 up, got -1.0"),
+        ("--noise -1", "sigma must be a number of at least 0, got -1.0"),
         ("--noise 1 --clip 0", "clip must be a number above 0, got 0.0"),
         ("--noise 1 --clip 1 --delta 1", "delta must lie in (0, 1), got 1.0"),
         ("--delta 1e-6", "requires differential privacy; also set sigma above 0 and a clip"),
     ],
 )
-def test_complaints(flags, complaint, tmp_path):
+def test_bad_input_is_reported(flags, error, tmp_path):
     done = peerage(f"run {TINY} {flags} --out", tmp_path / "run")
     assert done.code == 2
-    assert complaint in done.err
+    assert error in done.err
     assert len(done.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -187,7 +187,7 @@ class Numbered(pg.Algorithm[None]):
 
 
 @pytest.mark.slow
-def test_whole_numbers_in_messages_get_no_noise_and_the_user_is_told():
+def test_whole_numbers_in_messages_get_no_noise_with_a_warning():
     experiment = pg.Experiment(
         algorithm=Numbered(), nodes=3, topology="ring", rounds=1, noise=Noise(sigma=10, clip=1.0)
     )

@@ -35,16 +35,16 @@ SIZE = 1 << 16
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(1, 8))
 @settings(deadline=None, max_examples=100)
-def test_every_node_is_dealt_once_and_loads_are_even(work, workers):
-    dealt = balance_nodes(work, workers)
-    assert len(dealt) == min(workers, len(work))
-    assert sorted(node for nodes in dealt for node in nodes) == list(range(len(work)))
-    assert all(nodes == sorted(nodes) for nodes in dealt)
-    loads = [sum(work[node] for node in nodes) for nodes in dealt]
+def test_every_node_is_assigned_once_and_loads_are_balanced(work, workers):
+    assigned = balance_nodes(work, workers)
+    assert len(assigned) == min(workers, len(work))
+    assert sorted(node for nodes in assigned for node in nodes) == list(range(len(work)))
+    assert all(nodes == sorted(nodes) for nodes in assigned)
+    loads = [sum(work[node] for node in nodes) for nodes in assigned]
     assert max(loads) - min(loads) <= max(work)  # what longest-first guarantees
 
 
-def test_equal_nodes_are_dealt_evenly():
+def test_equal_nodes_are_balanced_evenly():
     assert [len(nodes) for nodes in balance_nodes([1] * 50, 4)] == [13, 13, 12, 12]
 
 
@@ -67,7 +67,7 @@ TENSORS = [
 ]
 
 
-def test_what_one_worker_puts_another_opens():
+def test_a_worker_opens_tensors_of_another_one():
     one, other = stores()
     places = [one.put(tensor) for tensor in TENSORS] + [other.put(tensor) for tensor in TENSORS]
     for store in (one, other):
@@ -95,7 +95,7 @@ def test_opened_tensors_count_their_own_changes():
     assert tensor._version > before
 
 
-def test_own_copies_what_lies_in_shared_memory_and_nothing_else():
+def test_to_private_copies_only_tensors_in_shared_memory():
     one, other = stores()
     place = one.put(torch.arange(3.0))
     for store in (one, other):

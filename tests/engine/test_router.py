@@ -1,4 +1,4 @@
-"""The post office: who may go on, with which messages, and what was sent."""
+"""The message router: which nodes may continue, with which messages, and what was sent."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ def labels(deliveries: dict[int, list[Packet]]) -> dict[int, list[tuple[int, str
     }
 
 
-def test_a_node_goes_on_when_all_its_senders_have_posted():
+def test_a_node_continues_when_all_its_senders_have_sent():
     office = MessageRouter(NoLinkFaults())
     office.accept(ShardOutput([packet(1, 0, label="a")], waiting={0: (1, 2), 1: (0,), 2: (0,)}))
     with pytest.raises(
@@ -42,7 +42,7 @@ def test_a_finished_sender_is_left_out():
     assert labels(office.deliver()) == {0: [(2, "b")]}
 
 
-def test_what_a_sender_posted_before_it_finished_still_counts():
+def test_what_a_sender_sent_before_it_finished_still_counts():
     office = MessageRouter(NoLinkFaults())
     office.accept(ShardOutput([packet(1, 0, label="a")], waiting={0: (1,)}, finished=[1]))
     assert labels(office.deliver()) == {0: [(1, "a")]}
@@ -61,7 +61,7 @@ def test_messages_of_a_pair_come_in_order_and_others_wait():
     assert labels(office.deliver()) == {0: [(1, "c")]}
 
 
-def test_waiting_for_nobody_is_answered_at_once():
+def test_waiting_for_no_sender_is_answered_at_once():
     office = MessageRouter(NoLinkFaults())
     office.accept(ShardOutput(waiting={0: ()}))
     assert office.deliver() == {0: []}
@@ -88,7 +88,7 @@ def test_the_order_of_shards_does_not_matter(nodes, exchanges, random):
     """Everyone sends to everyone, several times; steps may come from shards in any order."""
     everyone = range(nodes)
 
-    def play(cuts: list[list[int]]) -> list[dict[int, list[tuple[int, str]]]]:
+    def deliveries(cuts: list[list[int]]) -> list[dict[int, list[tuple[int, str]]]]:
         office, history = MessageRouter(NoLinkFaults()), []
         for number in range(exchanges):
             for shard in cuts:
@@ -104,6 +104,6 @@ def test_the_order_of_shards_does_not_matter(nodes, exchanges, random):
     order = list(everyone)
     random.shuffle(order)
     cut = random.randint(0, nodes)
-    plain = play([list(everyone)])
-    assert play([order[:cut], order[cut:]]) == plain
+    plain = deliveries([list(everyone)])
+    assert deliveries([order[:cut], order[cut:]]) == plain
     assert plain[-1][0] == [(sender, str(exchanges - 1)) for sender in range(1, nodes)]

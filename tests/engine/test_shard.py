@@ -159,7 +159,7 @@ def test_states_that_can_be_kept_are_the_same_in_every_engine(kind, tmp_path):
         ("late", "the state holds a Box, which init does not return; return one from init"),
     ],
 )
-def test_other_states_are_refused_in_the_round_that_makes_them(kind, reason, engine):
+def test_other_states_are_rejected_in_the_round_that_makes_them(kind, reason, engine):
     with pytest.raises(CheckpointError, match=reason) as caught:
         ran(Remembers(kind=kind), engine=engine)
     assert "\n" not in str(caught.value)
@@ -207,7 +207,7 @@ def test_a_run_whose_parameters_are_not_finite_does_not_finish(by, engine):
         ran(Spoils(by=by), engine=engine)
 
 
-def test_the_sender_of_nan_is_named_and_not_those_who_hear_it(engine):
+def test_the_sender_of_nan_is_named_and_not_the_receivers(engine):
     reason = "^node 2 sent NaN or infinite numbers in round 2, in tensor 'x'; check how"
     with pytest.raises(Diverged, match=reason):
         ran(Spoils(sends=True), engine=engine)
@@ -367,7 +367,7 @@ def shard_of(
     return Shard(prepare(toy(algorithm, **changes)), nodes, InProcessStore())
 
 
-def play(shard: Shard, round: int, evaluate: bool = False) -> RoundReport:
+def run_round(shard: Shard, round: int, evaluate: bool = False) -> RoundReport:
     """A round of a shard that has all nodes."""
     team = SerialTeam(shard.world)
     team.shard = shard
@@ -445,11 +445,11 @@ async def ends_with_another_type(node: Node[Any]) -> None:
         ),
         (ends_with_another_type, r"shape \(67,\) and type torch.float64; its model needs \(67,\)"),
     ],
-    ids=["object", "itself", "nobody", "negative", "type", "own", "others", "shape", "double"],
+    ids=["object", "itself", "no node", "negative", "type", "own", "others", "shape", "double"],
 )
-def test_a_shard_refuses_what_breaks_the_contract(act, reason):
+def test_a_shard_rejects_what_breaks_the_contract(act, reason):
     with pytest.raises(PeerageError, match=reason) as caught:
-        play(shard_of(Does(act), topology="complete"), 0)
+        run_round(shard_of(Does(act), topology="complete"), 0)
     assert "\n" not in str(caught.value)
 
 
@@ -470,7 +470,7 @@ def test_nodes_wait_for_messages_and_go_on_with_those_that_came():
     assert [packet.bytes for packet in step.packets] == [4 * 67] * 2
     trained = [packet.payload["x"] for packet in step.packets]
     [sent] = others.begin(0, evaluate=False).packets
-    after = shard.resume({1: [sent], 3: []})  # node 1 hears node 2 alone, and node 3 nobody
+    after = shard.resume({1: [sent], 3: []})  # node 1 receives from node 2 alone, node 3 from none
     assert (after.finished, after.waiting) == ([1, 3], {})
     report = shard.finish()
     assert [node.node for node in report.nodes] == [1, 3]
@@ -481,17 +481,17 @@ def test_nodes_wait_for_messages_and_go_on_with_those_that_came():
 def test_absent_nodes_do_nothing_and_report_nothing():
     shard = shard_of(pg.DecAvg(), faults={"join": "4@2"})
     before = shard.members[4].node.params.clone()
-    assert [node.node for node in play(shard, 0).nodes] == [0, 1, 2, 3]
+    assert [node.node for node in run_round(shard, 0).nodes] == [0, 1, 2, 3]
     assert torch.equal(shard.members[4].node.params, before)
-    assert [node.node for node in play(shard, 1).nodes] == [0, 1, 2, 3, 4]
+    assert [node.node for node in run_round(shard, 1).nodes] == [0, 1, 2, 3, 4]
     assert not torch.equal(shard.members[4].node.params, before)
 
 
 def test_models_are_evaluated_only_in_rounds_that_ask_for_it():
     shard = shard_of(pg.DecAvg(), evaluation={"at": "end", "validation": 0.25})
     scores = {"accuracy", "loss", "validation_accuracy", "validation_loss"}
-    assert set(play(shard, 0).nodes[0].metrics) == {"train_loss"}
-    assert set(play(shard, 1, evaluate=True).nodes[0].metrics) == {"train_loss", *scores}
+    assert set(run_round(shard, 0).nodes[0].metrics) == {"train_loss"}
+    assert set(run_round(shard, 1, evaluate=True).nodes[0].metrics) == {"train_loss", *scores}
     measured = shard.evaluate_models()
     assert set(measured.nodes[0].metrics) == scores
     assert measured.seconds["evaluate"] > 0.0 == measured.seconds["train"]
@@ -511,7 +511,7 @@ def keeps(wrap: Callable[[Tensor], Any]) -> Does:
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": (x, x)}, lambda x: [x.view(1, -1)]])
 def test_what_nodes_keep_shares_no_memory(wrap):
     shard = shard_of(keeps(wrap), topology="complete")
-    play(shard, 0)
+    run_round(shard, 0)
     kept = [
         tensor.untyped_storage().data_ptr()
         for member in shard.members.values()
@@ -526,7 +526,7 @@ def tensors_in(state: Any) -> list[Tensor]:
     return found
 
 
-def test_a_state_that_cannot_be_kept_is_refused_before_the_first_round():
+def test_a_state_that_cannot_be_kept_is_rejected_before_the_first_round():
     with pytest.raises(CheckpointError, match="a state of type deque cannot be saved; use tensors"):
         shard_of(keeps(lambda x: deque([x])))
 
@@ -560,10 +560,10 @@ def saved(shard: Shard, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def test_a_restored_shard_goes_on_as_the_first_would_have(tmp_path):
     first, second = shard_of(Halves()), shard_of(Halves())
-    play(first, 0)
+    run_round(first, 0)
     second.restore(str(tmp_path), *saved(first, tmp_path), 1)
     for shard in (first, second):
-        play(shard, 1)
+        run_round(shard, 1)
     for one, other in zip(first.members.values(), second.members.values(), strict=True):
         assert torch.equal(one.node.params, other.node.params)
         assert torch.equal(one.node.state["sum"], other.node.state["sum"])
@@ -585,14 +585,14 @@ def test_a_part_holds_parameters_states_memory_and_what_is_evaluated(tmp_path):
 
 def test_nodes_are_restored_by_a_shard_of_some_from_a_shard_of_all(tmp_path):
     whole, part = shard_of(Halves()), shard_of(Halves(), nodes=[1, 4])
-    play(whole, 0)
+    run_round(whole, 0)
     part.restore(str(tmp_path), *saved(whole, tmp_path), 1)
     for node in (1, 4):
         assert torch.equal(part.members[node].node.params, whole.members[node].node.params)
         assert part.members[node].node.round == 0  # the last that it took part in
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+def test_a_checkpoint_of_another_model_is_rejected(tmp_path):
     trees, parts = saved(shard_of(pg.DecAvg()), tmp_path)
     other = shard_of(pg.DecAvg(), model="mlp:hidden=4")
     reason = "holds 67 parameters for node 0, but the model has 35; resume with the same experiment"

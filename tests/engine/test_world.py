@@ -71,17 +71,17 @@ def test_absent_nodes_have_no_neighbours_and_are_none() -> None:
     assert world.neighbours(1) == RING
 
 
-def test_in_a_directed_graph_listeners_are_the_other_way_round() -> None:
+def test_in_a_directed_graph_out_neighbours_are_the_reverse() -> None:
     world = world_of(topology=nx.DiGraph([(node, (node + 1) % NODES) for node in range(NODES)]))
-    heard, out_neighbours = world.neighbours(0), world.out_neighbours(0)
-    assert heard != out_neighbours
-    assert {(i, j) for j in range(NODES) for i in heard[j]} == {
+    in_neighbours, out_neighbours = world.neighbours(0), world.out_neighbours(0)
+    assert in_neighbours != out_neighbours
+    assert {(i, j) for j in range(NODES) for i in in_neighbours[j]} == {
         (i, j) for i in range(NODES) for j in out_neighbours[i]
     }
-    assert sorted(map(len, heard)) == [1] * NODES
+    assert sorted(map(len, in_neighbours)) == [1] * NODES
 
 
-def test_a_graph_that_changes_is_drawn_for_those_who_are_there() -> None:
+def test_a_dynamic_graph_is_drawn_for_the_present_nodes() -> None:
     world = world_of(topology="dynamic-regular:k=2", faults={"leave": "0@2"})
     assert all(len(near) == 2 for near in world.neighbours(0))
     after = world.neighbours(1)
@@ -93,7 +93,7 @@ def test_a_graph_that_changes_is_drawn_for_those_who_are_there() -> None:
 # Weights of links
 
 
-def test_a_graph_without_weights_gives_no_trust() -> None:
+def test_a_graph_without_weights_has_no_edge_weights() -> None:
     assert world_of().edge_weights(0, 0) == {}
 
 
@@ -165,7 +165,7 @@ def test_work_is_the_number_of_examples_unless_steps_are_given() -> None:
 # What reports show, and what one node gets
 
 
-def test_a_world_says_what_reports_show():
+def test_a_world_holds_what_reports_show():
     world = prepare(toy(pg.FedAvg()))
     setup = world.setup
     assert setup["examples"] == [
@@ -181,21 +181,21 @@ def test_a_world_says_what_reports_show():
 
 def test_a_world_for_one_node_holds_its_data_only():
     world = prepare(toy(pg.DecAvg(), evaluation={"validation": 0.2}))
-    mine = world.restrict_to_node(2, noise_seed=7)
-    assert (mine.noise_seed, world.noise_seed) == (7, None)
-    assert len(mine.train) == len(world.parts[2]) + len(world.validation[2])
-    for held, whole in ((mine.parts, world.parts), (mine.validation, world.validation)):
+    restricted = world.restrict_to_node(2, noise_seed=7)
+    assert (restricted.noise_seed, world.noise_seed) == (7, None)
+    assert len(restricted.train) == len(world.parts[2]) + len(world.validation[2])
+    for held, whole in ((restricted.parts, world.parts), (restricted.validation, world.validation)):
         assert [len(part) for part in held] == [0, 0, len(whole[2]), 0, 0]
-        assert torch.equal(mine.train.y[held[2]], world.train.y[whole[2]])
-        assert torch.equal(mine.train.x[held[2]], world.train.x[whole[2]])
-    assert mine.setup == world.setup  # what is public stays as it was
+        assert torch.equal(restricted.train.y[held[2]], world.train.y[whole[2]])
+        assert torch.equal(restricted.train.x[held[2]], world.train.x[whole[2]])
+    assert restricted.setup == world.setup  # what is public stays as it was
 
 
 def test_noise_is_on_what_nodes_with_data_send():
-    quiet = prepare(toy(pg.FedAvg()))
+    without_noise = prepare(toy(pg.FedAvg()))
     noisy = prepare(toy(pg.FedAvg(), noise={"sigma": 0.1, "clip": 1}))
-    assert [quiet.privacy_filter(node, {}).noise.active for node in range(NODES + 1)] == [False] * (
-        NODES + 1
-    )
+    assert [without_noise.privacy_filter(node, {}).noise.active for node in range(NODES + 1)] == [
+        False
+    ] * (NODES + 1)
     assert [noisy.privacy_filter(node, {}).noise for node in range(NODES)] == [noisy.noise] * NODES
     assert noisy.privacy_filter(NODES, {}).noise == Noise()  # the hub has no data

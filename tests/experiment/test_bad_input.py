@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import pytest
 from safetensors import SafetensorError
-from support.command_line import TINY, complaint, flags, peerage, start
-from support.processes import PATIENCE
+from support.command_line import TINY, error_line, flags, peerage, start
+from support.processes import TIMEOUT
 
 import peerage as pg
 from peerage.data.sources import PUBLISHED
@@ -81,9 +81,9 @@ CASES = [
     ("list algorithm", "unknown list 'algorithm'; did you mean 'algorithms'?"),
     ("data get minst", "no data set to fetch is called 'minst'; did you mean 'mnist'?"),
     ("data get mnist --source sites", "unknown source 'sites'; did you mean 'site'?"),
-    ("run --lr -0.1", "lr must be a number from 0 up, got -0.1"),
-    ("run --lr nan", "lr must be a number from 0 up, got nan"),
-    ("run --lr inf", "lr must be a number from 0 up, got inf"),
+    ("run --lr -0.1", "lr must be a number of at least 0, got -0.1"),
+    ("run --lr nan", "lr must be a number of at least 0, got nan"),
+    ("run --lr inf", "lr must be a number of at least 0, got inf"),
     ("run --lr abc", "--lr", "valid number", "'abc'"),
     ("run --lr=abc", "--lr", "valid number", "'abc'"),
     ("run --lr", "--lr", "requires an argument"),
@@ -103,7 +103,7 @@ CASES = [
     ("run --steps 0", "steps must be at least 1, got 0"),
     ("run --batch-size 0", "batch_size must be at least 1, got 0"),
     ("run --momentum 1", "momentum must lie in [0, 1), got 1.0"),
-    ("run --weight-decay -1", "weight_decay must be a number from 0 up, got -1.0"),
+    ("run --weight-decay -1", "weight_decay must be a number of at least 0, got -1.0"),
     ("run --nesterov", "nesterov needs a momentum above 0"),
     ("run --optimizer adamw --momentum 0.5", "momentum=0.5", "belong to sgd"),
     ("run --loss cross-entrop", "unknown loss 'cross-entrop'; did you mean 'cross-entropy'?"),
@@ -143,7 +143,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_one_line_names_the_value_and_the_remedy(case: tuple[str, ...], home: Path) -> None:
     line, *expected = case
-    message = complaint(peerage(line))
+    message = error_line(peerage(line))
     for part in expected:
         assert part in message
     assert list(home.iterdir()) == []  # not even the folder for runs
@@ -151,7 +151,7 @@ def test_one_line_names_the_value_and_the_remedy(case: tuple[str, ...], home: Pa
 
 @pytest.mark.parametrize("line", ["run --nodes 1438 --topology ring", "compare --model mnist-cnn"])
 def test_a_named_output_folder_is_not_made(line: str, home: Path) -> None:
-    complaint(peerage(line, "--out", home / "new" / "run"))
+    error_line(peerage(line, "--out", home / "new" / "run"))
     assert list(home.iterdir()) == []
 
 
@@ -161,7 +161,7 @@ def test_a_named_output_folder_is_not_made(line: str, home: Path) -> None:
 )
 def test_a_real_process_prints_no_traceback(line: str, home: Path) -> None:
     process = start(line, cwd=home)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -190,28 +190,28 @@ def test_a_command_without_arguments_shows_its_help() -> None:
 )
 def test_a_wrong_file(content: bytes, expected: str, home: Path) -> None:
     (home / "file.toml").write_bytes(content)
-    assert expected in complaint(peerage("run file.toml --out here"))
+    assert expected in error_line(peerage("run file.toml --out here"))
     assert [path.name for path in home.iterdir()] == ["file.toml"]
 
 
-def test_an_output_folder_that_is_taken(home: Path) -> None:
+def test_an_output_folder_that_is_not_empty(home: Path) -> None:
     assert peerage(f"run {TINY} --rounds 1 --engine serial --out here").code == 0
     before = {path: path.read_bytes() for path in (home / "here").rglob("*") if path.is_file()}
-    message = complaint(peerage(f"run {TINY} --rounds 1 --out here"))
+    message = error_line(peerage(f"run {TINY} --rounds 1 --out here"))
     assert "output folder 'here' already holds a run; choose another --out" in message
     assert "peerage resume here" in message
-    assert "already holds a run" in complaint(peerage(f"compare {TINY} --out here"))
+    assert "already holds a run" in error_line(peerage(f"compare {TINY} --out here"))
     after = {path: path.read_bytes() for path in (home / "here").rglob("*") if path.is_file()}
     assert after == before
-    assert "is finished; there is nothing to resume" in complaint(peerage("resume here"))
+    assert "is finished; there is nothing to resume" in error_line(peerage("resume here"))
 
 
 def test_an_output_folder_with_something_else_in_it(home: Path) -> None:
     (home / "here").mkdir()
     (home / "here" / "notes.txt").write_text("mine")
-    assert "'here' is not empty; choose another --out" in complaint(peerage("run --out here"))
-    assert "'here/notes.txt' is a file; choose" in complaint(peerage("run --out here/notes.txt"))
-    message = complaint(peerage(f"run {TINY} --out here/notes.txt/run"))
+    assert "'here' is not empty; choose another --out" in error_line(peerage("run --out here"))
+    assert "'here/notes.txt' is a file; choose" in error_line(peerage("run --out here/notes.txt"))
+    message = error_line(peerage(f"run {TINY} --out here/notes.txt/run"))
     assert "cannot write here/notes.txt/run: Not a directory; choose a folder" in message
     assert [path.name for path in (home / "here").iterdir()] == ["notes.txt"]
 
@@ -224,19 +224,21 @@ def test_an_empty_output_folder_is_used(home: Path) -> None:
 
 def test_a_data_set_that_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERAGE_DATA", str(home / "data"))
-    message = complaint(peerage("run --dataset mnist --out here"))
+    message = error_line(peerage("run --dataset mnist --out here"))
     assert "is missing; fetch it with: peerage data get mnist" in message
     assert list(home.iterdir()) == []
 
 
 def test_a_data_file_with_the_wrong_hash(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERAGE_DATA", str(home / "data"))
-    shelf = home / "data" / "mnist"
-    shelf.mkdir(parents=True)
+    folder_of_mnist = home / "data" / "mnist"
+    folder_of_mnist.mkdir(parents=True)
     for content in PUBLISHED["mnist"].files:
-        (shelf / content.name).write_bytes(bytes(content.size))  # the right size, other bytes
-    message = complaint(peerage("run --dataset mnist --out here"))
-    assert str(shelf / PUBLISHED["mnist"].files[0].name) in message
+        (folder_of_mnist / content.name).write_bytes(
+            bytes(content.size)
+        )  # the right size, other bytes
+    message = error_line(peerage("run --dataset mnist --out here"))
+    assert str(folder_of_mnist / PUBLISHED["mnist"].files[0].name) in message
     assert "was altered; fetch it again with: peerage data get mnist --again" in message
     assert not (home / "here").exists()
 
@@ -251,7 +253,7 @@ def tiny(**changes: Any) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 3,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "engine": {"name": "pool", "workers": 2},
     }
     return pg.Experiment(**settings | changes)
@@ -309,7 +311,7 @@ def test_a_damaged_checkpoint(how: str, stopped: Path, digest: str, home: Path) 
     newest = Path("run/checkpoint/round-000002")
     damage(newest, how)
     metrics = Path("run/metrics.jsonl").read_bytes()
-    message = complaint(peerage("resume run"))
+    message = error_line(peerage("resume run"))
     assert str(newest) in message
     assert f"delete {newest} and resume again from round-000001" in message
     assert Path("run/metrics.jsonl").read_bytes() == metrics
@@ -325,7 +327,7 @@ def test_no_byte_of_a_manifest_can_change_unseen(stopped: Path, home: Path) -> N
     for position in range(0, len(whole), 97):
         manifest.write_bytes(whole)
         flip(manifest, position)
-        assert "round-000002" in complaint(peerage("resume run"))
+        assert "round-000002" in error_line(peerage("resume run"))
 
 
 @pytest.mark.slow
@@ -334,7 +336,7 @@ def test_the_only_checkpoint_is_damaged(stopped: Path, digest: str, home: Path) 
     shutil.rmtree("run/checkpoint/round-000001")
     newest = Path("run/checkpoint/round-000002")
     damage(newest, "flipped")
-    message = complaint(peerage("resume run"))
+    message = error_line(peerage("resume run"))
     assert f"delete {newest} and resume again, which starts over" in message
     shutil.rmtree(newest)
     assert pg.resume("run").digest == digest
@@ -343,14 +345,16 @@ def test_the_only_checkpoint_is_damaged(stopped: Path, digest: str, home: Path) 
 @pytest.mark.slow
 def test_resuming_with_a_wrong_engine(stopped: Path, home: Path) -> None:
     shutil.copytree(stopped, "run")
-    assert "got 'serail', did you mean 'serial'" in complaint(peerage("resume run --engine serail"))
-    assert "workers must be at least 1, got 0" in complaint(peerage("resume run --workers 0"))
-    assert "at least 1 round, got 0" in complaint(peerage("resume run --checkpoint-every 0"))
+    assert "got 'serail', did you mean 'serial'" in error_line(
+        peerage("resume run --engine serail")
+    )
+    assert "workers must be at least 1, got 0" in error_line(peerage("resume run --workers 0"))
+    assert "at least 1 round, got 0" in error_line(peerage("resume run --checkpoint-every 0"))
 
 
 @pytest.mark.slow
 def test_verifying_a_run_that_is_not_finished(stopped: Path) -> None:
-    message = complaint(peerage("verify", stopped))
+    message = error_line(peerage("verify", stopped))
     assert "is interrupted, so it has no result to verify; finish it with `peerage res" in message
 
 
@@ -359,7 +363,7 @@ def test_verifying_a_run_that_is_not_finished(stopped: Path) -> None:
 
 def test_a_loss_that_became_nan(engine: dict[str, Any], home: Path) -> None:
     line = "run --nodes 4 --topology ring --partition iid --rounds 3 --lr 1e6 --json --out here"
-    message = complaint(peerage(f"{line} {flags(engine)}"))
+    message = error_line(peerage(f"{line} {flags(engine)}"))
     assert "of nodes 0, 1, 2, 3 became NaN or infinite in round 1; lower --lr" in message
     assert "the earlier rounds are in here" in message
     rows = read_metrics(home / "here" / "metrics.jsonl")
@@ -369,7 +373,7 @@ def test_a_loss_that_became_nan(engine: dict[str, Any], home: Path) -> None:
     assert (summary["status"], summary["digest"], summary["rounds"]) == ("diverged", None, 0)
     assert summary["accuracy"] == rows[-1]["accuracy"]
     assert summary["message"] in message
-    verdict = complaint(peerage("verify here"))
+    verdict = error_line(peerage("verify here"))
     assert "is diverged, so it has no result to verify; run the experiment again with" in verdict
 
 
@@ -387,7 +391,7 @@ class Full:
 
 
 @pytest.mark.slow
-def test_metrics_that_the_disk_refuses(
+def test_metrics_that_the_disk_rejects(
     home: Path, monkeypatch: pytest.MonkeyPatch, digest: str
 ) -> None:
     append = MetricWriter.append
@@ -413,7 +417,7 @@ def test_metrics_that_the_disk_refuses(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_disk_refuses(
+def test_a_checkpoint_that_the_disk_rejects(
     home: Path, monkeypatch: pytest.MonkeyPatch, digest: str, engine: dict[str, Any]
 ) -> None:
     save_file = shard.save_file
@@ -472,14 +476,14 @@ def test_a_disk_that_is_full_before_the_first_round(small_disk: Path) -> None:
     folder = small_disk / "run"
     line = f"run {TINY} --rounds 1 --engine serial --out"
     (small_disk / "full").write_bytes(bytes(64 * 1024))
-    message = complaint(peerage(line, folder))
+    message = error_line(peerage(line, folder))
     assert message == (
         f"disk is full while writing {folder}/experiment.toml; "
         "free space and run the experiment again"
     )
     assert not folder.exists()
     os.truncate(small_disk / "full", 60 * 1024)  # room for one small file
-    message = complaint(peerage(line, folder))
+    message = error_line(peerage(line, folder))
     assert message == (
         f"disk is full while writing {folder}/setup.json; "
         f"free space and run `peerage resume {folder}`"

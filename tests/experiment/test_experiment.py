@@ -1,4 +1,4 @@
-"""An experiment survives its file, flags lie over files, and Python objects are marked in it."""
+"""An experiment survives its file, flags override files, and Python objects are marked."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import TINY, complaint, peerage
+from support.command_line import TINY, error_line, peerage
 from support.strategies import members
 from torch import Tensor, nn
 
@@ -131,7 +131,7 @@ def test_every_recipe_is_an_experiment(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion", "cifar"])
-def test_the_recipes_of_the_released_code_differ_in_what_they_say(name: str) -> None:
+def test_the_recipes_of_the_released_code_differ_as_they_state(name: str) -> None:
     paper, code = (
         pg.Experiment.from_toml(recipes()[f"p0-{name}{kind}"].read_text()).table()
         for kind in ("", "-code")
@@ -268,7 +268,7 @@ def test_accuracies_rise_to_the_target_and_losses_fall(
         ("validation_loss=0.3", "needs held-out examples; add --validation 0.2"),
     ],
 )
-def test_an_until_that_cannot_be_is_refused(until: str, message: str) -> None:
+def test_an_impossible_stop_condition_is_rejected(until: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         pg.Experiment(until=until)
     assert message in str(caught.value)
@@ -324,14 +324,14 @@ def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
         ("nodes = 5\nnodes = 6", "experiment is not valid TOML: Cannot overwrite a value"),
     ],
 )
-def test_a_wrong_file_is_told_what_is_wrong(text: str, message: str) -> None:
+def test_errors_of_a_file_say_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         pg.Experiment.from_toml(text)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [Ring, np.zeros((99, 99)), object()])
-def test_an_object_that_is_no_topology_is_refused_in_one_line(value: Any) -> None:
+def test_an_object_that_is_no_topology_is_rejected_in_one_line(value: Any) -> None:
     with pytest.raises(InputError, match="topology cannot be") as caught:
         pg.Experiment(topology=value)
     assert "\n" not in str(caught.value)
@@ -391,7 +391,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Captured:
         raise InputError("captured")
 
     def capture(line: str, *more: object) -> pg.Experiment:
-        assert complaint(peerage(line, *more)) == "captured"
+        assert error_line(peerage(line, *more)) == "captured"
         return seen[-1]
 
     monkeypatch.setattr(running, "run", run)
@@ -440,7 +440,7 @@ def test_without_flags_a_file_counts_as_it_is(captured: Captured) -> None:
     assert captured("run file.toml") == pg.Experiment.from_toml(FILE)
 
 
-def test_the_help_tells_the_defaults(captured: Captured) -> None:
+def test_the_help_shows_the_defaults(captured: Captured) -> None:
     defaults = {name: str(flag.default) for name, flag in FLAGS.items() if flag.default is not None}
     shown = {name: text for name, text in defaults.items() if not text.startswith("(")}
     assert len(shown) >= 20
@@ -573,7 +573,7 @@ def test_a_file_without_the_algorithm_says_so(
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(text)
-    line = complaint(peerage("run --algorithm", f"{path}:{name}", "--out", tmp_path / "out"))
+    line = error_line(peerage("run --algorithm", f"{path}:{name}", "--out", tmp_path / "out"))
     assert str(path) in line
     assert message in line
     assert not (tmp_path / "out").exists()
@@ -624,7 +624,7 @@ def test_verify_says_that_the_file_of_an_algorithm_was_changed(
         f"algorithm file {outside} has changed since this run; "
         "restore it, or run the experiment again"
     )
-    assert complaint(peerage("verify", folder)) == message
+    assert error_line(peerage("verify", folder)) == message
     outside.write_text(OUTSIDE)  # the one remedy
     assert peerage("verify", folder).code == 0
 
@@ -638,7 +638,7 @@ def test_resume_says_that_the_file_of_an_algorithm_was_changed(
         lazy_run(outside, folder, watch=stop_in_round_three)
     outside.write_text(CHANGED[0])
     changed = f"algorithm file {outside} has changed since this run; restore it, or run"
-    assert changed in complaint(peerage("resume", folder))
+    assert changed in error_line(peerage("resume", folder))
     with pytest.raises(InputError, match="has changed since this run"):
         pg.resume(folder, experiment=pg.Experiment(algorithm=f"{outside}:Lazy"))
     outside.write_text(OUTSIDE)
@@ -662,7 +662,7 @@ def test_the_hash_is_of_the_file_that_was_loaded(tmp_path: Path, outside: Path) 
     stored = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert stored["algorithm_file"] == str(outside)
     assert stored["algorithm_sha256"] == hashlib.sha256(OUTSIDE.encode()).hexdigest()
-    assert "has changed" in complaint(peerage("verify", tmp_path / "run"))
+    assert "has changed" in error_line(peerage("verify", tmp_path / "run"))
 
 
 def test_peers_with_other_files_of_an_algorithm_do_not_agree(outside: Path) -> None:
@@ -764,7 +764,7 @@ def with_object(name: str) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 4,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "engine": {"name": "serial"},
     }
     return pg.Experiment(**settings | OBJECTS[name][1]())
@@ -788,7 +788,7 @@ def test_a_run_with_python_objects_is_resumed_from_python(tmp_path: Path, name: 
     key, _ = OBJECTS[name]
     table = tomllib.loads((folder / "experiment.toml").read_text())
     assert table[key]["name"] == "python-object"
-    line = complaint(peerage("resume", folder))
+    line = error_line(peerage("resume", folder))
     assert "is a Python object (" in line
     assert "peerage.resume(folder, experiment=...)" in line
     resumed = pg.resume(folder, experiment=with_object(name))
@@ -806,7 +806,7 @@ def test_python_objects_are_named_in_the_file() -> None:
     assert display_name(small_net, MODELS) == "small_net"
 
 
-def test_resuming_with_another_experiment_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_another_experiment_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
         pg.run(with_object("tensors"), folder, checkpoint_every=1, watch=stop_in_round_three)

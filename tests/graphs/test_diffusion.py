@@ -175,10 +175,10 @@ def test_noise_is_gaussian_however_its_stream_is_cut() -> None:
     assert np.corrcoef(whole[:-1:2], whole[1::2])[0, 1] == pytest.approx(0, abs=0.02)
 
 
-def test_watchers_hear_of_every_round() -> None:
-    heard: list[tuple[int, float, float]] = []
-    result = diffuse(Ring().build(8, 0), rounds=3, watch=lambda *row: heard.append(row))
-    assert heard == list(zip(range(4), result.sigma_ap, result.sigma_an, strict=True))
+def test_watchers_get_every_round() -> None:
+    received: list[tuple[int, float, float]] = []
+    result = diffuse(Ring().build(8, 0), rounds=3, watch=lambda *row: received.append(row))
+    assert received == list(zip(range(4), result.sigma_ap, result.sigma_an, strict=True))
 
 
 # Deviations
@@ -359,13 +359,13 @@ def test_exponents_need_three_sizes_and_positive_values(
         ({"start": "gauss"}, "start must be one of normal, uniform; got 'gauss'"),
     ],
 )
-def test_impossible_values_are_refused(options: dict[str, float], message: str) -> None:
+def test_impossible_values_are_rejected(options: dict[str, float], message: str) -> None:
     with pytest.raises(InputError) as error:
         diffuse(Ring().build(5, 0), **options)  # type: ignore[arg-type]
     assert str(error.value) == message
 
 
-def test_changing_graphs_are_refused() -> None:
+def test_changing_graphs_are_rejected() -> None:
     with pytest.raises(InputError, match="requires a static graph"):
         diffuse(DynamicRegular().build(10, 0))
 

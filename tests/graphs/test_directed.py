@@ -1,4 +1,4 @@
-"""Training on directed and weighted graphs: who hears whom, with which weight, at which gain."""
+"""Training on directed and weighted graphs: receivers of messages, weights and gains."""
 
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def test_weights_that_need_no_direction(weights: str) -> None:
     assert still(one_way(), algorithm=f"decavg:weights={weights}").summary["status"] == "finished"
 
 
-def test_metropolis_weights_are_refused_on_a_directed_graph(tmp_path: Path) -> None:
+def test_metropolis_weights_are_rejected_on_a_directed_graph(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="weights=metropolis requires an undirected graph, but"):
         still(one_way(), algorithm="decavg:weights=metropolis")
     edges = tmp_path / "edges.txt"
@@ -106,16 +106,16 @@ def test_the_gain_keeps_the_size_of_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "options", "complaint"),
+    ("lines", "options", "error"),
     [
         ("0 1\n1 2\n", "directed=true", "strongly connected"),
         ("0 1 0.5\n1 2 -1\n", "weighted=true", "line 2"),
     ],
 )
-def test_bad_graphs_are_refused(tmp_path: Path, lines: str, options: str, complaint: str) -> None:
+def test_bad_graphs_are_rejected(tmp_path: Path, lines: str, options: str, error: str) -> None:
     (tmp_path / "edges.txt").write_text(lines)
     spec = f"edge-list:path={tmp_path / 'edges.txt'},{options}"
     ended = peerage("run --nodes 3 --rounds 1 --gain graph --topology", spec)
     assert ended.code == 2
-    assert complaint in ended.err
+    assert error in ended.err
     assert ended.err.count("\n") == 1

@@ -25,7 +25,7 @@ def gossip(protocol: EstimatedGain, graph: nx.Graph, seed: int = 0) -> list[dict
     nodes = [
         Node(
             id=i,
-            num_nodes=-1,  # not known to anybody here
+            num_nodes=-1,  # unknown to all nodes here
             num_examples=1,
             label_proportions=torch.ones(1),
             architecture="m",
@@ -71,7 +71,7 @@ def gossip(protocol: EstimatedGain, graph: nx.Graph, seed: int = 0) -> list[dict
     return [node.notes for node in nodes]
 
 
-def test_everybody_finds_the_same_number_of_nodes() -> None:
+def test_all_nodes_find_the_same_number_of_nodes() -> None:
     found = {
         round(notes["estimated_nodes"], 6) for notes in gossip(EstimatedGain(), nx.cycle_graph(41))
     }
@@ -160,14 +160,14 @@ def test_a_lone_node_has_gain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("flags", "error"),
     [
         (["--gain", "estimated:numbers=2"], "numbers must be at least 3, got 2"),
         (["--gain", "estimated:steps=0"], "steps must be at least 1, got 0"),
         (["--gain", "estimated", "--join", "3@4"], "but some join later; use --gain graph"),
     ],
 )
-def test_bad_estimates_are_refused(flags: list[str], complaint: str) -> None:
+def test_bad_estimates_are_rejected(flags: list[str], error: str) -> None:
     ended = peerage("run", *flags)
     assert ended.code == 2
-    assert complaint in ended.err
+    assert error in ended.err

@@ -1,4 +1,4 @@
-"""Faults: what is drawn, what arrives, what is counted, and who is there."""
+"""Faults: what is drawn, what arrives, what is counted, and which nodes are present."""
 
 from itertools import permutations
 from pathlib import Path
@@ -36,7 +36,7 @@ def network(result: Result) -> list[dict[str, Any]]:
     return [row for row in result.rows if row["scope"] == "network"]
 
 
-def test_nobody_active_means_local_training() -> None:
+def test_without_active_nodes_training_is_local() -> None:
     alone = quick(algorithm="local")
     for faults in ({"links": 0.0}, {"nodes": 0.0}, {"links": 0.0, "directed": True}):
         silent = quick(faults=faults)
@@ -130,16 +130,16 @@ def test_nodes_come_and_go(engine: dict[str, Any]) -> None:
     settings = {"engine": engine, "rounds": 4}
     result = quick(faults={"join": "5@3", "leave": "0@3, 1@4"}, **settings)
     assert [row["nodes"] for row in network(result)] == [5, 5, 5, 5, 4]
-    judged = [
+    evaluated = [
         sorted(row["node"] for row in result.rows if row["scope"] == "node" and row["round"] == r)
         for r in range(5)
     ]
-    assert judged == [[0, 1, 2, 3, 4]] * 3 + [[1, 2, 3, 4, 5], [2, 3, 4, 5]]
+    assert evaluated == [[0, 1, 2, 3, 4]] * 3 + [[1, 2, 3, 4, 5], [2, 3, 4, 5]]
     model = network(quick())[-1]["bytes"] // 30  # six nodes send to five
     assert [row["bytes"] // model for row in network(result)] == [0, 20, 20, 20, 12]
 
 
-def test_who_left_keeps_the_last_model_and_who_joins_begins_with_the_initial_one() -> None:
+def test_a_node_that_left_keeps_its_model_and_one_that_joins_gets_the_initial_one() -> None:
     left = quick(faults={"leave": "0@2"}, rounds=3)
     first = quick(rounds=1)
     assert torch.equal(left.parameters[0], first.parameters[0])
@@ -187,7 +187,7 @@ def test_faults_survive_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("flags", "error"),
     [
         (["--link-activity", "1.5"], "links is a probability and must lie in [0, 1], got 1.5"),
         (["--node-activity", "-0.1"], "nodes is a probability and must lie in [0, 1], got -0.1"),
@@ -204,14 +204,14 @@ def test_faults_survive_a_file() -> None:
         ),
     ],
 )
-def test_bad_faults_are_refused(flags: list[str], complaint: str) -> None:
+def test_bad_faults_are_rejected(flags: list[str], error: str) -> None:
     ended = peerage("run", *flags)
     assert ended.code == 2
-    assert complaint in ended.err
+    assert error in ended.err
     assert ended.err.count("\n") == 1
 
 
-def test_bad_table_is_refused() -> None:
+def test_bad_table_is_rejected() -> None:
     with pytest.raises(InputError, match="faults has no option 'lonks'"):
         Experiment(faults={"lonks": 0.5})
     with pytest.raises(InputError, match="faults must be a table"):

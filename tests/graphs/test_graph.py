@@ -105,9 +105,9 @@ def test_a_disconnected_graph_has_no_diameter() -> None:
 # Directions and weights
 
 
-def test_a_directed_edge_goes_from_the_sender_to_the_listener() -> None:
+def test_a_directed_edge_goes_from_the_sender_to_the_receiver() -> None:
     graph = StaticGraph.from_edges(4, [(0, 1), (2, 1), (1, 3), (3, 1), (0, 1)], directed=True)
-    assert graph.neighbours(0) == ((), (0, 2, 3), (), (1,))  # whom everyone hears
+    assert graph.neighbours(0) == ((), (0, 2, 3), (), (1,))  # the senders of each node
     assert graph.out_neighbours(0) == ((1,), (3,), (1,), (1,))
     assert graph.edges() == ((0, 1), (1, 3), (2, 1), (3, 1))
     assert degrees(graph).tolist() == [0, 3, 0, 1]
@@ -122,7 +122,7 @@ def test_a_directed_edge_goes_from_the_sender_to_the_listener() -> None:
         diameter(graph)
 
 
-def test_listeners_of_an_undirected_graph_are_its_neighbours() -> None:
+def test_out_neighbours_of_an_undirected_graph_are_its_neighbours() -> None:
     assert PATH_AND_PAIR.out_neighbours(3) is PATH_AND_PAIR.neighbours(0)
     assert np.array_equal(strong_labels(PATH_AND_PAIR), component_labels(PATH_AND_PAIR))
 
@@ -150,7 +150,7 @@ def test_weights_by_hand() -> None:
         assert StaticGraph.from_edges(3, [(0, 1), (1, 2)], **other) != graph
 
 
-def test_own_weights_of_one_are_the_usual_ones() -> None:
+def test_self_weights_of_one_are_the_default() -> None:
     plain = StaticGraph.from_edges(2, [(0, 1)], weights=[3])
     assert plain.self_loops is None
     assert StaticGraph.from_edges(2, [(0, 1), (1, 1)], weights=[3, 1]) == plain
@@ -165,11 +165,11 @@ def test_from_edges_equals_a_slow_dictionary(
     nodes, triples = listed
     ends = [(a, b) for a, b, _ in triples]
     weights = [w for *_, w in triples]
-    heard: dict[int, dict[int, float]] = {node: {} for node in range(nodes)}
+    in_neighbours: dict[int, dict[int, float]] = {node: {} for node in range(nodes)}
     own = [1.0] * nodes
     for a, b, w in triples:
         if a != b:
-            heard[b][a] = w if weighted else 1.0
+            in_neighbours[b][a] = w if weighted else 1.0
         elif weighted:
             own[a] = w
     graph = StaticGraph.from_edges(
@@ -178,8 +178,8 @@ def test_from_edges_equals_a_slow_dictionary(
     links = graph.links(0)
     rows = [slice(*links.indptr[node : node + 2]) for node in range(nodes)]
     found = [dict(zip(links.indices[r], links.data[r], strict=True)) for r in rows]
-    assert found == list(heard.values())
-    assert graph.neighbours(0) == tuple(tuple(sorted(others)) for others in heard.values())
+    assert found == list(in_neighbours.values())
+    assert graph.neighbours(0) == tuple(tuple(sorted(others)) for others in in_neighbours.values())
     assert self_weights(graph).tolist() == own
     assert links.indices.dtype == links.indptr.dtype == np.int32
     assert links.data.dtype == np.float64

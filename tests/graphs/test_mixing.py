@@ -68,7 +68,7 @@ KINDS = [
 KIND = st.sampled_from(KINDS)
 SIZE = st.integers(3, 12).map(lambda half: 2 * half)
 SEED = st.integers(0, 10_000)
-ONE_WAY = StaticGraph.from_edges(3, [(0, 1), (1, 2)], directed=True)  # nobody hears 2
+ONE_WAY = StaticGraph.from_edges(3, [(0, 1), (1, 2)], directed=True)  # no node receives from 2
 
 
 @st.composite
@@ -216,7 +216,7 @@ def test_components_without_data_are_uniform() -> None:
 
 
 def test_some_nodes_without_data() -> None:
-    # Nodes 0 and 1 hold data and hear each other; 2 and 3 only listen.
+    # Nodes 0 and 1 hold data and send to each other; 2 and 3 only receive.
     path = StaticGraph.from_edges(4, [(0, 1), (1, 2), (2, 3)])
     found = stationary(path, "data", [1, 3, 0, 0])
     np.testing.assert_allclose(found, [0.25, 0.75, 0, 0], atol=1e-15)
@@ -225,7 +225,7 @@ def test_some_nodes_without_data() -> None:
 
 
 def test_data_on_islands_falls_back_to_the_mean_of_all_nodes() -> None:
-    # Nodes 0 and 2 never hear of each other; node 1 ends at d-weighted 1/4 and 3/4 of them.
+    # Nodes 0 and 2 never influence each other; node 1 ends at d-weighted 1/4 and 3/4 of them.
     found = stationary(PATH, "data", [1, 0, 3])
     np.testing.assert_allclose(found, [(1 + 1 / 4) / 3, 0, (1 + 3 / 4) / 3], atol=1e-12)
     limit = np.linalg.matrix_power(mixing_matrix(PATH, "data", [1, 0, 3]).toarray(), 100)
@@ -280,7 +280,7 @@ def test_weighted_graphs_are_reversible(kind: Topology, nodes: int, seed: int) -
 
 
 def test_a_directed_graph_by_hand() -> None:
-    # 0 hears 2, 1 hears 0, 2 hears 0 and 1: v_0 = v_0/2 + v_1/2 + v_2/3 and so on.
+    # 0 receives from 2, 1 from 0, 2 from 0 and 1: v_0 = v_0/2 + v_1/2 + v_2/3 and so on.
     graph = StaticGraph.from_edges(3, [(2, 0), (0, 1), (0, 2), (1, 2)], directed=True)
     expected = [[1 / 2, 0, 1 / 2], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]
     np.testing.assert_allclose(mixing_matrix(graph).toarray(), expected, atol=1e-15)
@@ -311,7 +311,7 @@ def test_speed_of_directed_graphs(graph: StaticGraph, epsilon: float) -> None:
 def test_long_directed_cycles_settle_without_iteration() -> None:
     ends = [(i, (i + 1) % 400) for i in range(400)]
     graph = StaticGraph.from_edges(400, [*ends, (7, 300)], directed=True)
-    # Node 300 hears two, so 7 and 299 count 2/3 of it each, and what 7 has beside passes it by.
+    # Node 300 receives from two, so 7 and 299 count 2/3 of it each; 7 also sends to node 8.
     mass = np.full(400, 4.0)
     mass[8:300], mass[300] = 2, 3
     np.testing.assert_allclose(stationary(graph), mass / mass.sum(), rtol=1e-10)
@@ -377,14 +377,14 @@ def test_report_of_a_graph_that_is_not_strongly_connected() -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_nodes_that_hardly_listen(directed: bool) -> None:
+def test_nodes_that_hardly_use_their_neighbours(directed: bool) -> None:
     cycle = [(i, (i + 1) % 4) for i in range(4)]
     graph = StaticGraph.from_edges(4, cycle, self_loops=[1e18, 1, 1e18, 1], directed=directed)
     assert gain(graph) == pytest.approx(math.sqrt(2))
     still = StaticGraph.from_edges(4, cycle, self_loops=[1e18] * 4, directed=directed)
     assert gain(still) == pytest.approx(2)
-    for quiet in (graph, still):
-        report = describe(quiet)
+    for constant in (graph, still):
+        report = describe(constant)
         assert report.as_dict()["mixing_time"] is None
         assert json.dumps(report.as_dict(), allow_nan=False)
 

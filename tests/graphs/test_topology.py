@@ -1,4 +1,4 @@
-"""Builders: the edges by hand where there is one answer, laws where chance decides."""
+"""Builders: the edges by hand where there is one answer, laws for random graphs."""
 
 import pickle
 from hashlib import blake2b
@@ -481,22 +481,22 @@ def test_many_small_world_degrees() -> None:
         Ring(),
         SmallWorld(k=8),
         Star(),
-        StochasticBlocks(groups=10, p_in=0.0003, p_out=0.00001, connected=False),
+        StochasticBlocks(groups=10, p_in=0.003, p_out=0.0001, connected=False),
         Torus(rows=400),
     ],
 )
-def test_two_hundred_thousand_nodes_take_no_loop_over_pairs(topology: Topology) -> None:
+def test_twenty_thousand_nodes_take_no_loop_over_pairs(topology: Topology) -> None:
     # Preferential attachment draws one edge after the other; all others need no loop over nodes.
     one_by_one = isinstance(topology, BarabasiAlbert)
-    with lines_at_most(20_000_000 if one_by_one else 20_000):
-        graph = topology.build(200_000, 1)
-    assert graph == topology.build(200_000, 1)
+    with lines_at_most(2_000_000 if one_by_one else 20_000):
+        graph = topology.build(20_000, 1)
+    assert graph == topology.build(20_000, 1)
     links = graph.links(0)
     assert (links != links.T).nnz == 0
     assert not links.diagonal().any()
 
 
-def test_what_cannot_be_connected_is_refused_at_once() -> None:
+def test_what_cannot_be_connected_is_rejected_at_once() -> None:
     with pytest.raises(InputError) as error, lines_at_most(5000):
         ErdosRenyi(degree=8).build(1_000_000, 0)
     assert str(error.value) == (
@@ -518,7 +518,7 @@ def test_what_cannot_be_connected_is_refused_at_once() -> None:
 # Rounds
 
 
-def test_dynamic_graphs_are_drawn_anew_in_every_round() -> None:
+def test_dynamic_graphs_are_redrawn_in_every_round() -> None:
     one, two = DynamicRegular(k=4).build(20, 1), DynamicRegular(k=4).build(20, 1)
     rounds = [one.neighbours(round) for round in range(6)]
     assert one.dynamic
@@ -531,14 +531,18 @@ def test_dynamic_graphs_are_drawn_anew_in_every_round() -> None:
     assert rounds[3] == Regular(k=4).sample(20, 1, 3).neighbours(0)
 
 
-def test_dynamic_graphs_are_drawn_among_those_who_are_there() -> None:
+def test_dynamic_graphs_are_drawn_among_the_present_nodes() -> None:
     graph = DynamicRegular(k=4).build(9, seed=3)
-    everybody = tuple(range(9))
-    assert graph.among(everybody, 5) == graph.neighbours(5)
+    all_nodes = tuple(range(9))
+    assert graph.among(all_nodes, 5) == graph.neighbours(5)
     for there, degree in [((0, 2, 3, 5, 6, 8), 4), ((1, 4, 7), 2), ((2, 5, 6, 7), 3), ((0, 8), 1)]:
-        heard = graph.among(there, 5)
-        assert [len(near) for near in heard] == [degree * (node in there) for node in everybody]
-        assert all(node in heard[other] for node in everybody for other in heard[node])
+        in_neighbours = graph.among(there, 5)
+        assert [len(near) for near in in_neighbours] == [
+            degree * (node in there) for node in all_nodes
+        ]
+        assert all(
+            node in in_neighbours[other] for node in all_nodes for other in in_neighbours[node]
+        )
     assert graph.among((4,), 5) == graph.among((), 5) == ((),) * 9
     assert graph.among((0, 2, 3, 5, 6, 8), 6) != graph.among((0, 2, 3, 5, 6, 8), 5)
     assert DynamicRegular(k=3).of_size(5) == DynamicRegular(k=2)
@@ -602,7 +606,7 @@ def test_edge_list_of_one_node_is_still_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options"), [("", {}), ("# none yet\n\n", {}), ("0 0 2.5\n", {"weighted": True})]
 )
-def test_an_edge_list_without_edges_is_refused(
+def test_an_edge_list_without_edges_is_rejected(
     tmp_path: Path, text: str, options: dict[str, bool]
 ) -> None:
     file = tmp_path / "graph.txt"

@@ -1,4 +1,4 @@
-"""Fine-tuning: frozen parameters are constants of the architecture; unused layers stand still."""
+"""Fine-tuning: frozen parameters are constants of the architecture; unused layers do not change."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.memory import MemoryNetwork, MemoryTransport
-from support.networking import network_of, play
+from support.networking import network_of, run_peers
 from torch import Tensor, nn
 
 import peerage as pg
@@ -35,7 +35,7 @@ def freeze(module: nn.Module) -> nn.Module:
 
 
 def random_backbone() -> nn.Module:
-    """Its frozen values are drawn anew whenever it is built."""
+    """Its frozen values are redrawn whenever it is built."""
     return nn.Sequential(freeze(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))
 
 
@@ -162,7 +162,7 @@ def test_starts_and_gains_leave_constants_alone(scheme, bias):
         module = architecture.module(params, buffers)
         for found, wanted in zip(module[0].parameters(), pretrained()[0].parameters(), strict=True):
             assert torch.equal(found, wanted)
-        # A frozen layer is not drawn anew, and keeps its running statistics.
+        # A frozen layer is not redrawn, and keeps its running statistics.
         assert torch.equal(module[0][1].running_mean, pretrained()[0][1].running_mean)
     assert not torch.equal(starts[0][0], starts[1][0])
     torch.testing.assert_close(starts[2][0][:18], 3 * starts[0][0][:18])
@@ -395,14 +395,14 @@ def interrupt(experiment: pg.Experiment, folder: Any) -> None:
 @pytest.mark.parametrize("name", ["decavg", "dechw"])
 def test_peers_end_with_the_bits_of_the_simulator(name):
     experiment = fine_tuning(ALGORITHMS[name], rounds=2)
-    peers = play(experiment)
+    peers = run_peers(experiment)
     for peer, wanted in zip(peers, simulate(experiment).end, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
         found = peer.shard.models["random_backbone"].module[0].weight
         assert torch.equal(found, peers[0].shard.models["random_backbone"].module[0].weight)
 
 
-def test_peers_with_other_constants_refuse_each_other():
+def test_peers_with_other_constants_reject_each_other():
     def builder(seed: int) -> Any:
         def backbone() -> nn.Module:
             return pretrained(seed)
@@ -429,7 +429,7 @@ def test_peers_with_other_constants_refuse_each_other():
 # Bad input
 
 
-def test_a_model_that_is_frozen_all_over_is_refused():
+def test_a_model_that_is_frozen_all_over_is_rejected():
     with pytest.raises(InputError) as caught:
         prepare(fine_tuning(DecAvg(), freeze(nn.Linear(4, 3))))
     assert str(caught.value) == (
@@ -438,7 +438,7 @@ def test_a_model_that_is_frozen_all_over_is_refused():
     )
 
 
-def test_a_model_that_uses_no_trained_layer_is_refused():
+def test_a_model_that_uses_no_trained_layer_is_rejected():
     class Bypass(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -452,7 +452,7 @@ def test_a_model_that_uses_no_trained_layer_is_refused():
         run(fine_tuning(DecAvg(), Bypass))
 
 
-def test_a_model_that_changes_its_constants_is_refused():
+def test_a_model_that_changes_its_constants_is_rejected():
     class Drifting(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -26,7 +26,7 @@ LEAST_SIDE = {
 
 
 def head_parameters(module: nn.Module) -> list[str]:
-    head_layer(module)  # complains about a network without one
+    head_layer(module)  # raises an error for a network without one
     layout = Layout.of(module.named_parameters())
     return [slot.name for slot in layout.slots if slot.layer in layout.head]
 
@@ -196,7 +196,7 @@ def test_networks_adapt_to_channels_size_and_classes(name, channels, extra, clas
 
 
 @pytest.mark.parametrize("name", [name for name, least in LEAST_SIDE.items() if least > 1])
-def test_images_below_the_least_size_are_refused(name):
+def test_images_below_the_least_size_are_rejected(name):
     least = LEAST_SIDE[name]
     with pytest.raises(
         InputError, match=f"{name}.*at least {least}x{least}.*1x{least}x{least - 1}"
@@ -222,12 +222,12 @@ def test_misfits_name_the_need_the_data_and_a_remedy():
 
 
 @pytest.mark.parametrize("hidden", ["", "64x", "x64", "0", "64x-1", "64*32", "1.5", "100000", "٣"])
-def test_bad_widths_are_refused(hidden):
+def test_bad_widths_are_rejected(hidden):
     with pytest.raises(InputError, match="such as 64x32"):
         MODELS["mlp"](hidden=hidden)
 
 
-def test_bad_options_are_refused():
+def test_bad_options_are_rejected():
     with pytest.raises(InputError, match="relu must be one of both, first; got 'none'"):
         MODELS["fashion-cnn"](relu="none")
     with pytest.raises(InputError, match="relu must be one of both, first; got 'none'"):

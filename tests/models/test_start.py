@@ -1,4 +1,4 @@
-"""Initial models: who shares a start, how large its weights are, and what gains do to them."""
+"""Initial models: which nodes share a start, the size of its weights, and the effect of gains."""
 
 from functools import partial
 from math import sqrt
@@ -174,7 +174,7 @@ def test_where_links_change_all_nodes_mix():
         StaticGraph.from_edges(3, [(0, 1), (1, 2)], weights=[1.0, 2.5]),
     ],
 )
-def test_degrees_do_not_tell_the_gain_of_other_graphs(graph):
+def test_degrees_do_not_determine_the_gain_of_other_graphs(graph):
     with pytest.raises(InputError, match="an undirected graph without weights; use --gain graph"):
         DegreeGain().factors(graph)
 
@@ -320,7 +320,7 @@ def test_he_draws_what_torch_draws_under_this_name():
         assert torch.equal(module.weight, expected)
 
 
-def test_schemes_draw_what_they_always_drew():
+def test_schemes_draw_the_same_values_as_before():
     """Committed results begin with these models."""
     sums = {"torch": (52.020073, 2117.301903), "he": (48.740889, 5119.123108)}
     for scheme, (total, absolute) in sums.items():
@@ -340,7 +340,7 @@ def by_bias(scheme: str) -> dict[str | None, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("scheme", ["torch", "he", "he-normal"])
-def test_biases_are_zero_or_torchs_own_or_as_the_weights_and_weights_do_not_care(scheme):
+def test_biases_are_zero_or_torchs_or_scaled_and_do_not_change_the_weights(scheme):
     views = by_bias(scheme)
     own = by_bias("torch")[None]
     for name in ("0.bias", "3.bias"):
@@ -446,7 +446,7 @@ def test_tied_weights_are_amplified_once():
 # The user's own module
 
 
-def test_a_module_of_ones_own_is_the_shared_start():
+def test_the_users_module_is_the_shared_start():
     module = network()
     architecture = own_architecture(module, "mine", "torch")
     named = dict(module.named_parameters())
@@ -454,7 +454,7 @@ def test_a_module_of_ones_own_is_the_shared_start():
     assert architecture.build() is not module  # the user's own stays as it is
 
 
-def test_independent_starts_of_ones_own_module_are_drawn_anew():
+def test_independent_starts_of_the_users_module_are_redrawn():
     module = network()
     before = [p.detach().clone() for p in module.parameters()]
     architecture = own_architecture(module, "mine", "torch")
@@ -471,7 +471,7 @@ def test_a_function_that_builds_is_called_for_every_start():
     assert torch.equal(architecture.initial(4, None, 1.0)[0], NET.initial(4, None, 1.0)[0])
 
 
-def test_ones_own_model_takes_the_same_options():
+def test_the_users_model_takes_the_same_options():
     ours = Architecture("net", network, "he-normal", "scaled")
     for model in (network, network()):
         own = own_architecture(model, "mine", "he-normal", "scaled")

@@ -324,7 +324,7 @@ def test_the_largest_table_of_the_paper_fits_the_terminal(width: int) -> None:
     assert text.count("(999, -222)") == len(rows) * len(columns)
 
 
-def test_tables_of_uneven_shape_are_refused() -> None:
+def test_tables_of_uneven_shape_are_rejected() -> None:
     with pytest.raises(InputError, match=r"row \('a',\) .* has 2 cells; give 1 titles and 1 cells"):
         PaperTable("t", ("m",), (("c",),), ((("a",), (Cell(1), Cell(2))),), "count")
     with pytest.raises(InputError, match="one header level or all have two"):
@@ -394,7 +394,7 @@ def test_many_panels_stand_in_lines_of_three() -> None:
     assert [axes.axison for axes in figure.axes[6:9]] == [True, True, False]
 
 
-def test_losses_that_span_much_get_a_logarithmic_axis() -> None:
+def test_losses_of_many_magnitudes_get_a_logarithmic_axis() -> None:
     wide = make_series({0: -98.0, 2: 1.9})  # the loss is 2 - accuracy: 100 and 0.1
     figure = studies.curves([Panel("a", (wide,))], keys=("loss",))
     assert figure.axes[0].get_yscale() == "log"

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import f_oneway
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.studying import PAPER, SMOKE, jobs_of, run_jobs, smoke_files
 
 from peerage.data.partition import Dirichlet
@@ -90,7 +90,7 @@ def test_a_part_of_a_table_can_be_named():
     assert len(part) == 2 * 4 * 3
     assert {job.place.setting for job in part} == {TYPE_I, TYPE_II}
     assert {job.place.epochs for job in part} == {"E = 5"}
-    assert part == table.jobs(PAPER)[:24]  # what tells methods apart comes first
+    assert part == table.jobs(PAPER)[:24]  # what distinguishes methods comes first
     fewer = runner.jobs_of(table, PAPER, ["hwa", "fedavg", "iid", "e10"])
     assert {(job.place.method, job.place.setting) for job in fewer} == {
         ("HWA", IID),
@@ -106,11 +106,11 @@ def test_a_part_of_a_table_can_be_named():
     assert {(job.place.dataset, job.place.alpha) for job in some} == {("cifar10", 0.2)}
 
 
-def test_a_name_that_is_nowhere_is_told():
-    text = complaint(peerage("reproduce p2-tab1 --scale smoke --only e7"))
+def test_an_unknown_name_is_reported():
+    text = error_line(peerage("reproduce p2-tab1 --scale smoke --only e7"))
     assert text.startswith("p2-tab1 has no method 'e7'; ")
     assert "non-iid (ii)" in text
-    assert complaint(peerage("reproduce p2-tab1 --scale smoke --only ()")).startswith("p2-tab1")
+    assert error_line(peerage("reproduce p2-tab1 --scale smoke --only ()")).startswith("p2-tab1")
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ def test_devices_are_as_in_leaf():
         work = experiment.work
         assert (work.epochs, work.batch_size, work.lr) == (5, 10, 0.004)
         assert set(printed.MARKS) <= experiment.evaluation.evaluated_rounds(1000)
-    # Ten of 3550 clients train in a round, and one model is judged.
+    # Ten of 3550 clients train in a round, and one model is evaluated.
     few = jobs[0].experiment
     everyone = few.model_copy(update={"algorithm": type(few.algorithm)(local=few.work)})
     place = jobs[0].place
@@ -279,7 +279,7 @@ def test_anova_where_there_is_nothing_to_compare():
     assert anova([[1.0, 2.0]]) is None
     assert anova([[1.0], [2.0]]) is None
     assert anova([[1.0, 2.0], []]) is None
-    assert anova([[0.1] * 3, [0.1] * 3]) is None  # sums of 0.1 are rounded, and must not tell
+    assert anova([[0.1] * 3, [0.1] * 3]) is None  # sums of 0.1 are rounded, which must not matter
     assert anova([[0.1] * 3, [0.2] * 3]) == 0.0
     assert anova([[0.1] * 3, [0.1, 0.2, 0.3]]) == pytest.approx(
         float(f_oneway([0.1] * 3, [0.1, 0.2, 0.3])[1])
@@ -464,7 +464,7 @@ def test_the_paper_is_quoted_in_full():
 
 
 def test_a_client_trains_as_in_a_run():
-    """Epoch by epoch with one momentum, from the hub's model: as a single order would."""
+    """Epoch by epoch with one momentum, from the hub's model: as a single call would."""
     model = jobs_of("p2-fig1", SMOKE)[1].model
     found = model.realise(3)
     experiment = model.experiment.model_copy(update={"seed": 3})

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.studying import SMOKE, Silent, jobs_of, run_jobs, smoke_files
 
 from peerage.errors import InputError, Interrupted, WorkerDied
@@ -54,7 +54,7 @@ def test_every_study_runs_at_smoke_scale(id, home):
         key = "sigma_ap" if "sigma_ap" in curve else "loss"
         assert len(curve["rounds"]) == len(curve[key]) > 1
     for table in saved["tables"]:
-        # Nobody reaches every target in a few rounds, but somebody has a number in every table.
+        # No method reaches every target in a few rounds, but every table has a number.
         assert any(cell["ours"] is not None for cell in table["cells"]) or "mu" in table["title"]
 
 
@@ -69,7 +69,7 @@ def test_a_study_can_be_asked_for_in_parts(tmp_path):
     assert {job.place.method for job in only} == {WITHOUT}
     some = runner.jobs_of(runner.STUDIES["p4-fig8ab"], SMOKE, ["barabasi-albert"])
     assert {job.place.method for job in some} == {"Barabasi-Albert"}
-    text = complaint(peerage("reproduce p4-fig8ab --scale smoke --only grid"))
+    text = error_line(peerage("reproduce p4-fig8ab --scale smoke --only grid"))
     assert text.startswith("p4-fig8ab has no method 'grid'")
 
 
@@ -390,7 +390,7 @@ def test_an_interrupted_calculation_leaves_no_process_and_begins_again(tmp_path)
 
 @dataclass(frozen=True)
 class Failing:
-    """A model that fails in the way it is told, for one seed."""
+    """A model that fails in a given way, for one seed."""
 
     how: str
     name: ClassVar[str] = "failing"
@@ -416,7 +416,7 @@ class Failing:
         ("killed", WorkerDied, "was killed by signal 9, perhaps for lack of memory"),
     ],
 )
-def test_what_goes_wrong_in_a_process_is_told(tmp_path, how, kind, text):
+def test_errors_in_a_process_are_reported(tmp_path, how, kind, text):
     with pytest.raises(kind, match=text):
         calculate(tmp_path / "job", batch(Failing(how)), lambda share, detail: None)
     assert workers() == []

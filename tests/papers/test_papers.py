@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.studying import Silent, run_jobs, smoke_files
 
 from peerage.algorithm import Algorithm
@@ -114,7 +114,7 @@ def test_checkpoints_of_finished_runs_are_cleared_away(tmp_path):
 
 def test_a_second_process_on_the_same_folder_stops_and_says_so(tmp_path):
     with locked(tmp_path):
-        text = complaint(peerage(OFF, tmp_path))
+        text = error_line(peerage(OFF, tmp_path))
     assert text == f"another process is working in {tmp_path}; wait for it"
 
 
@@ -178,7 +178,7 @@ def test_nothing_is_written_when_all_data_is_missing(tmp_path, monkeypatch):
     ],
 )
 def test_bad_requests_are_one_line(line, text):
-    assert complaint(peerage(line)).startswith(text)
+    assert error_line(peerage(line)).startswith(text)
 
 
 def test_only_chooses_methods_as_people_spell_them():
@@ -200,7 +200,7 @@ def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
     assert [row["method"] for row in rows if row["ours"]] == ["CFA", "DecHW"]
 
 
-def test_the_list_tells_data_runs_and_time(tmp_path):
+def test_the_list_shows_data_runs_and_time(tmp_path):
     job = runner.STUDIES["p0-fig2"].jobs(SMOKE)[0]
     run_jobs(tmp_path, [job])
     outcome = peerage("reproduce --list --scale smoke --json --out", tmp_path)
@@ -364,7 +364,7 @@ def test_recipes_and_studies_agree(dataset, fidelity):
     plan = Plan("paper", fidelity=fidelity)
     study = settings.experiment(plan, dataset, 0.2, "dechw", 0)
     tables = [Experiment.from_toml(recipe.read_text()).table(), study.table()]
-    for table in tables:  # a recipe is judged less often, as it is for people who wait
+    for table in tables:  # a recipe is evaluated less often, as it is for people who wait
         del table["evaluation"]["every"]
     assert tables[0] == tables[1]
 
@@ -457,7 +457,7 @@ def test_rounds_to_shares_of_the_best_of_any_method(two_methods):
     assert notes["DecHW"][3] == "1 of 2 seeds"
 
 
-def test_rounds_to_shares_of_the_own_best(two_methods):
+def test_rounds_to_shares_of_each_methods_own_best(two_methods):
     # Of 0.45: 0.225, 0.3375, 0.405, 0.4275.
     table = output.rounds_table("", printed.OF_OWN, output.of_own, two_methods)
     assert cells(table)["DecHetero"] == [3.5, 3.5, None, None]
@@ -506,20 +506,20 @@ def estimate(**changes) -> float:
 
 
 def test_an_estimate_counts_steps_evaluations_and_averages():
-    # Judged after rounds 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93 and 100.
-    judged = 12 * 4 * 100 / 5000
+    # Evaluated after rounds 1, 2, 3, 5, 8, 12, 18, 27, 41, 62, 93 and 100.
+    evaluated = 12 * 4 * 100 / 5000
     # Two workers average four models each, for all of their nodes.
     averaged = 100 * 8 * 6570 / 1e9
-    assert estimate() == pytest.approx(0.5 + 100 * 4 * 8 * 16 / 1000 + judged + averaged)
+    assert estimate() == pytest.approx(0.5 + 100 * 4 * 8 * 16 / 1000 + evaluated + averaged)
     # On a ring four nodes average three models each, and where messages may get lost, four each.
     ring = estimate(topology="ring") - estimate()
     assert ring == pytest.approx(100 * (12 - 8) * 6570 / 1e9)
     lossy = estimate(faults={"loss": 0.1}) - estimate()
     assert lossy == pytest.approx(100 * (16 - 8) * 6570 / 1e9)
     epochs = estimate(local={"steps": None, "epochs": 2})
-    assert epochs == pytest.approx(0.5 + 100 * 2 * 4 * 80 / 1000 + judged + averaged)
-    # One node with the data of four: as many steps as one of them takes, and nobody to average.
-    assert estimate(pooled=True) == pytest.approx(0.5 + 100 * 8 * 16 / 1000 + judged / 4)
+    assert epochs == pytest.approx(0.5 + 100 * 2 * 4 * 80 / 1000 + evaluated + averaged)
+    # One node with the data of four: as many steps as one of them takes, and no model to average.
+    assert estimate(pooled=True) == pytest.approx(0.5 + 100 * 8 * 16 / 1000 + evaluated / 4)
     cores = min(Speeds().cores, 4)
     pool = estimate(engine={"name": "pool"})
     assert pool - 0.5 == pytest.approx((estimate() - 0.5) / cores)
@@ -625,7 +625,7 @@ def test_a_study_can_be_registered_from_python(outside):
         runner.register(replace(study, title="another"))
 
 
-def test_files_without_the_study_are_refused(outside, tmp_path):
+def test_files_without_the_study_are_rejected(outside, tmp_path):
     with pytest.raises(InputError, match="has no study 'MIND'; did you mean 'MINE'"):
         runner.find(f"{outside}:MIND")
     with pytest.raises(InputError, match="already a study 'p0-fig3'"):

@@ -1,4 +1,4 @@
-"""Checkpoints come back whole or are refused, whatever happened while they were written."""
+"""Checkpoints are read completely or rejected, whatever happened while they were written."""
 
 import errno
 import json
@@ -93,9 +93,9 @@ def flip(path: Path) -> None:
 
 
 def change_round(path: Path) -> None:
-    sealed = json.loads(path.read_text())
-    sealed["content"]["round"] = 1
-    path.write_text(json.dumps(sealed))
+    stored = json.loads(path.read_text())
+    stored["content"]["round"] = 1
+    path.write_text(json.dumps(stored))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def change_round(path: Path) -> None:
         ("manifest.json", lambda path: path.write_text('{"sha256": 1}'), r"cannot be read \("),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_with_a_remedy(
+def test_a_damaged_checkpoint_is_rejected_with_a_remedy(
     tmp_path: Path, file: str, damage: Any, reason: str
 ) -> None:
     checkpoint.save(Engine(), tmp_path, 4)
@@ -143,10 +143,10 @@ def test_the_remedy_names_the_checkpoint_before(tmp_path: Path) -> None:
         (ValueError("I/O error: broken (os error 5)"), "cannot write .*Input/output error"),
     ],
 )
-def test_a_disk_that_refuses_leaves_the_checkpoint_before(
+def test_a_disk_that_rejects_leaves_the_checkpoint_before(
     tmp_path: Path, error: Exception, reason: str
 ) -> None:
-    """Libraries and workers tell of it in their text only."""
+    """Libraries and workers report it only in the text of their errors."""
     checkpoint.save(Engine(), tmp_path, 1)
     with pytest.raises(DiskError, match=reason):
         checkpoint.save(Engine(error=error), tmp_path, 2)

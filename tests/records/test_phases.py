@@ -28,10 +28,10 @@ def test_all_work_of_the_package_has_a_phase_of_the_list() -> None:
     assert phases <= set(PHASES)
 
 
-def test_names_differ_and_each_has_a_look_of_its_own() -> None:
+def test_names_differ_and_each_has_its_own_colour() -> None:
     assert len(set(PHASES)) == len(PHASES)
-    looks = [tuple(figures.BAR_STYLES[name]) for name in [*PHASES, "other"]]
-    assert len(set(looks)) == len(looks)
+    styles = [tuple(figures.BAR_STYLES[name]) for name in [*PHASES, "other"]]
+    assert len(set(styles)) == len(styles)
 
 
 def test_rows_have_the_same_phases_whatever_was_done() -> None:

@@ -110,7 +110,7 @@ def test_a_half_written_last_line_is_ignored_and_then_overwritten(
     assert read_metrics(write(path, ROWS[2:])) == ROWS
 
 
-def test_a_last_line_that_lacks_only_its_end_counts(tmp_path: Path) -> None:
+def test_a_last_line_without_a_newline_counts(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(ROWS[0]))
     assert read_metrics(path) == ROWS[:1]

@@ -28,9 +28,9 @@ def unit(vector: Sequence[float]) -> list[float]:
 
 
 def metropolis(degrees: Sequence[int], own: int) -> list[float]:
-    heard = len(degrees) - 1
+    received = len(degrees) - 1
     weights = {
-        j: 1 / (1 + max(degree, degrees[own], heard))
+        j: 1 / (1 + max(degree, degrees[own], received))
         for j, degree in enumerate(degrees)
         if j != own
     }

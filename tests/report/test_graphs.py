@@ -41,7 +41,7 @@ def test_equal_graphs_give_equal_files_in_both_formats(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
 
 
-def test_captions_tell_the_main_numbers() -> None:
+def test_captions_show_the_main_numbers() -> None:
     assert caption(describe(Ring().build(20, 0))) == (
         "gain 4.472, degree 2, diameter 10\n"
         "spectral gap 0.03263, relaxation time 30.65, mixing time 29"
@@ -53,7 +53,7 @@ def test_captions_tell_the_main_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", ["graph.pdf", "graph", "graph.png.txt"])
-def test_other_formats_are_refused(name: str, tmp_path: Path) -> None:
+def test_other_formats_are_rejected(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         plot(PIECES, tmp_path / name)
     assert str(error.value) == f"cannot draw into {name!r}; use a name ending in .png or .svg"

@@ -374,7 +374,7 @@ ALL = (
 )
 
 
-def test_every_algorithm_has_one_look_and_the_papers_groups_differ() -> None:
+def test_every_algorithm_has_one_style_and_the_papers_groups_differ() -> None:
     assert figures.curve_style("DecHW") == figures.curve_style("dechw") == (figures.BLUE, "o")
     assert figures.curve_style("decdiff_vt") == figures.curve_style("decdiff-vt")
     assert figures.curve_style("my-own") == figures.curve_style("my-own")
@@ -457,7 +457,7 @@ def test_saved_figures_are_reproducible(pair: list[RunRecord], tmp_path: Path, k
     assert b"matplotlib.org" not in content
 
 
-def test_other_kinds_of_figures_are_refused(pair: list[RunRecord], tmp_path: Path) -> None:
+def test_other_kinds_of_figures_are_rejected(pair: list[RunRecord], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"end its name in \.png or \.svg"):
         figures.save(figures.curves(pair, "accuracy"), tmp_path / "figure.pdf")
 
@@ -651,6 +651,6 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
     assert out.read_text() == "old"
 
 
-def test_a_report_about_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_report_about_nothing_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one run"):
         write_report([], tmp_path / "report.html")

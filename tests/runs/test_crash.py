@@ -1,4 +1,4 @@
-"""Processes that are killed leave nothing behind, and their runs go on as if nothing had been."""
+"""Killed processes leave nothing behind, and their runs resume with the same result."""
 
 import json
 import multiprocessing
@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from support.command_line import complaint, peerage, start
-from support.processes import PATIENCE, gone, until
+from support.command_line import error_line, peerage, start
+from support.processes import TIMEOUT, gone, until
 
 import peerage as pg
 from peerage.records.rows import RunRecord, read_metrics
@@ -43,7 +43,7 @@ def experiment(**changes: Any) -> pg.Experiment:
 
 @pytest.fixture(scope="module")
 def through() -> pg.Result:
-    """The run that nobody interrupted."""
+    """The same run without an interruption."""
     return pg.run(experiment())
 
 
@@ -95,7 +95,7 @@ def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_line(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert out == ""
     assert "Traceback" not in err
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -149,9 +149,9 @@ def test_an_interrupted_run_can_be_resumed(
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path: Path, through: pg.Result) -> None:
     before = shared_memory()
     with running(tmp_path / "run") as (process, workers):
-        refused = complaint(peerage("resume", tmp_path / "run"))
-        assert refused == f"another process is working in {tmp_path / 'run'}; wait for it"
-        taken = complaint(peerage(f"run {SETTINGS} --out", tmp_path / "run"))
+        error = error_line(peerage("resume", tmp_path / "run"))
+        assert error == f"another process is working in {tmp_path / 'run'}; wait for it"
+        taken = error_line(peerage(f"run {SETTINGS} --out", tmp_path / "run"))
         assert "already holds a run" in taken
         process.kill()
         process.wait()

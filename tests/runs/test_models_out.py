@@ -1,4 +1,4 @@
-"""Trained models leave as files and modules: each is the one that was evaluated."""
+"""Trained models as files and modules: each is the one that was evaluated."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support.command_line import TINY, complaint, peerage
+from support.command_line import TINY, error_line, peerage
 from support.forked import forked_peers
 from torch import Tensor, nn
 
@@ -40,7 +40,7 @@ def tiny(**changes: Any) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 2,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "evaluation": {"at": "end"},
         "engine": {"name": "serial"},
     }
@@ -312,7 +312,7 @@ def test_data_graph_and_algorithm_may_be_python_objects(tmp_path):
     result = pg.run(experiment, tmp_path / "run")
     found = pg.RunRecord.load(tmp_path / "run").state_dict(1)
     assert all(torch.equal(found[name], x) for name, x in result.state_dict(1).items())
-    said = complaint(peerage(f"model {tmp_path}/run --node mean --out {tmp_path}/m.pt"))
+    said = error_line(peerage(f"model {tmp_path}/run --node mean --out {tmp_path}/m.pt"))
     assert "is a Python object, so it is unknown whether its models have a mean; choose" in said
     mean = open_run(tmp_path / "run", experiment=experiment).choose("mean")
     assert torch.allclose(mean.params, torch.stack(list(result.evaluated)).mean(0), atol=1e-6)
@@ -373,15 +373,15 @@ def test_the_mean_is_over_the_nodes_that_are_there_in_the_end(tmp_path):
     assert torch.equal(logits_of_file(out, Normalised()), logits_of(mean.module()))
 
 
-def test_a_mean_is_refused_where_it_makes_no_sense(tmp_path):
+def test_a_mean_is_rejected_where_it_makes_no_sense(tmp_path):
     pg.run(tiny(algorithm="local"), tmp_path / "local")
-    said = complaint(peerage(f"model {tmp_path}/local --node mean --out {tmp_path}/m.pt"))
+    said = error_line(peerage(f"model {tmp_path}/local --node mean --out {tmp_path}/m.pt"))
     assert said == (
         "algorithm local gives every node a personal model, and such models have no meaningful "
         "mean; choose --node best or the number of a node"
     )
     pg.run(tiny(model=["logistic", "mlp:hidden=8"]), tmp_path / "mixed")
-    said = complaint(peerage(f"model {tmp_path}/mixed --node mean --out {tmp_path}/m.pt"))
+    said = error_line(peerage(f"model {tmp_path}/mixed --node mean --out {tmp_path}/m.pt"))
     assert said == (
         "models of logistic-0 and mlp-1 have no mean; choose --node best or the number of a node"
     )
@@ -433,14 +433,14 @@ def test_errors_are_one_line(run, flags, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if flags.endswith("--out ."):
         flags += " --format pt"
-    assert complaint(peerage(f"model {run} {flags}")) == said.format(run=run)
+    assert error_line(peerage(f"model {run} {flags}")) == said.format(run=run)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_replaced_only_by_force(run, tmp_path):
     out = tmp_path / "m.pt"
     out.write_text("precious")
-    said = complaint(peerage(f"model {run} --node 0 --out {out}"))
+    said = error_line(peerage(f"model {run} --node 0 --out {out}"))
     assert said == f"{out} already exists; choose another --out, or add --force"
     assert out.read_text() == "precious"
     assert peerage(f"model {run} --node 0 --out {out} --force").code == 0
@@ -455,16 +455,16 @@ def test_the_format_may_differ_from_the_ending(run, tmp_path):
 
 def test_a_folder_without_models_is_one_line(tmp_path):
     out = f"--node 0 --out {tmp_path}/m.pt"
-    said = complaint(peerage(f"model {tmp_path}/nothing {out}"))
+    said = error_line(peerage(f"model {tmp_path}/nothing {out}"))
     assert said == (
         f"there is no folder '{tmp_path}/nothing'; give one that `peerage run`, `peerage up` or "
         "`peerage node` made"
     )
-    said = complaint(peerage(f"model {tmp_path} {out}"))
+    said = error_line(peerage(f"model {tmp_path} {out}"))
     assert said.startswith(f"run folder '{tmp_path}' has no experiment.toml; give a folder")
     pg.run(tiny(), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    said = complaint(peerage(f"model {tmp_path}/run {out}"))
+    said = error_line(peerage(f"model {tmp_path}/run {out}"))
     assert said == f"{tmp_path}/run has no checkpoint yet; wait for its first one"
 
 
@@ -473,25 +473,25 @@ def test_a_corrupted_checkpoint_gives_no_model(tmp_path):
     pg.run(tiny(), tmp_path / "run")
     [part] = (tmp_path / "run" / "checkpoint" / "round-000002").glob("*.safetensors")
     part.write_bytes(part.read_bytes()[:-1] + b"x")
-    said = complaint(peerage(f"model {tmp_path}/run --node 0 --out {tmp_path}/m.pt"))
+    said = error_line(peerage(f"model {tmp_path}/run --node 0 --out {tmp_path}/m.pt"))
     assert f"checkpoint file {part} is corrupted" in said
 
 
 def test_a_model_that_is_a_python_object_needs_the_experiment(tmp_path):
     pg.run(tiny(model=Normalised, dataset=DIGITS), tmp_path / "run")
-    said = complaint(peerage(f"model {tmp_path}/run --node 0 --out {tmp_path}/m.pt"))
+    said = error_line(peerage(f"model {tmp_path}/run --node 0 --out {tmp_path}/m.pt"))
     assert said == (
         f"the model of {tmp_path}/run is a Python object, which a file cannot hold; "
         "use peerage.RunRecord.load(folder).state_dict(node, experiment=...)"
     )
     pg.run(tiny(dataset=DIGITS), tmp_path / "old")
     forget_example(tmp_path / "old")
-    said = complaint(peerage(f"model {tmp_path}/old --node 0 --out {tmp_path}/m.pt"))
+    said = error_line(peerage(f"model {tmp_path}/old --node 0 --out {tmp_path}/m.pt"))
     assert said.startswith(f"{tmp_path}/old is of an older version, and its experiment has Python")
 
 
 @pytest.mark.own_engine  # one file of all nodes
-def test_a_checkpoint_without_the_evaluated_parameters_is_refused(tmp_path):
+def test_a_checkpoint_without_the_evaluated_parameters_is_rejected(tmp_path):
     pg.run(tiny(algorithm=Averaged()), tmp_path / "run")
     read = open_run(tmp_path / "run")
     [part] = (tmp_path / "run" / "checkpoint" / "round-000002").glob("*.safetensors")
@@ -503,9 +503,9 @@ def test_a_checkpoint_without_the_evaluated_parameters_is_refused(tmp_path):
         read.choose(0)
 
 
-def test_onnx_is_asked_for_in_one_line_where_it_is_missing(run, tmp_path, monkeypatch):
+def test_a_missing_onnx_is_one_line(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    said = complaint(peerage(f"model {run} --node 0 --out {tmp_path}/m.onnx"))
+    said = error_line(peerage(f"model {run} --node 0 --out {tmp_path}/m.onnx"))
     assert said == 'format onnx needs onnx; pip install "peerage[onnx]"'
 
 
@@ -533,7 +533,7 @@ class Stubborn(Fickle):
         (Stubborn, "torch cannot export Stubborn to ONNX: "),
     ],
 )
-def test_a_network_that_onnx_would_get_wrong_is_refused(tmp_path, model, said):
+def test_a_network_that_onnx_would_get_wrong_is_rejected(tmp_path, model, said):
     experiment = tiny(model=model, nodes=2, topology="complete", rounds=1)
     pg.run(experiment, tmp_path / "run")
     chosen = open_run(tmp_path / "run", experiment=experiment).choose(0)
@@ -555,7 +555,7 @@ def test_a_client_of_a_hub_keeps_no_model(tmp_path):
         shutil.copytree(tmp_path / "run", tmp_path / f"node-{node}")
         (tmp_path / f"node-{node}" / "experiment.toml").unlink()
         write_json(tmp_path / f"node-{node}" / "peer.json", {"run": "clinics", "node": node})
-    said = complaint(peerage(f"model {tmp_path}/node-0 --out {tmp_path}/m.pt"))
+    said = error_line(peerage(f"model {tmp_path}/node-0 --out {tmp_path}/m.pt"))
     assert said == (
         f"{tmp_path}/node-0 does not hold the model of the hub, node 4; give the folder of that "
         "peer"
@@ -608,12 +608,12 @@ def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
         )
 
     flags = f"--out {tmp_path}/m.pt"
-    said = complaint(peerage(f"model {home}/peers/node-1 --node mean {flags}"))
+    said = error_line(peerage(f"model {home}/peers/node-1 --node mean {flags}"))
     assert (
         said
         == f"{home}/peers/node-1 holds only the model of node 1, got --node mean; remove --node"
     )
-    said = complaint(peerage(f"model {alone} {flags}"))
+    said = error_line(peerage(f"model {alone} {flags}"))
     assert said == (
         f"there is no network.toml in {alone} or above it; give the network file of this peer with "
         "--network"
@@ -621,7 +621,7 @@ def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
     other = tmp_path / "other.toml"
     run = tomllib.loads((home / "network.toml").read_text())["run"]
     other.write_text((home / "network.toml").read_text().replace(run, "another"))
-    said = complaint(peerage(f"model {alone} --network {other} {flags}"))
+    said = error_line(peerage(f"model {alone} --network {other} {flags}"))
     assert said == (
         f"{other} is the network file of run another, but {alone} is of another run; give the "
         "right file with --network"
@@ -629,11 +629,11 @@ def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
     # A peer that is behind: its model is there, and has no place in a mean.
     shutil.rmtree(home / "peers" / "node-2" / "checkpoint" / "round-000002")
     assert open_run(home).choose(2).facts["round"] == 1
-    said = complaint(peerage(f"model {home} --node mean {flags}"))
+    said = error_line(peerage(f"model {home} --node mean {flags}"))
     assert said == (
         "a mean requires models of one round, but the checkpoint of node 2 is of round 1 and the "
         "newest of round 2; choose --node best or the number of a node"
     )
     shutil.rmtree(home / "peers" / "node-2")
-    said = complaint(peerage(f"model {home} --node 2 {flags}"))
+    said = error_line(peerage(f"model {home} --node 2 {flags}"))
     assert said == f"{home} does not hold the model of node 2; give the folder of that peer"

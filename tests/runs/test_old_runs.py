@@ -56,7 +56,7 @@ def exact(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in keys if key in row}
 
 
-def test_old_runs_tell_nothing_about_the_machine() -> None:
+def test_old_runs_have_no_facts_about_the_machine() -> None:
     for path in OLD.rglob("*.json*"):
         assert "/home" not in path.read_text()
         assert "/tmp" not in path.read_text()

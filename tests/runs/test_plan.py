@@ -49,7 +49,7 @@ def test_a_star_by_hand() -> None:
     assert found.sent == (8_000, pytest.approx(160_000 / 11), 80_000)
     assert found.sent_per_round == pytest.approx(160_000)
     assert found.sent_total == pytest.approx(1_120_000)
-    # Model, gradients and momentum, then the messages of all that a peer hears.
+    # Model, gradients and momentum, then the messages of all neighbours.
     assert found.memory == (20_000, pytest.approx(12_000 + 160_000 / 11), 92_000)
     assert found.largest_component == 1
     assert found.strongly_connected
@@ -72,7 +72,7 @@ def test_a_ring_by_hand() -> None:
 def test_links_in_one_direction_are_sent_by_one_side_only() -> None:
     found = planned(CIRCLE)
     assert (found.edges, found.directed, found.strongly_connected) == (4, True, True)
-    assert found.degree == (1, pytest.approx(4 / 3), 2)  # node 2 hears two others
+    assert found.degree == (1, pytest.approx(4 / 3), 2)  # node 2 receives from two others
     assert found.sent == (8_000, pytest.approx(8_000 * 4 / 3), 16_000)  # node 0 sends to two
     assert found.gain is not None
 
@@ -185,12 +185,12 @@ def test_plans_fit_into_json() -> None:
         ({"parameters": 0}, "parameters must be at least 1, got 0"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"payload": -1.0}, "payload must be a number from 0 up, got -1.0"),
-        ({"payload": math.nan}, "payload must be a number from 0 up, got nan"),
+        ({"payload": -1.0}, "payload must be a number of at least 0, got -1.0"),
+        ({"payload": math.nan}, "payload must be a number of at least 0, got nan"),
         ({"optimizer_floats": -1}, "optimizer_floats must be at least 0, got -1"),
     ],
 )
-def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         planned(PIECES, **changes)
     assert str(error.value) == message
@@ -240,7 +240,7 @@ def tiny_run(algorithm: str, model: str) -> Result:
 def test_stated_payloads_are_what_runs_send(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of models of two sizes tell what grows with the model; logits do not."""
+    """Runs of models of two sizes show what grows with the model; logits do not."""
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
     sent, stated = [], []
     for hidden in ("4", "8"):
@@ -248,9 +248,9 @@ def test_stated_payloads_are_what_runs_send(
         dimensions = Dimensions.of(MLP(hidden).build((1, 8, 8), 10), 3, 10, (1, 8, 8))
         chosen = result.experiment.algorithm
         cost = chosen.cost(1, dimensions, 100.0)
-        # A client of a hub hears a model, and with FedCurv as much as it sends.
-        heard = 1 if chosen.with_hub and algorithm != "fedcurv" else cost.vectors
-        stated.append(3 * (cost.vectors + heard) * dimensions.layout.size)
+        # A client of a hub receives a model, and with FedCurv as much as it sends.
+        received = 1 if chosen.with_hub and algorithm != "fedcurv" else cost.vectors
+        stated.append(3 * (cost.vectors + received) * dimensions.layout.size)
         sent.append(result.rows[-1]["bytes"] / 4)
     assert sent[1] - sent[0] == pytest.approx(stated[1] - stated[0])
 

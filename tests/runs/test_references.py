@@ -1,4 +1,4 @@
-"""Pooled data, isolated nodes, rounds that are judged, and how models spread and move."""
+"""Centralised data, isolated nodes, evaluated rounds, and how models spread and move."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def settings(**changes: Any) -> Experiment:
     return Experiment(**{**base, **changes})
 
 
-# Rounds that are judged
+# Evaluated rounds
 
 
 def test_rounds_grow_by_the_factor_and_never_stand_still() -> None:
@@ -44,10 +44,10 @@ def test_every_so_many_rounds_and_the_last(every: int, expected: list[int]) -> N
     assert sorted(Evaluation(every=every).evaluated_rounds(5)) == expected
 
 
-def test_a_run_is_judged_then() -> None:
+def test_a_run_is_evaluated_in_these_rounds() -> None:
     result = run(settings(rounds=5, evaluation={"growth": 2}))
-    judged = [row["round"] for row in result.rows if "accuracy_min" in row]
-    assert judged == [0, 1, 2, 4, 5]
+    evaluated = [row["round"] for row in result.rows if "accuracy_min" in row]
+    assert evaluated == [0, 1, 2, 4, 5]
 
 
 @pytest.mark.slow
@@ -57,8 +57,8 @@ def test_a_flag_replaces_the_other_kind_in_a_file(tmp_path: Path) -> None:
         (tmp_path / "mine.toml").write_text(f"[evaluation]\n{line}\n")
         out = tmp_path / flags.split()[0]
         assert peerage(f"run {tmp_path / 'mine.toml'} {quick} {flags} --out", out).code == 0
-        judged = [row["round"] for row in RunRecord.load(out).network if "accuracy" in row]
-        assert judged == ([0, 1, 3, 4] if "growth" in flags else [0, 2, 4])
+        evaluated = [row["round"] for row in RunRecord.load(out).network if "accuracy" in row]
+        assert evaluated == ([0, 1, 3, 4] if "growth" in flags else [0, 2, 4])
 
 
 def test_growth_is_checked() -> None:

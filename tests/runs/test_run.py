@@ -36,7 +36,7 @@ def tiny(**changes: Any) -> pg.Experiment:
         "topology": "ring",
         "partition": "iid",
         "rounds": 3,
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "engine": {"name": "serial"},
     }
     return pg.Experiment(**settings | changes)
@@ -84,7 +84,7 @@ def test_a_trained_module_has_its_running_statistics() -> None:
     assert not torch.equal(result.buffers[2][:64], torch.zeros(64))
 
 
-def test_the_returned_models_are_those_that_were_judged(engine: dict[str, Any]) -> None:
+def test_the_returned_models_are_those_that_were_evaluated(engine: dict[str, Any]) -> None:
     # Convolutions, whose weights lie in another order inside the flat vector.
     result = pg.run(tiny(model="digits-cnn", evaluation={"at": "end"}, engine=engine))
     data = Digits().load(Path())
@@ -188,17 +188,17 @@ def test_the_consensus_distance_is_that_of_the_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "judged"), [(7, 3, [0, 3, 6, 7]), (6, 3, [0, 3, 6]), (2, 9, [0, 2])]
+    ("rounds", "every", "evaluated"), [(7, 3, [0, 3, 6, 7]), (6, 3, [0, 3, 6]), (2, 9, [0, 2])]
 )
-def test_the_first_and_the_last_round_are_always_judged(
-    rounds: int, every: int, judged: list[int]
+def test_the_first_and_the_last_round_are_always_evaluated(
+    rounds: int, every: int, evaluated: list[int]
 ) -> None:
     result = pg.run(tiny(rounds=rounds, evaluation={"every": every}))
     rows = network(result.rows)
     assert [row["round"] for row in rows] == list(range(rounds + 1))
-    assert [row["round"] for row in rows if "accuracy" in row] == judged
-    assert sorted({r["round"] for r in result.rows if r["scope"] == "node"}) == judged
-    # How often models are judged changes nothing about them.
+    assert [row["round"] for row in rows if "accuracy" in row] == evaluated
+    assert sorted({r["round"] for r in result.rows if r["scope"] == "node"}) == evaluated
+    # How often models are evaluated changes nothing about them.
     assert result.digest == pg.run(tiny(rounds=rounds)).digest
 
 
@@ -209,7 +209,7 @@ def test_the_best_round_is_remembered() -> None:
     assert result.summary["best_round"] == best["round"]
 
 
-def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
+def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     experiment = tiny(model=())
     result = pg.run(experiment, tmp_path / "run")
     assert result.folder == tmp_path / "run"
@@ -290,7 +290,7 @@ class Notes(pg.Algorithm[None]):
             node.note(odd=1.0)
 
 
-def test_notes_are_in_the_rows_of_rounds_that_are_judged(tmp_path: Path) -> None:
+def test_notes_are_in_the_rows_of_rounds_that_are_evaluated(tmp_path: Path) -> None:
     experiment = tiny(algorithm=Notes(), rounds=5, evaluation={"every": 2})
     result = pg.run(experiment, tmp_path / "run")
     record = RunRecord.load(tmp_path / "run")
@@ -334,7 +334,11 @@ def test_dechw_notes_what_figures_need(tmp_path: Path) -> None:
 
 # Ending at a target
 
-LONG: dict[str, Any] = {"rounds": 12, "algorithm": "decavg", "local": {"epochs": 1, "lr": 0.02}}
+LONG: dict[str, Any] = {
+    "rounds": 12,
+    "algorithm": "decavg",
+    "local": {"epochs": 1, "batch_size": 90, "lr": 0.1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -370,8 +374,8 @@ def test_a_run_ends_at_the_first_round_that_reaches_its_target(
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "train_loss"])
-def test_a_run_ends_at_a_round_that_was_judged(long: list[dict[str, Any]], metric: str) -> None:
-    """The training loss is known in every round, but the models are judged in every fifth."""
+def test_a_run_ends_at_a_round_that_was_evaluated(long: list[dict[str, Any]], metric: str) -> None:
+    """The training loss is known in every round, but the models are evaluated in every fifth."""
     until = f"{metric}={middle(long, metric, 3)}"
     result = pg.run(tiny(**LONG, until=until, evaluation={"every": 5}))
     assert [row["round"] for row in network(result.rows)] == [0, 1, 2, 3, 4, 5]
@@ -555,7 +559,7 @@ def test_a_run_that_never_saved_starts_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["summary.json", "setup.json", "environment.json"])
-def test_a_run_killed_in_its_first_moments_can_be_resumed(tmp_path: Path, lost: str) -> None:
+def test_a_run_killed_right_after_its_start_can_be_resumed(tmp_path: Path, lost: str) -> None:
     """Files are written in this order: experiment, setup, environment, metrics, summary."""
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
@@ -612,7 +616,7 @@ def test_an_error_of_the_algorithm_is_not_hidden(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Explodes(pg.Algorithm[None]):
-    """Two nodes lose their minds in the third round."""
+    """Two nodes diverge in the third round."""
 
     local: LocalSGD = LocalSGD()
 
@@ -638,7 +642,7 @@ def test_divergence_names_the_nodes_and_keeps_the_rounds_before(
 # Folders
 
 
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_run_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
     def another(row: dict[str, Any]) -> None:
         if row["round"] == 1:
             with pytest.raises(InputError, match="already holds a run"):
@@ -650,7 +654,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     assert RunRecord.load(tmp_path / "run").summary["digest"] == result.digest
 
 
-def test_a_folder_that_was_taken_in_the_meantime_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_that_another_run_filled_in_the_meantime_stays_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with new_run_folder(folder):
         (folder / "experiment.toml").write_text("mine")

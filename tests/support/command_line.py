@@ -1,4 +1,4 @@
-"""The command line as the tests call it: within this process, as starting one takes seconds."""
+"""The command line as tests call it: inside this process, as starting one takes seconds."""
 
 import contextlib
 import io
@@ -14,8 +14,8 @@ from unittest import mock
 
 from peerage.cli.app import main
 
-# A run of a moment: four nodes on a ring.
-TINY = "--nodes 4 --topology ring --partition iid --epochs 1 --model logistic"
+# A very short run: four nodes on a ring, which take four steps per round.
+TINY = "--nodes 4 --topology ring --partition iid --epochs 1 --batch-size 90 --model logistic"
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def peerage(line: str, *more: object) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     code: Any = 0
     before = signal.getsignal(signal.SIGTERM)
-    words = ["peerage", *line.split(), *map(str, more)]
+    argv = ["peerage", *line.split(), *map(str, more)]
     with (
-        mock.patch.object(sys, "argv", words),
+        mock.patch.object(sys, "argv", argv),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        blank_pictures("report" not in words),
+        blank_pictures("report" not in argv),
     ):
         try:
             main()
@@ -76,7 +76,7 @@ def start(
     line: str, *more: object, cwd: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """The same as a process of its own, in a group of its own, so that signals reach all of it."""
-    with hearing(signal.SIGHUP, signal.SIGINT):
+    with not_ignoring(signal.SIGHUP, signal.SIGINT):
         return subprocess.Popen(
             [Path(sys.executable).with_name("peerage"), *line.split(), *map(str, more)],
             cwd=cwd,
@@ -89,8 +89,8 @@ def start(
 
 
 @contextlib.contextmanager
-def hearing(*numbers: signal.Signals) -> Iterator[None]:
-    """Let processes started here hear these signals, also where tests in the background do not."""
+def not_ignoring(*numbers: signal.Signals) -> Iterator[None]:
+    """Let processes started inside get these signals, even if this process ignores them."""
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, signal.SIG_DFL)
@@ -101,8 +101,8 @@ def hearing(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-def complaint(outcome: Outcome) -> str:
-    """The one line on standard error that bad input gives; asserts that it is nothing but that."""
+def error_line(outcome: Outcome) -> str:
+    """The one line on standard error that bad input gives; asserts that nothing else is printed."""
     assert outcome.code == 2, outcome
     assert outcome.out == ""
     assert outcome.err.startswith("error: "), outcome.err

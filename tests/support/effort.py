@@ -1,4 +1,4 @@
-"""How much work something is, in a measure that is the same on every machine, busy or not."""
+"""A measure of work that is the same on every machine, busy or not: lines of Python."""
 
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
-"""Real processes of `peerage` that need not load it: a process that has loaded it forks them.
+"""Real processes of `peerage` that start fast: a process that has loaded it forks them.
 
-To start an interpreter and to load torch takes more than two seconds of a processor, and networks
-have many peers. A forked peer has its own memory, files, connections and signals, as any process.
+Starting an interpreter and loading torch takes more than two seconds of processor time, and
+networks have many peers. A forked peer has its own memory, files, connections and signals, like
+any process.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from unittest import mock
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["peerage.cli.app", "peerage.net.peer.node"])
-# Of the process that forks: it has no thread that a fork would lose, and gRPC is quiet in all.
+# Of the process that forks: it has no thread that a fork would lose, and gRPC logs nothing.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
 
 
@@ -41,18 +42,18 @@ class Forked:
 
     def __init__(
         self,
-        words: Sequence[str],
+        argv: Sequence[str],
         log: IO[bytes],
         environment: Mapping[str, str],
         passed: Mapping[str, int] | None = None,
     ) -> None:
-        """`passed` are descriptors; variables of the environment tell their numbers."""
+        """`passed` are descriptors by the environment variable that gets their number."""
         descriptors = {name: Descriptor(number) for name, number in (passed or {}).items()}
-        arguments = (list(words), Descriptor(log.fileno()), dict(environment), descriptors)
+        arguments = (list(argv), Descriptor(log.fileno()), dict(environment), descriptors)
         self._process = CONTEXT.Process(target=perform, args=arguments)
         with mock.patch.dict(os.environ, ENVIRONMENT):
             self._process.start()
-        self.args = list(words)
+        self.args = list(argv)
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -81,12 +82,12 @@ class Forked:
 
 
 def perform(
-    words: list[str],
+    argv: list[str],
     log: Descriptor,
     environment: dict[str, str],
     passed: dict[str, Descriptor],
 ) -> None:
-    """Within the forked process: what `peerage WORDS` does, in a session of its own."""
+    """Inside the forked process: do what `peerage ARGV` does, in a new session."""
     os.setsid()
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -96,7 +97,7 @@ def perform(
     os.environ.clear()
     os.environ.update(environment)
     os.environ.update({name: str(one.number) for name, one in passed.items()})
-    sys.argv = ["peerage", *words]
+    sys.argv = ["peerage", *argv]
     from peerage.cli.app import main
 
     main()
@@ -110,8 +111,8 @@ def forked_peers() -> Iterator[None]:
 
     def start(command: Sequence[str], **options: Any) -> Forked:
         assert command[:3] == [sys.executable, "-m", "peerage"]
-        [lifeline] = options["pass_fds"]
-        return Forked(command[3:], options["stdout"], options["env"], {VARIABLE: lifeline})
+        [parent_pipe] = options["pass_fds"]
+        return Forked(command[3:], options["stdout"], options["env"], {VARIABLE: parent_pipe})
 
     forking = SimpleNamespace(**vars(subprocess) | {"Popen": start})
     with mock.patch.object(up, "subprocess", forking):

@@ -1,8 +1,8 @@
-"""Messages that somebody changed: by accident, or by somebody who knows the format.
+"""Changed messages: by accident, or by an attacker that knows the format.
 
-All mutations begin with a valid message whose payload is not packed. Where it says "sealed", the
-header was written anew with the size and checksum of the payload, so that the change is only found
-by those who look inside.
+All mutations begin with a valid message whose payload is not packed. In those of the kind "valid
+checksum", the header has the size and checksum of the changed payload, so that only a reader of the
+payload finds the change.
 """
 
 import json
@@ -36,8 +36,11 @@ class Mutation(NamedTuple):
 
 
 def mutations(rng: random.Random, header: bytes, payload: bytes) -> Iterator[Mutation]:
-    """Changed messages without end, of all kinds; a few of them are still valid."""
-    kinds = [*KINDS, *["header: field", "sealed: entry", "sealed: packed"] * 4]  # of many sorts
+    """Endless changed messages of all kinds; a few of them are still valid."""
+    kinds = [
+        *KINDS,
+        *["header: field", "valid checksum: entry", "valid checksum: packed"] * 4,
+    ]  # these have many variants
     while True:
         kind = rng.choice(kinds)
         yield Mutation(kind, *KINDS[kind](rng, header, payload))
@@ -47,9 +50,9 @@ def dumps(stated: Any) -> bytes:
     return json.dumps(stated, sort_keys=True, separators=(",", ":")).encode()
 
 
-def sealed(header: bytes, payload: bytes, **changes: Any) -> Bytes:
-    seal = {"size": len(payload), "checksum": crc32(payload)}
-    return dumps({**json.loads(header), **changes, **seal}), payload
+def with_checksum(header: bytes, payload: bytes, **changes: Any) -> Bytes:
+    stated = {"size": len(payload), "checksum": crc32(payload)}
+    return dumps({**json.loads(header), **changes, **stated}), payload
 
 
 # Any bytes
@@ -142,11 +145,11 @@ def rebuilt(stated: Any, data: bytes, align: int = 8) -> bytes:
 
 
 def length(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
-    """The layout is not as long as it says."""
+    """The layout does not have the stated length."""
     size = int.from_bytes(payload[:8], "little")
-    lies = [0, 1, 8, size - 8, size - 1, size + 1, size + 8, len(payload) - 8, len(payload)]
-    lie = rng.choice([*lies, 100_000, 2**31, 2**63, 2**64 - 1])
-    return sealed(header, max(lie, 0).to_bytes(8, "little") + payload[8:])
+    wrong = [0, 1, 8, size - 8, size - 1, size + 1, size + 8, len(payload) - 8, len(payload)]
+    stated = rng.choice([*wrong, 100_000, 2**31, 2**63, 2**64 - 1])
+    return with_checksum(header, max(stated, 0).to_bytes(8, "little") + payload[8:])
 
 
 def entry(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
@@ -165,14 +168,14 @@ def entry(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     about[key] = change[key]
     if rng.random() < 0.1:
         del about[rng.choice(list(about))]
-    return sealed(header, rebuilt(stated, data))
+    return with_checksum(header, rebuilt(stated, data))
 
 
 def name(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     stated, data = layout(payload)
     old = rng.choice(list(stated))
     odd = rng.choice(["", "__metadata__", "y", "\u0000", "x" * 9000, "é", "__class__"])
-    return sealed(header, rebuilt({odd if n == old else n: stated[n] for n in stated}, data))
+    return with_checksum(header, rebuilt({odd if n == old else n: stated[n] for n in stated}, data))
 
 
 def again(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
@@ -181,7 +184,7 @@ def again(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     old = rng.choice(list(stated))
     text = json.dumps(stated)[:-1] + f", {json.dumps(old)}: {json.dumps(stated[old])}}}"
     text += " " * (-len(text) % 8)
-    return sealed(header, len(text).to_bytes(8, "little") + text.encode() + data)
+    return with_checksum(header, len(text).to_bytes(8, "little") + text.encode() + data)
 
 
 def offsets(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
@@ -192,14 +195,14 @@ def offsets(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     shift = rng.choice([-8, -4, -1, 1, 4, 8, len(data), 2**40])
     moved = [[begin + shift, end + shift], [begin, end + shift], [begin + shift, end], [end, begin]]
     stated[first]["data_offsets"] = rng.choice([*moved, stated[second]["data_offsets"]])
-    return sealed(header, rebuilt(stated, data))
+    return with_checksum(header, rebuilt(stated, data))
 
 
 def nested(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     depth = rng.choice([50, 2000, 49_000])
     text = rng.choice([b"[" * depth + b"]" * depth, b'{"a":' * (depth // 6) + b"1"])
     text += b" " * (-len(text) % 8)
-    return sealed(header, len(text).to_bytes(8, "little") + text)
+    return with_checksum(header, len(text).to_bytes(8, "little") + text)
 
 
 def nonfinite(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
@@ -210,17 +213,17 @@ def nonfinite(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     width = 4 if json.loads(header)["wire"] == "fp32" else 2
     at = rng.randrange(begin, end, width)
     struct.pack_into("<I" if width == 4 else "<H", changed, at, rng.choice(NOT_FINITE[width]))
-    return sealed(header, rebuilt(stated, bytes(changed)))
+    return with_checksum(header, rebuilt(stated, bytes(changed)))
 
 
 def unaligned(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     stated, data = layout(payload)
-    return sealed(header, rebuilt(stated, data, align=rng.choice([1, 2, 3, 4, 5, 16])))
+    return with_checksum(header, rebuilt(stated, data, align=rng.choice([1, 2, 3, 4, 5, 16])))
 
 
 def rewired(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     other = {"fp32": "bf16", "bf16": "fp32"}[json.loads(header)["wire"]]
-    return sealed(header, payload, wire=other)
+    return with_checksum(header, payload, wire=other)
 
 
 # Packed payloads
@@ -250,7 +253,7 @@ def packed(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
         "noise": frame[:4] + noise(rng, payload),
         "nothing": b"",
     }
-    return sealed(header, frames[rng.choice(list(frames))], packed=True)
+    return with_checksum(header, frames[rng.choice(list(frames))], packed=True)
 
 
 def _of_header(change: Callable[[random.Random, bytes], bytes]) -> Any:
@@ -261,20 +264,20 @@ def _of_payload(change: Callable[[random.Random, bytes], bytes]) -> Any:
     return lambda rng, header, payload: (header, change(rng, payload))
 
 
-def _of_sealed(change: Callable[[random.Random, bytes], bytes]) -> Any:
-    return lambda rng, header, payload: sealed(header, change(rng, payload))
+def _of_checksummed(change: Callable[[random.Random, bytes], bytes]) -> Any:
+    return lambda rng, header, payload: with_checksum(header, change(rng, payload))
 
 
 KINDS: dict[str, Callable[[random.Random, bytes, bytes], Bytes]] = {
     **{f"header: {name}": _of_header(change) for name, change in ANY.items()},
     **{f"payload: {name}": _of_payload(change) for name, change in ANY.items()},
-    **{f"sealed: {name}": _of_sealed(change) for name, change in ANY.items()},
+    **{f"valid checksum: {name}": _of_checksummed(change) for name, change in ANY.items()},
     **{
         f"header: {change.__name__}": change
         for change in (field, missing, more, twice, deep, long, digits)
     },
     **{
-        f"sealed: {change.__name__}": change
+        f"valid checksum: {change.__name__}": change
         for change in (
             length,
             entry,

@@ -1,4 +1,4 @@
-"""Identities for tests, above all the wrong ones with which somebody may try to enter."""
+"""Identities for tests, above all wrong ones that an attacker may use."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,11 +19,11 @@ NO_AUTHORITY = x509.BasicConstraints(ca=False, path_length=None)
 def wrong_identities(
     authority: Authority, folder: Path, *, victim: str, member: str
 ) -> dict[str, Identity | None]:
-    """Eight ways to be wrong, all but the last two in the name of `victim`; None: no certificate.
+    """Eight kinds, all but the last two in the name of `victim`; None means no certificate.
 
-    Every one is given the right authority's certificate, so that it believes the server and only
-    the server can refuse it. The last, "speaks for another", is the valid identity of `member`:
-    what is wrong is the sender that it then claims to be.
+    All of them have the certificate of the right authority, so that they accept the server and only
+    the server can reject them. The last, "sends as another", is the valid identity of `member`;
+    only the sender in its headers is wrong.
     """
     return {
         "none": None,
@@ -37,7 +37,7 @@ def wrong_identities(
         ),
         "revoked": revoked(authority, folder / "revoked", victim),
         "not a member": authority.issue("stranger", into=folder / "stranger"),
-        "speaks for another": authority.issue(member, into=folder / "member"),
+        "sends as another": authority.issue(member, into=folder / "member"),
     }
 
 
@@ -71,7 +71,7 @@ def revoked(authority: Authority, folder: Path, name: str) -> Identity:
 def of_another_authority(
     authority: Authority, folder: Path, name: str, called: str | None = None
 ) -> Identity:
-    """Signed by somebody else, who has even taken the authority's name."""
+    """Signed by another authority that has the same name."""
     other = Authority.create(folder, called or authority.name)
     identity = other.issue(name)
     return trusting(authority, identity)

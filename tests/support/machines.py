@@ -1,4 +1,4 @@
-"""Peers as processes of their own, on machines that fail: disks fill up, cables are pulled."""
+"""Peers as separate processes, on machines that fail: disks fill up, cables are cut."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from typing import Self
 
 import pytest
 from support.forked import Forked
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 from peerage import Experiment
 from peerage.net.deploy.up import free_ports
@@ -49,19 +49,19 @@ class Machines:
         self.processes: dict[int, subprocess.Popen[bytes] | Forked] = {}
 
     def start(self, me: int, within: Sequence[str] = (), more: Sequence[str] = ()) -> None:
-        """`within` is a command in front of the peer's own, which must become the peer."""
-        words = ["node", "--identity", f"node-{me}"]
-        words += ["--network", str(self.home / "network.toml")]
-        words += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me]), *more]
+        """`within` is a command that must replace itself by the command after it, the peer's."""
+        argv = ["node", "--identity", f"node-{me}"]
+        argv += ["--network", str(self.home / "network.toml")]
+        argv += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me]), *more]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(self.log_file(me), "ab") as log:
             if within:
-                command = [*within, str(PEERAGE), *words]
+                command = [*within, str(PEERAGE), *argv]
                 self.processes[me] = subprocess.Popen(
                     command, stdout=log, stderr=log, env=environment
                 )
             else:
-                self.processes[me] = Forked(words, log, environment)
+                self.processes[me] = Forked(argv, log, environment)
 
     def log_file(self, me: int) -> Path:
         return self.home / f"node-{me}.log"
@@ -76,21 +76,21 @@ class Machines:
     def round(self, me: int) -> int:
         return int(self.rows(me)[-1]["round"]) if self.rows(me) else 0
 
-    def heard(self, me: int) -> tuple[int, int]:
-        """How many were heard in the last round, of how many."""
-        heard, of = self.rows(me)[-1]["heard"]
-        return heard, of
+    def received(self, me: int) -> tuple[int, int]:
+        """Messages received in the last round, and expected."""
+        received, expected = self.rows(me)[-1]["heard"]
+        return received, expected
 
-    def until(self, what: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        """Wait for something that happens while all peers run."""
+    def until(self, what: Callable[[], bool], seconds: float = TIMEOUT) -> None:
+        """Wait for a condition while all peers run."""
         end = time.monotonic() + seconds
         while not what():
             over = time.monotonic() > end or any(p.poll() for p in self.processes.values())
             assert not over, "\n".join(self.log(me)[-2000:] for me in self.processes)
             time.sleep(0.05)
 
-    def wait(self, seconds: float = PATIENCE) -> list[int]:
-        """The exit codes of all."""
+    def wait(self, seconds: float = TIMEOUT) -> list[int]:
+        """The exit codes of all peers."""
         end = time.monotonic() + seconds
         return [process.wait(end - time.monotonic()) for process in self.processes.values()]
 
@@ -145,7 +145,7 @@ class Cable:
     def cut(self) -> None:
         self.ip("link set end0 down")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self.ip("link set end0 up")
 
 

@@ -23,10 +23,10 @@ from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.server import Limits
 from peerage.net.wire.transport import Transport
 
-QUICK = Timeouts(start=300.0, message=300.0, idle=1.0)  # where peers go, and come back
-CALM = Timeouts(start=600.0, message=300.0, idle=30.0)  # where all are there, if slow at times
-BROKEN = 300.0  # seconds; only a broken program needs them
-# Of connections between peers that are all there, however slow their machine is.
+QUICK = Timeouts(start=300.0, message=300.0, idle=1.0)  # for peers that leave and return
+CALM = Timeouts(start=600.0, message=300.0, idle=30.0)  # for peers that stay
+BROKEN = 300.0  # seconds; only a broken program takes longer
+# For connections between peers that stay, however slow their machine is.
 CALM_LIMITS = Limits(idle_timeout=3600.0, min_rate=1 << 16, grace=120.0)
 Result = TypeVar("Result")
 
@@ -41,7 +41,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 
 def skip(seconds: float) -> None:
-    """Let time pass: every wait of the running `SkippingLoop` that ends by then ends now."""
+    """Let time pass: every wait of the running `SkippingLoop` that would end by then ends now."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SkippingLoop)
     loop.skipped += seconds
@@ -62,7 +62,7 @@ def run_skipping(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 def network_of(experiment: Experiment, ports: Sequence[int] = (), **changes: Any) -> Network:
-    """Without ports, a network in memory, where nobody uses its addresses."""
+    """Without ports, a network in memory, whose addresses are not used."""
     count = experiment.nodes_and_hub
     members = tuple(
         Member(f"node-{number}", f"127.0.0.1:{port}")
@@ -73,17 +73,17 @@ def network_of(experiment: Experiment, ports: Sequence[int] = (), **changes: Any
 
 
 class InMemory:
-    """Makes the ends of a network in memory."""
+    """Makes the transports of a network in memory."""
 
     def __init__(self) -> None:
-        self.post = MemoryNetwork()
+        self.memory = MemoryNetwork()
 
     def __call__(self, network: Network, me: int) -> Transport:
-        return MemoryTransport(self.post, me)
+        return MemoryTransport(self.memory, me)
 
 
 class OverSockets:
-    """Makes the ends of a network over loopback, with an authority of its own."""
+    """Makes the transports of a network over loopback, with its own certificate authority."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority.create(folder / "certs", "tests")
@@ -96,15 +96,15 @@ class OverSockets:
         return GrpcTransport(identity, names, addresses, limits=CALM_LIMITS)
 
 
-def play(
+def run_peers(
     experiment: Experiment,
     home: Path | None = None,
-    ends: Callable[[Network, int], Transport] | None = None,
+    transports: Callable[[Network, int], Transport] | None = None,
     worlds: Callable[[int], World] | None = None,
     **changes: Any,
 ) -> list[Peer]:
-    """All peers to the end, in one event loop; one thread computes for all, and nobody leaves."""
-    make = ends or InMemory()
+    """Run all peers to the end in one event loop; one thread computes for all of them."""
+    make = transports or InMemory()
     ready = worlds or (lambda me: prepare(experiment))
 
     async def together() -> list[Peer]:
@@ -140,26 +140,26 @@ def one_thread():
         torch.set_num_threads(before)
 
 
-class Stage:
+class PeerHarness:
     """Peers that can be killed and started again, in one event loop."""
 
     def __init__(self, experiment: Experiment, home: Path, **changes: Any) -> None:
         self.experiment, self.home = experiment, home
         self.network = network_of(experiment, **changes)
-        self.post, self.executor = MemoryNetwork(), ThreadPoolExecutor(1)
+        self.memory, self.executor = MemoryNetwork(), ThreadPoolExecutor(1)
         self.peers: dict[int, Peer] = {}
         self.tasks: dict[int, asyncio.Task[Tensor]] = {}
 
     def start(self, me: int, **options: Any) -> None:
-        transport = MemoryTransport(self.post, me)
+        transport = MemoryTransport(self.memory, me)
         folder = self.home / str(me)
         world = prepare(self.experiment)
         peer = Peer(self.network, me, world, transport, folder, executor=self.executor, **options)
         self.peers[me], self.tasks[me] = peer, asyncio.create_task(peer.run())
 
     async def kill(self, me: int) -> None:
-        """As kill -9: nothing is said to anybody."""
-        self.post.receivers.pop(me, None)
+        """As kill -9: no other peer is informed."""
+        self.memory.receivers.pop(me, None)
         self.tasks[me].cancel()
         await asyncio.gather(self.tasks[me], return_exceptions=True)
 
@@ -180,15 +180,20 @@ class Stage:
         return [self.peers[me] for me in sorted(self.peers)]
 
 
-def on_stage(
-    experiment: Experiment, home: Path, act: Callable[[Stage], Awaitable[None]], **changes: Any
+def run_harness(
+    experiment: Experiment,
+    home: Path,
+    act: Callable[[PeerHarness], Awaitable[None]],
+    **changes: Any,
 ) -> list[Peer]:
+    """Start all peers, let `act` disturb them, and run them to the end."""
+
     async def together() -> list[Peer]:
-        stage = Stage(experiment, home, **changes)
-        for me in range(len(stage.network.members)):
-            stage.start(me)
-        await act(stage)
-        return await stage.finish()
+        harness = PeerHarness(experiment, home, **changes)
+        for me in range(len(harness.network.members)):
+            harness.start(me)
+        await act(harness)
+        return await harness.finish()
 
     with one_thread():
         return asyncio.run(together())

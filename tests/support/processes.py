@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import psutil
 
-PATIENCE = 600.0  # seconds; only a broken program needs them
+TIMEOUT = 600.0  # seconds; only a broken program takes longer
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.005)

@@ -28,7 +28,7 @@ def values(hint: Any, text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 
 
 def options(cls: type[Any], text: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
-    """Any choice of options; a text with a default has a form of its own and is left alone."""
+    """Any options; a text with a default has its own syntax and is left out."""
     hints = get_type_hints(cls)
     chosen = {
         field.name: values(hints[field.name], text)

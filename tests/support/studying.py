@@ -1,4 +1,4 @@
-"""What the tests of all papers' studies share: they carry jobs out, and nobody watches."""
+"""Helpers for the tests of the papers' studies: they run jobs without progress bars."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def jobs_of(id: str, plan: Plan = PAPER) -> list[Any]:
 
 
 class Silent:
-    """A watcher that may interrupt the work, at the detail that begins so."""
+    """A progress display that prints nothing and may interrupt the work at a given detail."""
 
     def __init__(self, stop_at: str = "") -> None:
         self.stop_at = stop_at

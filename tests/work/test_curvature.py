@@ -157,7 +157,7 @@ def test_a_node_without_examples_has_no_curvature(kind):
     assert Losses((params, params), (buffers, buffers), None).run(local).tolist() == [0.0, 0.0]
 
 
-def test_unknown_kinds_are_refused():
+def test_unknown_kinds_are_rejected():
     with pytest.raises(InputError, match=r"curvature must .* got 'samples', did you mean 'sample'"):
         check_kind("samples")
 
@@ -211,7 +211,7 @@ def test_candidates_are_evaluated_with_their_own_running_statistics():
         (-3, 0, "with 132 parameters: its model 'net' has 135; choose candidates of the same"),
     ],
 )
-def test_candidates_that_are_not_models_of_the_node_are_refused(params, buffers, message):
+def test_candidates_that_are_not_models_of_the_node_are_rejected(params, buffers, message):
     local, x, b = node("normalised")
     order = Losses((x, torch.ones(len(x) + params)), (b, torch.ones(len(b) + buffers)), None)
     with pytest.raises(PeerageError, match=f"node 1 cannot evaluate a candidate {message}"):

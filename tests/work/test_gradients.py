@@ -80,7 +80,7 @@ def test_gradients_of_the_last_layers_only(first):
     assert all(torch.equal(a, b) for a, b in zip(some, whole[2 * first :], strict=True))
 
 
-def test_gradients_in_a_room_of_their_own():
+def test_gradients_in_a_given_output_tensor():
     model = FlatModel(build("hwa-mlp"))
     vector = torch.full_like(model.params, torch.nan)
     out = model.like_tensors(vector)

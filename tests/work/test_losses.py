@@ -41,7 +41,7 @@ def gradient(loss: Tensor, logits: Tensor) -> Tensor:
 
 
 def test_three_classes_by_hand():
-    # A teacher who is 80 % sure gives 10 % to each of the other two classes.
+    # A teacher with confidence 80 % gives 10 % to each of the other two classes.
     first = divergence([0.8, 0.1, 0.1], [1 / 2, 1 / 4, 1 / 4])
     second = divergence([0.1, 0.1, 0.8], [1 / 8, 3 / 4, 1 / 8])
     assert float(VirtualTeacher(0.8)(LOGITS, LABELS)) == pytest.approx((first + second) / 2)
@@ -67,7 +67,7 @@ def test_the_gradient_is_that_of_label_smoothing(classes, epsilon):
     assert constant == pytest.approx(entropy(b, classes), rel=1e-4, abs=1e-5)
 
 
-def test_the_loss_of_a_student_who_knows_what_the_teacher_knows_is_zero():
+def test_the_loss_of_a_student_that_equals_its_teacher_is_zero():
     q = torch.tensor([[0.05, 0.9, 0.05]])
     logits = q.log().requires_grad_()
     loss = VirtualTeacher(0.9)(logits, torch.tensor([1]))
@@ -75,7 +75,7 @@ def test_the_loss_of_a_student_who_knows_what_the_teacher_knows_is_zero():
     assert gradient(loss, logits).abs().max() < 1e-6
 
 
-def test_without_a_share_the_teacher_says_nothing():
+def test_without_a_share_the_teacher_has_no_effect():
     assert torch.equal(
         VirtualTeacher(0.7, share=0.0)(LOGITS, LABELS), F.cross_entropy(LOGITS, LABELS)
     )
@@ -88,13 +88,13 @@ def test_half_a_share_is_the_mean_of_both_losses():
 
 
 @pytest.mark.parametrize("teacher", ["fixed", "random"])
-def test_a_teacher_who_is_sure_is_cross_entropy(teacher):
+def test_a_teacher_that_is_certain_is_cross_entropy(teacher):
     logits, labels = batch(4)
     sure = VirtualTeacher(1.0, teacher=teacher)(logits, labels)
     torch.testing.assert_close(sure, F.cross_entropy(logits, labels))
 
 
-# A random teacher: with labels 0 and two classes, the loss tells the confidence of each example
+# A random teacher: with labels 0 and two classes, the loss shows the confidence of each example
 
 
 def confidences(loss: VirtualTeacher, count: int) -> list[float]:

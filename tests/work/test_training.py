@@ -76,7 +76,7 @@ def local_data(
 def train(
     work: LocalSGD, local: LocalContext, *, squares: bool = False, **given: Tensor
 ) -> Trained:
-    """Train from the values that the workbench holds."""
+    """Train from the values that the flat model holds."""
     model = local.models["net"]
     return Train(work, model.params.clone(), model.buffers.clone(), given, squares).run(local)
 
@@ -196,7 +196,10 @@ def test_the_loop_with_a_correction_takes_the_same_steps(name):
 def test_keep_optimizer_carries_moments_over(name):
     work = replace(WORKS[name], epochs=1, keep_optimizer=True)
     first = local_data(network())
-    rounds = [first, replace(first, round=1, orders=0)]  # with the same memory and workbench
+    rounds = [
+        first,
+        replace(first, round=1, orders=0),
+    ]  # with the same persistent tensors and flat model
     model = first.models["net"]
     params, buffers = model.params.clone(), model.buffers.clone()
     for local in rounds:
@@ -227,7 +230,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_training_leaves_what_was_remembered_before_as_it_is(name):
-    """So that a round can be taken back: the memory of then is its tensors of then."""
+    """So that a round can be undone: earlier persistent tensors keep their earlier values."""
     persistent_tensors: dict[str, Tensor] = {}
     train(KEPT[name], local_data(network(), persistent_tensors=persistent_tensors))
     before = dict(persistent_tensors)
@@ -359,7 +362,7 @@ def test_weight_decay_beside_a_correction_in_numbers(optimizer):
     assert torch.equal(found[50:], x0[50:])
 
 
-def test_proximal_refuses_a_push():
+def test_proximal_rejects_a_push():
     with pytest.raises(InputError, match=r"mu must be at least 0, got -0\.1"):
         Proximal(mu=-0.1)
 
@@ -477,7 +480,7 @@ def test_batches_below_the_clamp_are_trained_on_as_ever(name):
     assert clamped.stats == plain.stats
 
 
-def test_the_clamp_judges_every_batch_by_itself():
+def test_the_clamp_applies_to_every_batch_by_itself():
     """Against the obvious loop, with a clamp in the midst of the losses."""
     work = LocalSGD(epochs=1, batch_size=5, lr=0.1)
     expected, losses, clamp = linear(), [], 1.2
@@ -504,7 +507,7 @@ def test_momentum_and_weight_decay_go_on_above_the_clamp():
     torch.testing.assert_close(trained.params, 0.95 * start)
 
 
-def test_a_lesson_is_clamped_too():
+def test_a_model_loss_is_clamped_too():
     @dataclass(frozen=True)
     class Far(ModelLoss):
         def prepare(
@@ -537,7 +540,7 @@ def noisy_network() -> nn.Module:
 
 
 def held_out(local: LocalContext, *, shift: int = 0) -> LocalContext:
-    """A node that is judged on its own examples, under their own labels or under wrong ones."""
+    """A node that is evaluated on its own examples, with their own labels or wrong ones."""
     x, y = local.data.take(local.indices)
     return replace(local, held_out=Examples(x, (y + shift) % 3))
 
@@ -622,7 +625,7 @@ def test_a_node_that_holds_nothing_out_trains_as_ever():
     assert careful.stats == plain.stats
 
 
-def test_nodes_of_a_run_are_judged_on_what_they_hold_out():
+def test_nodes_of_a_run_are_evaluated_on_what_they_hold_out():
     """Steps of this length make any loss rise, so all training of all rounds is taken back."""
     work = LocalSGD(epochs=2, lr=1000.0, early_stop="rollback")
     ended = simulate(toy(LocalOnly(work), evaluation={"validation": 0.25}))
@@ -645,7 +648,7 @@ def test_engines_agree_about_rollback_and_online_curvature():
     assert digests[0] == digests[1]
 
 
-def test_rollback_without_held_out_examples_is_refused():
+def test_rollback_without_held_out_examples_is_rejected():
     with pytest.raises(InputError) as caught:
         Experiment(local={"early_stop": "rollback"})
     message = "early_stop=rollback needs held-out examples; add --validation 0.2"
@@ -667,7 +670,7 @@ def test_the_tensors_of_an_order_stay_as_they_are():
     assert torch.equal(buffers, before[1])
     order.run(local_data(network()))
     local.models["net"].params.zero_()
-    assert not torch.equal(trained.params, torch.zeros_like(params))  # a copy, not the workbench
+    assert not torch.equal(trained.params, torch.zeros_like(params))  # a copy, not the flat model
 
 
 def test_a_node_without_examples_does_not_train():
@@ -700,7 +703,7 @@ def labels_as_numbers(count: int) -> Examples:
 
 
 def stream(node: int = 0, round: int = 0, seed: int = 0, **changes: Any) -> LocalContext:
-    """A node with the examples 100 to 109, which can be told apart by their labels."""
+    """A node with the examples 100 to 109, whose labels differ."""
     return LocalContext(
         node=node,
         round=round,
@@ -877,7 +880,7 @@ def test_batch_statistics_of_one_example_are_one_clear_line(work):
 
 
 class StillNorm(nn.Sequential):
-    """Keeps its statistics when it trains, as many do who fine-tune a pretrained model."""
+    """Keeps its statistics when it trains, as is usual when a pretrained model is fine-tuned."""
 
     def train(self, mode: bool = True) -> "StillNorm":
         super().train(mode)
@@ -984,10 +987,10 @@ def test_batches_of_images_are_channels_last():
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"steps": -3}, "steps must be at least 1, got -3"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"lr": -0.1}, "lr must be a number from 0 up, got -0.1"),
-        ({"lr": float("nan")}, "lr must be a number from 0 up, got nan"),
-        ({"lr": float("inf")}, "lr must be a number from 0 up, got inf"),
-        ({"weight_decay": -1.0}, "weight_decay must be a number from 0 up, got -1.0"),
+        ({"lr": -0.1}, "lr must be a number of at least 0, got -0.1"),
+        ({"lr": float("nan")}, "lr must be a number of at least 0, got nan"),
+        ({"lr": float("inf")}, "lr must be a number of at least 0, got inf"),
+        ({"weight_decay": -1.0}, "weight_decay must be a number of at least 0, got -1.0"),
         ({"momentum": 1.0}, "momentum must lie in [0, 1), got 1.0"),
         ({"momentum": -0.5}, "momentum must lie in [0, 1), got -0.5"),
         ({"loss_clamp": 0.0}, "loss_clamp must be a number above 0, got 0.0"),

@@ -62,8 +62,9 @@ class DESA(Algorithm[ByClass]):
         self.synthesis()  # these two raise errors if values are invalid
         self.own_loss()
         for name in ("lambda_own", "lambda_kd", "lambda_reg"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InputError(f"{name} must be a number of at least 0, got {value}")
         for name in ("temperature", "contrast_temperature"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be a number above 0, got {getattr(self, name)}")

@@ -1,6 +1,7 @@
 """The command line: all commands, and one line with an exit code for each error.
 
-A command parses, builds objects, calls functions and prints. Slow imports are inside functions.
+A command parses, builds objects, calls functions and prints. Slow imports are inside functions, so
+that `peerage --help` starts fast: it must not load torch.
 """
 
 import signal

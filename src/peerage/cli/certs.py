@@ -1,4 +1,7 @@
-"""The commands about certificates of real peers: certs init, add, list, revoke."""
+"""The commands about certificates of real peers: certs init, add, list, revoke.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The commands that download and list: data get, data list, and list for every family."""
+"""The commands that download and list: data get, data list, and list for every family.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The flags of an experiment: one table, from which commands get their options and help."""
+"""The flags of an experiment: one table, from which commands get their options and help.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import functools
 import inspect

@@ -1,4 +1,7 @@
-"""The commands that examine a network without training: topology, diffuse, plan."""
+"""The commands that examine a network without training: topology, diffuse, plan.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from peerage.cli.flags import FLAGS, Json, option
+from peerage.errors import check_choice
 
 if TYPE_CHECKING:
     from peerage.graphs.graph import Graph
@@ -118,7 +122,6 @@ def plan(
     from peerage.algorithm import Dimensions
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, dataset_info
-    from peerage.errors import check_choice
     from peerage.models import MODELS, default_model
     from peerage.models.start import weights
     from peerage.runs.plan import page, payload_factor

@@ -1,4 +1,7 @@
-"""The command that writes a trained model to a file: model."""
+"""The command that writes a trained model to a file: model.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The commands for real peers: node runs one peer, up and export set up a network."""
+"""The commands for real peers: node runs one peer, up and export set up a network.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 import os
@@ -194,10 +197,10 @@ class Lines:
 
 def table_of(peers: "Sequence[PeerProgress]") -> Table:
     table = Table("peer", "state")
-    for title in ("round", "accuracy", "heard"):
+    for title in ("round", "accuracy", "received"):
         table.add_column(title, justify="right")
     for peer in peers:
         accuracy = "-" if peer.accuracy is None else f"{100 * peer.accuracy:.1f} %"
         state = Text(peer.state, COLOURS.get(peer.state, ""))
-        table.add_row(peer.name, state, str(peer.round), accuracy, peer.heard)
+        table.add_row(peer.name, state, str(peer.round), accuracy, peer.received)
     return table

@@ -1,4 +1,7 @@
-"""The command that repeats tables and figures of the papers: reproduce."""
+"""The command that repeats tables and figures of the papers: reproduce.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 from contextlib import ExitStack

@@ -1,4 +1,7 @@
-"""The commands that run experiments and show results: run, compare, resume, verify, report."""
+"""The commands that run experiments and show results: run, compare, resume, verify, report.
+
+Slow imports are inside functions, so that `peerage --help` starts fast.
+"""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -68,7 +68,7 @@ class So2Sat:
         check_at_least("test", self.test, 1, " example")
 
     def load(self, cache: Path) -> Dataset:
-        _require_h5py()
+        _import_h5py()  # an error about the package comes before one about the files
         root = cache / "so2sat" if self.path is None else Path(self.path).expanduser()
         training, testing = SO2SAT.find("so2sat", root)
         with _open(training) as file:
@@ -125,17 +125,18 @@ def _standardise(x: Images, mean: Bands, deviation: Bands) -> Tensor:
     return torch.from_numpy(x).permute(0, 3, 1, 2)
 
 
-def _require_h5py() -> None:
+def _import_h5py() -> Any:
+    """The optional package h5py, which only this data set needs."""
     try:
-        import h5py  # noqa: F401 - an extra that only this data set needs
+        import h5py
     except ImportError:
         raise InputError("so2sat requires h5py; pip install 'peerage[so2sat]'") from None
+    return h5py
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    import h5py
-
+    h5py = _import_h5py()
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -146,10 +147,8 @@ def _open(path: Path) -> Iterator[Any]:
 
 def _array(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> Any:
     """The array of a file, not yet read, with its shape checked."""
-    import h5py
-
     found = file.get(key)
-    if not isinstance(found, h5py.Dataset):
+    if not isinstance(found, _import_h5py().Dataset):
         raise DataError(
             f"{path} has no array {key!r}, only {', '.join(sorted(file)) or 'nothing'}; {REMEDY}"
         )

@@ -47,7 +47,7 @@ class Architecture:
     # Biases are zero, have PyTorch's default values, or are drawn and multiplied by the gain like
     # the weights of their layer. By default, torch uses PyTorch's values and He uses zero.
     bias: Bias | None = None
-    given: bool = False  # the user's module has values, which are the shared start
+    has_values: bool = False  # whether the user's module has values, for the shared start
     seed: int = 0  # of the experiment; constants are drawn with it
     head: tuple[str, ...] = ()  # modules of the head; by default, the last linear layer
 
@@ -92,7 +92,7 @@ class Architecture:
         """(params [d], buffers [b]) of the start with this number; None means the shared one."""
         with drawing(stream_seed(seed, "init", SHARED if start is None else start)):
             module = self.build()
-            if self.given and start is not None:
+            if self.has_values and start is not None:
                 redraw(module)
             if self.scheme != "torch":
                 he(module, self.scheme, self.bias or "zero")
@@ -168,9 +168,9 @@ def own_architecture(
     head: tuple[str, ...] = (),
 ) -> Architecture:
     """An architecture from the user's module, or from a function that builds one."""
-    given = isinstance(model, nn.Module)
+    has_values = isinstance(model, nn.Module)
     build = partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
-    return Architecture(name, build, scheme, bias, given, seed, head)
+    return Architecture(name, build, scheme, bias, has_values, seed, head)
 
 
 def redraw(module: nn.Module) -> None:

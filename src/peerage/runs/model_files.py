@@ -68,7 +68,7 @@ def _onnx(model: SavedModel) -> bytes:
     The newer one needs more packages and ten seconds to start. In a trace, whatever depends on the
     values or the number of examples is constant, so the result is tested on other examples.
     """
-    import onnx
+    import onnx  # optional, like the module below; check_target() says so if it is missing
 
     module, file = model.module(), io.BytesIO()
     axes = {"x": {0: "batch"}, "logits": {0: "batch"}}

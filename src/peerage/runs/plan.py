@@ -128,7 +128,7 @@ def plan(
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
     if payload is not None and not 0 <= payload < math.inf:
-        raise InputError(f"payload must be a number from 0 up, got {payload}")
+        raise InputError(f"payload must be a number of at least 0, got {payload}")
     if optimizer_floats < 0:
         raise InputError(f"optimizer_floats must be at least 0, got {optimizer_floats}")
     links = adjacency_matrix(graph)  # row i: neighbours of i

@@ -146,7 +146,7 @@ class CurvaturePenalty:
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength < float("inf"):
-            raise InputError(f"strength must be a number from 0 up, got {self.strength}")
+            raise InputError(f"strength must be a number of at least 0, got {self.strength}")
 
     def __call__(self, g: Tensor, x: Tensor, x0: Tensor, *, a: Tensor, b: Tensor) -> Tensor:
         return torch.addcmul(g, a, x, value=2 * self.strength).sub_(b, alpha=2 * self.strength)

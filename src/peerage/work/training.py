@@ -54,8 +54,9 @@ class LocalSGD:
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         for name in ("lr", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InputError(f"{name} must be a number of at least 0, got {value}")
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
         if self.early_stop == "rollback" and self.steps is not None:

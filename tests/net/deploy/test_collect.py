@@ -1,4 +1,4 @@
-"""What becomes of the peers' folders: one of the whole network, to verify and to report on."""
+"""The folders of peers become one of the whole network, which can be verified and reported."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from torch import Tensor
 
 import peerage as pg
@@ -30,7 +30,7 @@ def experiment(**changes: Any) -> pg.Experiment:
         "topology": "complete",
         "partition": "iid",
         "model": "logistic",
-        "local": {"epochs": 1},
+        "local": {"epochs": 1, "batch_size": 90},
         "rounds": 3,
         "engine": {"name": "serial"},
     }
@@ -87,9 +87,9 @@ class Imitation:
             for row in rows:
                 writer.append(row)
 
-    def gather(self, status: str = "finished", wire: str = "fp32") -> dict[str, Any]:
-        gathering = RecordCollector(self.home, self.world, wire, perf_counter())
-        return gathering.write(self.peers, status)
+    def collect(self, status: str = "finished", wire: str = "fp32") -> dict[str, Any]:
+        collector = RecordCollector(self.home, self.world, wire, perf_counter())
+        return collector.write(self.peers, status)
 
 
 @pytest.fixture
@@ -107,14 +107,14 @@ def network(tmp_path: Path) -> Imitation:
 )
 def test_a_network_with_the_numbers_of_a_simulation_is_verified(changes, tmp_path):
     network = Imitation(tmp_path / "up", experiment(**changes))
-    assert network.gather()["digest"] == network.result.digest
+    assert network.collect()["digest"] == network.result.digest
     same = pg.Verdict(True, network.result.digest, network.result.digest)
     assert pg.verify(tmp_path / "up") == same
 
 
 def test_a_peer_that_missed_a_round_is_named(network):
     network.record(1, [row for row in network.rows(1) if row["round"] != 2])
-    network.gather()
+    network.collect()
     verdict = pg.verify(network.home)
     assert not verdict.same
     assert verdict.difference == "node 1 recorded nothing for round 2"
@@ -124,7 +124,7 @@ def test_a_number_that_is_another_is_named(network):
     rows = network.rows(2)
     rows[1]["accuracy"] = 0.125
     network.record(2, rows)
-    network.gather()
+    network.collect()
     done = peerage("verify", network.home)
     assert done.code == 1
     assert "was not reproduced: node 2, round 1: accuracy was 0.125, is now 0." in done.err
@@ -132,22 +132,22 @@ def test_a_number_that_is_another_is_named(network):
 
 def test_models_that_are_others_are_found(network):
     checkpoint.save(Kept(1, network.result.parameters[1] + 1), network.peers[1].folder, 3)
-    network.gather()
+    network.collect()
     verdict = pg.verify(network.home)
     assert verdict.difference == "the final parameters differ, although all metrics agree"
 
 
 def test_a_network_with_noise_cannot_be_verified(tmp_path):
     network = Imitation(tmp_path / "up", experiment(noise={"sigma": 0.01, "clip": 1.0}))
-    network.gather()
+    network.collect()
     with pytest.raises(CheckpointError, match="cannot be verified: its peers drew noise from"):
         pg.verify(network.home)
     assert "peerage verify" not in page([RunRecord.load(network.home)])
 
 
 def test_a_network_that_rounded_its_messages_cannot_be_verified(network):
-    network.gather(wire="bf16")
-    message = complaint(peerage("verify", network.home))
+    network.collect(wire="bf16")
+    message = error_line(peerage("verify", network.home))
     assert message.endswith("its messages were rounded to bf16, unlike those of a simulation")
 
 
@@ -155,28 +155,28 @@ def test_a_network_that_rounded_its_messages_cannot_be_verified(network):
 
 
 def test_a_network_is_not_resumed_as_a_simulation(network):
-    network.gather("interrupted")
+    network.collect("interrupted")
     with pytest.raises(CheckpointError, match="is a network of real peers, which cannot be resume"):
         pg.resume(network.home)
-    message = complaint(peerage("resume", network.home))
+    message = error_line(peerage("resume", network.home))
     assert message.endswith(f"run it again with `peerage up {network.home / 'experiment.toml'}`")
     assert not (network.home / "checkpoint").exists()
-    taken = complaint(peerage("run --out", network.home))
+    taken = error_line(peerage("run --out", network.home))
     assert taken == f"output folder '{network.home}' already holds a run; choose another --out"
-    assert f"`peerage up {network.home}" in complaint(peerage("verify", network.home))
+    assert f"`peerage up {network.home}" in error_line(peerage("verify", network.home))
 
 
 # Gathering
 
 
-def test_sums_are_over_all_lives_of_a_peer(network):
-    """A peer that was started again counts its bytes and troubles from zero; its rows do not."""
+def test_sums_are_over_all_incarnations_of_a_peer(network):
+    """A restarted peer counts its bytes and errors from zero; its rows do not."""
     rows = network.rows(0)
     for row, troubles in zip(rows, [{}, {"late": 2}, {"late": 1, "missing": 4}, {}], strict=True):
         row |= {"bytes": 10, "wire_bytes": 12} | ({"troubles": troubles} if troubles else {})
     network.record(0, rows)
     network.peers[0].starts = 2
-    summary = network.gather()
+    summary = network.collect()
     sums = {"bytes_sent": 40, "wire_bytes": 48, "counters": {"late": 3, "missing": 4}}
     assert summary["peers"][0] == {
         "name": "node-0",
@@ -195,7 +195,7 @@ def test_times_are_means_over_peers_and_those_of_the_slowest_in_total(network):
         rows = network.rows(node)
         rows[1]["seconds"] = {**seconds, "total": 1.0 + node}
         network.record(node, rows)
-    network.gather()
+    network.collect()
     before, row, *_ = RunRecord.load(network.home).network
     assert before["seconds"] == {"total": 0.5}  # of peers that measured no phases
     assert row["seconds"] == pytest.approx({"train": 1 / 3, "wait": 1 / 6, "total": 3.0})
@@ -207,24 +207,24 @@ def test_rows_of_older_peers_have_fewer_numbers():
     assert totals([]) == {"rounds": 0, "bytes_sent": 0, "wire_bytes": 0, "counters": {}}
 
 
-def test_rounds_that_some_were_on_their_way_to_do_not_count(network):
+def test_rounds_that_some_peers_did_not_finish_do_not_count(network):
     network.record(1, network.rows(1)[:-1])
     network.record(2, network.rows(2)[:-2])
-    summary = network.gather("interrupted")
+    summary = network.collect("interrupted")
     assert summary["rounds"] == 1
     assert [peer["rounds"] for peer in summary["peers"]] == [3, 2, 1]
     record = RunRecord.load(network.home)
     assert [row["nodes"] for row in record.network] == [3, 3]
     assert record.summary["digest"] is None
-    assert network.gather()["rounds"] == 3  # but they do when all have come to their ends
+    assert network.collect()["rounds"] == 3  # but they do when all have come to their ends
 
 
 def test_numbers_that_are_not_finite(network):
-    """A model that diverges may still be judged; its loss is null in the peer's file."""
+    """A model that diverges may still be evaluated; its loss is null in the peer's file."""
     rows = network.rows(1)
     rows[-1] |= {"loss": None, "train_loss": None, "notes": {"curvature": None}}
     network.record(1, rows)
-    network.gather()
+    network.collect()
     record = RunRecord.load(network.home)
     last = record.network[-1]
     assert (last["loss"], last["train_loss"], last["nodes"]) == (None, None, 3)
@@ -237,7 +237,7 @@ def test_messages_under_noise_are_counted_where_they_were_sent(tmp_path):
     network = Imitation(tmp_path / "up", experiment(noise={"sigma": 1.0, "clip": 0.5}))
     for peer, count in zip(network.peers, (3, 7), strict=False):
         (peer.folder / "released.json").write_text(json.dumps({"messages": count}))
-    assert network.gather("interrupted")["privacy"]["messages"] == [3, 7, 0]
+    assert network.collect("interrupted")["privacy"]["messages"] == [3, 7, 0]
 
 
 # Reports
@@ -248,7 +248,7 @@ def test_reports_show_what_went_over_the_wire(network):
     rows[2]["troubles"] = {"late": 1, "missing": 12}
     network.record(1, rows)
     network.peers[1].starts = 2
-    network.gather()
+    network.collect()
     record = RunRecord.load(network.home)
     assert lines(record)[1] == [
         "node-1",
@@ -274,12 +274,12 @@ def test_reports_show_what_went_over_the_wire(network):
     assert re.search(r"node-1 +│ finished +│ +3 │ +2 │ +0 B │ +28 B │ 12 missing", done.out)
 
 
-def test_a_crowd_of_peers_is_not_told_apart(network):
+def test_peers_of_a_large_network_have_no_rows_of_their_own(network):
     network.peers *= FEW // 3
-    network.gather()
+    network.collect()
     assert len(lines(RunRecord.load(network.home))) == FEW // 3 * 3
     network.peers *= 2
-    network.gather()
+    network.collect()
     record = RunRecord.load(network.home)
     assert lines(record) == []
     assert "<h2>Peers</h2>" not in page([record])

@@ -1,4 +1,4 @@
-"""Folders for several machines: who is where, what is inside, and that they work elsewhere."""
+"""Folders for several machines: which peer is where, what is inside, and that they work there."""
 
 import configparser
 import json
@@ -16,8 +16,8 @@ import pytest
 from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import complaint, peerage
-from support.processes import PATIENCE
+from support.command_line import error_line, peerage
+from support.processes import TIMEOUT
 
 import peerage as pg
 from peerage import specs
@@ -42,7 +42,7 @@ THREE = "10.0.0.10\n10.0.0.11\n10.0.0.12\n"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, with hosts for three peers."""
+    """A current folder, with hosts for three peers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.txt").write_text(THREE)
     return tmp_path
@@ -83,10 +83,10 @@ def test_hosts_are_names_or_addresses_with_or_without_a_port(text, name, port):
     assert parse_host(str(host), 1) == host  # what is written can be read
 
 
-def test_peers_are_dealt_out_in_turn_with_increasing_ports():
+def test_hosts_are_assigned_in_turn_with_increasing_ports():
     hosts = [Address("a", 7400), Address("b", 9000)]
-    dealt = [str(host) for host in assign_hosts(hosts, experiment(5))]
-    assert dealt == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
+    assigned = [str(host) for host in assign_hosts(hosts, experiment(5))]
+    assert assigned == ["a:7400", "b:9000", "a:7401", "b:9001", "a:7402"]
 
 
 def test_a_host_in_two_lines_never_gives_a_port_twice():
@@ -103,15 +103,15 @@ def test_every_peer_gets_an_address_of_its_own_on_the_host_whose_turn_it_is(host
     one = experiment().model_copy(update={"nodes": nodes})
     unused = hosts[nodes:]
     hosts = hosts[:nodes]
-    dealt = assign_hosts(hosts, one)
-    assert len(set(dealt)) == nodes
-    for number, host in enumerate(dealt):
+    assigned = assign_hosts(hosts, one)
+    assert len(set(assigned)) == nodes
+    for number, host in enumerate(assigned):
         wanted = hosts[number % len(hosts)]
         assert (host.host, host.port >= wanted.port) == (wanted.host, True)
-    assert dealt[: len(hosts)] == hosts
+    assert assigned[: len(hosts)] == hosts
     if unused:
         with pytest.warns(PeerageWarning, match="will not be used"):
-            assert assign_hosts([*hosts, *unused], one) == dealt
+            assert assign_hosts([*hosts, *unused], one) == assigned
 
 
 def test_a_hub_is_one_peer_more():
@@ -169,7 +169,7 @@ def test_a_folder_for_every_peer_and_one_for_the_authority(place):
     assert stat.S_IMODE(Path("deploy").stat().st_mode) == 0o700
 
 
-def test_the_files_say_what_was_asked_for(place):
+def test_the_files_hold_the_requested_settings(place):
     written = export(experiment(), Path("hosts.txt"), Path("deploy"))
     for i in range(3):
         folder = Path(f"deploy/node-{i}")
@@ -218,9 +218,7 @@ def test_the_readme_says_where_data_come_from(dataset, said, place):
         ("so2sat", "gain-cnn"),
     ],
 )
-def test_the_default_model_is_written_down_without_a_look_at_the_data(
-    dataset, model, place, monkeypatch
-):
+def test_the_default_model_is_written_without_loading_the_data(dataset, model, place, monkeypatch):
     monkeypatch.setenv("PEERAGE_DATA", str(place / "empty"))
     one = pg.Experiment(nodes=3, topology="ring", dataset=dataset)
     written = export(one, Path("hosts.txt"), Path("deploy")).network.experiment
@@ -229,7 +227,7 @@ def test_the_default_model_is_written_down_without_a_look_at_the_data(
         **specs.plain(MODELS[model]()),
         "name": model,
     }
-    # A data set of one's own has another default, which must not count.
+    # The user's own data set has another default, which must not be used.
     assert default_model("mine", (4,)) == "mlp" != model
 
 
@@ -252,7 +250,7 @@ def test_a_named_machine_listens_on_all_its_addresses(place):
 
 
 def analytic_gradients(folder: Path) -> list[str]:
-    """The words of the command that the README gives for starting the peer."""
+    """The arguments of the command in the README that starts the peer."""
     text = (folder / "README.txt").read_text()
     found = re.findall(r"^    (PEERAGE_DATA=.* node .*)$", text, re.MULTILINE)
     assert len(found) == 1
@@ -317,7 +315,7 @@ def service_of(unit: Path) -> dict[str, str]:
 
 @pytest.fixture
 def unpacked(place: Path) -> Path:
-    """The folder of node 0, with a program that tells where it is and what it is to do."""
+    """The folder of node 0, with a program that prints its path and its arguments."""
     export(experiment(), Path("hosts.txt"), Path("deploy"))
     program = place / "deploy/node-0/venv/bin/python"
     program.parent.mkdir(parents=True)
@@ -383,7 +381,7 @@ def test_the_unit_is_one_that_systemd_understands(unpacked, tmp_path):
             ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit],
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         about = [line for line in done.stderr.splitlines() if "peerage" in line]
         assert not about, done.stderr
@@ -407,7 +405,7 @@ def test_an_authority_may_be_used_again(place):
 
 
 @pytest.mark.filterwarnings("always::peerage.errors.PeerageWarning")
-def test_who_had_a_name_before_can_use_it_again_and_that_is_said(place):
+def test_a_name_that_was_used_before_can_be_used_again_with_a_note(place):
     authority = Authority.create(Path("certs"), "lab")
     authority.issue("node-1", into=Path("elsewhere"))
     authority.issue("guest", into=Path("elsewhere"))
@@ -426,15 +424,15 @@ def test_who_had_a_name_before_can_use_it_again_and_that_is_said(place):
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that has no room for the network file of node 2."""
+    """A disk without space for the network file of node 2."""
     write = exporting.write_bytes
 
-    def refuse(path: Path, content: bytes, remedy: str = "") -> None:
+    def fail(path: Path, content: bytes, remedy: str = "") -> None:
         if path.parent.name == "node-2" and path.name == "network.toml":
             raise DiskError(f"disk is full while writing {path}; free space and {remedy}")
         write(path, content, remedy)
 
-    monkeypatch.setattr(exporting, "write_bytes", refuse)
+    monkeypatch.setattr(exporting, "write_bytes", fail)
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -444,7 +442,7 @@ def test_what_cannot_be_written_completely_is_not_there_at_all(empty_before, pla
     if empty_before:
         Path("deploy").mkdir(mode=0o755)
     for flags in ("", "--certs certs"):
-        assert "disk is full" in complaint(peerage(f"export {SETTINGS} {flags}"))
+        assert "disk is full" in error_line(peerage(f"export {SETTINGS} {flags}"))
         assert Path("deploy").exists() == empty_before
         assert not list(Path().glob("deploy/*"))
     assert Authority.load(Path("certs")).issued() == []
@@ -454,18 +452,18 @@ def test_a_move_that_fails_takes_the_others_back(place, monkeypatch):
     Authority.create(Path("certs"), "lab")
     rename = os.rename
 
-    def refuse(source: Path, target: Path) -> None:
+    def fail(source: Path, target: Path) -> None:
         if Path(target).name == "node-1":
             raise PermissionError(13, "Permission denied")
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", refuse)
-    assert "cannot write deploy/node-1" in complaint(peerage(f"export {SETTINGS} --certs certs"))
+    monkeypatch.setattr(os, "rename", fail)
+    assert "cannot write deploy/node-1" in error_line(peerage(f"export {SETTINGS} --certs certs"))
     assert not Path("deploy").exists()
     assert Authority.load(Path("certs")).issued() == []
 
 
-def test_a_folder_that_is_empty_may_be_the_one_to_be_in(place):
+def test_an_empty_current_folder_can_be_the_target(place):
     Path("here").mkdir(mode=0o755)
     os.chdir("here")
     assert peerage(f"export {SETTINGS} --hosts ../hosts.txt --out .").code == 0
@@ -475,7 +473,7 @@ def test_a_folder_that_is_empty_may_be_the_one_to_be_in(place):
 def test_a_folder_that_holds_something_is_left_alone(place):
     Path("deploy").mkdir()
     Path("deploy/mine").write_text("x")
-    assert complaint(peerage(f"export {SETTINGS}")) == (
+    assert error_line(peerage(f"export {SETTINGS}")) == (
         "output folder 'deploy' is not empty; choose another --out"
     )
     assert os.listdir("deploy") == ["mine"]
@@ -505,15 +503,15 @@ def test_a_folder_that_holds_something_is_left_alone(place):
 )
 def test_hosts_that_cannot_be(hosts, message, place):
     Path("hosts.txt").write_text(hosts)
-    assert complaint(peerage(f"export {SETTINGS}")).startswith(message)
+    assert error_line(peerage(f"export {SETTINGS}")).startswith(message)
     assert not Path("deploy").exists()
 
 
 def test_hosts_that_cannot_be_read(place):
     Path("hosts.txt").write_bytes(b"\xff\xfe")
-    assert "cannot read the hosts in hosts.txt" in complaint(peerage(f"export {SETTINGS}"))
-    assert "cannot read the hosts in ." in complaint(peerage(f"export {SETTINGS} --hosts ."))
-    gone = complaint(peerage(f"export {SETTINGS} --hosts gone.txt"))
+    assert "cannot read the hosts in hosts.txt" in error_line(peerage(f"export {SETTINGS}"))
+    assert "cannot read the hosts in ." in error_line(peerage(f"export {SETTINGS} --hosts ."))
+    gone = error_line(peerage(f"export {SETTINGS} --hosts gone.txt"))
     assert gone == "there is no gone.txt; write one with a host per line"
 
 
@@ -531,7 +529,7 @@ def test_hosts_that_cannot_be_read(place):
         ("--algorithm own.py:Own", "the algorithm 'Own' is not part of the package"),
     ],
 )
-def test_export_complains_before_it_writes_anything(flags, message, place):
+def test_export_reports_errors_before_it_writes_anything(flags, message, place):
     Path("own.py").write_text(
         "from dataclasses import dataclass\n"
         "import peerage as pg\n\n\n"
@@ -539,7 +537,7 @@ def test_export_complains_before_it_writes_anything(flags, message, place):
         "class Own(pg.DecAvg):\n    pass\n"
     )
     before = set(os.listdir())
-    assert message in complaint(peerage(f"export {SETTINGS} {flags}"))
+    assert message in error_line(peerage(f"export {SETTINGS} {flags}"))
     assert set(os.listdir()) - {"__pycache__"} == before
 
 
@@ -565,7 +563,7 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
     shutil.rmtree("deploy")
     processes = [started(home) for home in homes]
     try:
-        ends = [process.communicate(timeout=PATIENCE) for process in processes]
+        ends = [process.communicate(timeout=TIMEOUT) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -22,41 +22,41 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 
 
 @pytest.mark.parametrize("rooms", [((0, 1), (2, 3)), ((0,), (1, 2, 3))])
-def test_a_cable_between_two_rooms_is_pulled_and_mended(rooms, tmp_path):
-    """Halves go on by themselves, at their own speeds, and are one network again.
+def test_a_cable_between_two_rooms_is_cut_and_restored(rooms, tmp_path):
+    """Both halves continue at their own speeds, and later form one network again.
 
     A peer that is alone in its room waits, and counts no round.
     """
     experiment = Experiment(nodes=4, topology="complete", partition="iid", rounds=10**6)
-    everybody = range(4)
+    all_nodes = range(4)
     timeouts = Timeouts(start=600, message=300, idle=5)
-    hosts = [host(me) for me in everybody]
+    hosts = [host(me) for me in all_nodes]
     with two_rooms(*rooms) as cable, Machines(tmp_path, experiment, timeouts, hosts) as network:
-        for me in everybody:
+        for me in all_nodes:
             network.start(me, entering(cable.machines[me]))
-        network.until(lambda: min(map(network.round, everybody)) >= 5)
+        network.until(lambda: min(map(network.round, all_nodes)) >= 5)
         cable.cut()
-        last = max(map(network.round, everybody)) + 1  # of which messages can have come through
+        last = max(map(network.round, all_nodes)) + 1  # of which messages can have come through
         time.sleep(CUT)
         for me in (room[0] for room in rooms if len(room) == 1):
             network.until(lambda me=me: "waits for node-1" in network.log(me))
         waiting = {room[0]: network.round(room[0]) for room in rooms if len(room) == 1}
         halves = {me: [len(room) - 1, 3] for room in rooms for me in room if len(room) > 1}
         network.until(lambda: all(often(network, me, halves[me], last, 3) for me in halves))
-        assert not any(often(network, me, [3, 3], last, 1) for me in everybody)
+        assert not any(often(network, me, [3, 3], last, 1) for me in all_nodes)
         assert {me: network.round(me) for me in waiting} == waiting
-        cable.mend()
-        rounds = [network.round(me) for me in everybody]
-        network.until(lambda: all(often(network, me, [3, 3], rounds[me], 10) for me in everybody))
+        cable.restore()
+        rounds = [network.round(me) for me in all_nodes]
+        network.until(lambda: all(often(network, me, [3, 3], rounds[me], 10) for me in all_nodes))
 
 
-def often(network: Machines, me: int, heard: list[int], since: int, count: int) -> bool:
-    """Whether a peer has heard so many others in so many rounds after one."""
+def often(network: Machines, me: int, received: list[int], since: int, count: int) -> bool:
+    """Whether, after a round, a peer received from so many others in so many rounds."""
     rows = [row for row in network.rows(me) if row["round"] > since]
-    return sum(row["heard"] == heard for row in rows) >= count
+    return sum(row["heard"] == received for row in rows) >= count
 
 
-def test_a_disk_that_is_really_full_stops_one_peer_and_nobody_else(small_disk, tmp_path):
+def test_a_full_disk_stops_only_the_peer_that_has_it(small_disk, tmp_path):
     settings = {"nodes": 3, "topology": "complete", "partition": "iid", "model": "logistic"}
     experiment = Experiment(**settings, rounds=60, local={"epochs": 1})
     with Machines(tmp_path, experiment, Timeouts(start=600, message=300, idle=5)) as network:

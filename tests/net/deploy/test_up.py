@@ -1,4 +1,4 @@
-"""Networks of real processes: the same digest, kill -9, endings, and input that cannot be."""
+"""Networks of real processes: the same digest, kill -9, how they end, and bad input."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import gated
-from support.command_line import complaint, peerage, start
+from support import barriers
+from support.command_line import error_line, peerage, start
 from support.forked import forked_peers
 from support.machines import Machines
-from support.processes import PATIENCE, gone, until
+from support.processes import TIMEOUT, gone, until
 
 import peerage as pg
 from peerage.errors import Interrupted
@@ -68,9 +68,9 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
         f"up --nodes 4 --topology complete --partition iid --rounds 30 --epochs 2 {PATIENT} "
-        f"--algorithm {gated.ALGORITHM} --kill 2@4 --restart 2@6 --json --out"
+        f"--algorithm {barriers.ALGORITHM} --kill 2@4 --restart 2@6 --json --out"
     )
-    with gated.gates(tmp_path / "lives", {2: 4}, meeting=12):
+    with barriers.barriers(tmp_path / "starts", {2: 4}, barrier=12):
         done = peerage(line, tmp_path / "up")
     assert done.code == 0, done.err
     summary = json.loads(done.lines[-1])
@@ -82,7 +82,7 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     assert [row["round"] for row in ends] == [30] * 4
     assert all(row["heard"] == [3, 3] for row in ends)  # it is one of them again
     rows = read_metrics(tmp_path / "up" / "peers" / "node-2" / "metrics.jsonl")
-    assert summary["peers"][2]["bytes_sent"] == sum(row["bytes"] for row in rows)  # of both lives
+    assert summary["peers"][2]["bytes_sent"] == sum(row["bytes"] for row in rows)  # of both starts
     verdict = pg.verify(tmp_path / "up", watch=(calm := []).append)
     assert not verdict.same
     missed = min(set(range(31)) - {row["round"] for row in rows})
@@ -94,7 +94,7 @@ def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
 
 
 @contextmanager
-def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def running_network(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A network in the middle of its rounds in `home/up`, its peers, and `home/tmp` for secrets."""
     (home / "tmp").mkdir()
     line = f"up {SETTINGS} {PATIENT} --nodes 2 --rounds 9999 --out"
@@ -107,7 +107,7 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
                 all(file.exists() and len(read_metrics(file)) > 2 for file in files)
                 or process.poll() is not None
             ),
-            "all have played two rounds",
+            "all have run two rounds",
         )
         peers = psutil.Process(process.pid).children(recursive=True)
         assert len(peers) == 2
@@ -124,9 +124,9 @@ def playing(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp_path):
-    with playing(tmp_path) as (process, peers):
+    with running_network(tmp_path) as (process, peers):
         process.send_signal(number)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=TIMEOUT)
         assert gone(peers)
     assert process.returncode == 130
     assert out == ""
@@ -146,13 +146,13 @@ def test_a_network_that_is_ended_leaves_its_records_and_nothing_else(number, tmp
     assert [row["nodes"] for row in record.network] == [2] * (record.rounds + 1)
     assert record.summary["digest"] is None
     assert [peer["state"] for peer in record.summary["peers"]] == ["stopped"] * 2
-    assert "is interrupted, so it has no result" in complaint(peerage("verify", record.folder))
+    assert "is interrupted, so it has no result" in error_line(peerage("verify", record.folder))
     assert peerage("report", record.folder).code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
-def test_nothing_disturbs_the_cleaning_up(number):
-    """A terminal that closes tells it twice."""
+def test_signals_do_not_interrupt_the_cleanup(number):
+    """A terminal that closes sends the signal twice."""
     before = signal.signal(number, signal.SIG_DFL)
     try:
         with interrupt_once():
@@ -174,7 +174,7 @@ def test_what_nohup_ignores_stays_ignored():
 
 
 def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
-    with playing(tmp_path) as (process, peers):
+    with running_network(tmp_path) as (process, peers):
         process.kill()
         process.communicate()
         until(lambda: gone(peers), "the peers were gone")
@@ -185,16 +185,16 @@ def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
     assert (record.status, record.rounds) == ("running", 0)  # it had no time to say more
 
 
-def test_a_peer_that_nobody_meant_to_kill_is_a_failure(tmp_path):
+def test_a_peer_killed_without_a_schedule_is_a_failure(tmp_path):
     line = f"up {SETTINGS} {PATIENT} --rounds 100 --out"
     process = start(line, tmp_path / "up", cwd=tmp_path)
     try:
         file = tmp_path / "up" / "peers" / "node-1" / "metrics.jsonl"
         # Before the first round, the others would wait for it to come back and start with them.
-        until(lambda: file.exists() and len(read_metrics(file)) > 1, "node 1 has played a round")
+        until(lambda: file.exists() and len(read_metrics(file)) > 1, "node 1 has run a round")
         peers = psutil.Process(process.pid).children()
         next(peer for peer in peers if "node-1" in peer.cmdline()).kill()
-        _, err = process.communicate(timeout=PATIENCE)
+        _, err = process.communicate(timeout=TIMEOUT)
     finally:
         if process.poll() is None:
             process.kill()
@@ -218,7 +218,7 @@ def test_a_network_that_diverges(tmp_path):
     assert "became NaN or infinite in round 1" in done.err.splitlines()[-1]
     record = RunRecord.load(tmp_path / "up")
     assert (record.status, record.rounds) == ("diverged", 0)
-    assert "lower --lr" in complaint(peerage("verify", tmp_path / "up"))
+    assert "lower --lr" in error_line(peerage("verify", tmp_path / "up"))
 
 
 def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
@@ -255,9 +255,9 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
-def test_up_complains_before_it_starts_anything(flags, message, tmp_path):
+def test_up_reports_errors_before_it_starts_anything(flags, message, tmp_path):
     done = peerage(f"up {SETTINGS} {flags} --out", tmp_path / "up")
-    assert message in complaint(done)
+    assert message in error_line(done)
     assert not (tmp_path / "up").exists()
 
 
@@ -265,7 +265,7 @@ def test_up_leaves_the_folder_of_another_run_alone(tmp_path):
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "experiment.toml").write_text("of another run")
     done = peerage(f"up {SETTINGS} --out", tmp_path / "up")
-    assert "already holds a run" in complaint(done)
+    assert "already holds a run" in error_line(done)
     assert (tmp_path / "up" / "experiment.toml").read_text() == "of another run"
 
 
@@ -285,10 +285,10 @@ def ready(tmp_path: Path) -> Path:
 
 def node(home: Path, identity: str = "node-0") -> str:
     line = f"node --network {home / 'network.toml'} --identity {identity}"
-    return complaint(peerage(f"{line} --certs {home / 'certs'} --out {home / 'out'}"))
+    return error_line(peerage(f"{line} --certs {home / 'certs'} --out {home / 'out'}"))
 
 
-def test_a_network_file_says_the_same_when_it_is_read(ready):
+def test_a_network_file_keeps_its_values_when_it_is_read(ready):
     network = Network.load(ready / "network.toml")
     assert network.to_toml("experiment.toml") == (ready / "network.toml").read_text()
     assert network.timeouts == Timeouts(start=0.2, message=1.0)

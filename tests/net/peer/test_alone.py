@@ -1,4 +1,4 @@
-"""A peer that is in contact with none of the others pauses, says so, and counts no round."""
+"""A peer without contact to any other one pauses, reports it, and counts no round."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.machines import Machines
-from support.networking import BROKEN, Stage, on_stage, play
+from support.networking import BROKEN, PeerHarness, run_harness, run_peers
 
 import peerage as pg
 from peerage import DecAvg, FedAvg, Local
@@ -33,25 +33,27 @@ async def waiting(peer: Peer) -> None:
         await asyncio.sleep(0.01)
 
 
-async def looks(count: int = 5) -> None:
-    """Let a peer look for others some times."""
+async def searches(count: int = 5) -> None:
+    """Let a peer search for others some times."""
     await asyncio.sleep(count * 0.2)
 
 
 @contextmanager
-def nothing_computed(stage: Stage) -> Iterator[None]:
-    """Hold all peers where they are: they use one thread, which is taken meanwhile."""
+def nothing_computed(harness: PeerHarness) -> Iterator[None]:
+    """Pause all peers: they use one thread, which is busy meanwhile."""
     end = threading.Event()
-    stage.executor.submit(end.wait)
+    harness.executor.submit(end.wait)
     try:
         yield
     finally:
         end.set()
 
 
-def cut_off(stage: Stage, *peers: int) -> None:
-    everybody = range(len(stage.network.members))
-    stage.post.cut = {(a, b) for a in everybody for b in everybody if (a in peers) != (b in peers)}
+def cut_off(harness: PeerHarness, *peers: int) -> None:
+    all_nodes = range(len(harness.network.members))
+    harness.memory.cut = {
+        (a, b) for a in all_nodes for b in all_nodes if (a in peers) != (b in peers)
+    }
 
 
 def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
@@ -61,32 +63,34 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 @pytest.mark.parametrize("algorithm", [DecAvg(), Local()])
 @pytest.mark.slow
 def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm, tmp_path, caplog):
-    """Also one that would need no message of theirs."""
+    """Even if it would need none of their messages."""
     found = {}
 
-    async def act(stage: Stage) -> None:
-        await stage.until(0, 5)
-        cut_off(stage, 0)
-        await waiting(stage.peers[0])
-        found["before"] = stage.peers[0].finished
-        await stage.until(1, 12)  # the others are two, and go on
-        with nothing_computed(stage):  # or they might be at the end before the first is back
-            await looks()
-            found["paused"] = stage.peers[0].finished
-            found["state"] = stage.peers[0].responder.status(1, "").state
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(0, 5)
+        cut_off(harness, 0)
+        await waiting(harness.peers[0])
+        found["before"] = harness.peers[0].finished
+        await harness.until(1, 12)  # the others are two, and go on
+        with nothing_computed(harness):  # or they might be at the end before the first is back
+            await searches()
+            found["paused"] = harness.peers[0].finished
+            found["state"] = harness.peers[0].responder.status(1, "").state
             found["file"] = json.loads((tmp_path / "0" / PAUSED).read_text())
-            found["alive"] = stage.peers[0].alive
-            stage.post.cut = set()
+            found["alive"] = harness.peers[0].alive
+            harness.memory.cut = set()
 
     caplog.set_level(logging.INFO, "peerage.peer")
-    peers = on_stage(toy(algorithm, rounds=60, **THREE), tmp_path, act)
+    peers = run_harness(toy(algorithm, rounds=60, **THREE), tmp_path, act)
     assert found["paused"] == found["before"] < 12
     assert found["state"] == "waiting for node-1, node-2"
     assert found["file"] == {"state": found["state"]}
     assert found["alive"] == 0
     assert not (tmp_path / "0" / PAUSED).exists()
     assert [peer.finished for peer in peers] == [60] * 3
-    if isinstance(algorithm, DecAvg):  # it left out what it had missed, and was heard again
+    if isinstance(
+        algorithm, DecAvg
+    ):  # it skipped what it had missed, and its messages arrived again
         assert len(peers[0].rows) < 61
         assert not [row for row in peers[0].rows[1:] if row["heard"][0] == 0][1:]
         assert peers[1].rows[-1]["heard"] == [2, 2]
@@ -101,16 +105,16 @@ def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm,
 def test_a_message_that_waits_for_all_others_is_not_given_up(tmp_path):
     """Contact is lost in the middle of a round: with the others back, nothing of it is missing."""
 
-    async def act(stage: Stage) -> None:
-        await stage.until(0, 5)
-        stage.post.cut = {(a, b) for a in range(3) for b in range(3) if a != b}
-        for peer in stage.peers.values():
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(0, 5)
+        harness.memory.cut = {(a, b) for a in range(3) for b in range(3) if a != b}
+        for peer in harness.peers.values():
             await waiting(peer)
-        stage.post.cut = set()
+        harness.memory.cut = set()
 
     experiment = toy(DecAvg(), rounds=12, **THREE)
     calm = Timeouts(start=100.0, message=100.0, idle=30.0)
-    peers = on_stage(experiment, tmp_path, act, timeouts=calm)
+    peers = run_harness(experiment, tmp_path, act, timeouts=calm)
     result = pg.run(experiment)
     for peer, wanted in zip(peers, result.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
@@ -118,27 +122,27 @@ def test_a_message_that_waits_for_all_others_is_not_given_up(tmp_path):
 
 @pytest.mark.parametrize("algorithm", [DecAvg(), FedAvg()])
 @pytest.mark.slow
-def test_one_of_a_stopped_network_waits_until_others_are_started(algorithm, tmp_path, caplog):
+def test_a_lone_peer_of_a_stopped_network_waits_until_others_start(algorithm, tmp_path, caplog):
     found = {}
 
-    async def act(stage: Stage) -> None:
-        everybody = list(stage.peers)
-        await stage.until(0, 5)
-        for me in everybody:
-            await stage.kill(me)
-        saved = stage.peers[0].finished
+    async def act(harness: PeerHarness) -> None:
+        all_nodes = list(harness.peers)
+        await harness.until(0, 5)
+        for me in all_nodes:
+            await harness.kill(me)
+        saved = harness.peers[0].finished
         caplog.clear()
-        stage.start(0)
-        await waiting(stage.peers[0])
-        await looks()
-        assert stage.peers[0].finished <= saved  # what was not saved is played again
-        assert not stage.tasks[0].done()
+        harness.start(0)
+        await waiting(harness.peers[0])
+        await searches()
+        assert harness.peers[0].finished <= saved  # what was not saved is run again
+        assert not harness.tasks[0].done()
         found["lines"] = lines(caplog, WAITING)
-        for me in everybody[1:]:
-            stage.start(me)
+        for me in all_nodes[1:]:
+            harness.start(me)
 
     settings = {"nodes": 3, "partition": "iid"} if algorithm.with_hub else THREE
-    peers = on_stage(toy(algorithm, rounds=30, **settings), tmp_path, act)
+    peers = run_harness(toy(algorithm, rounds=30, **settings), tmp_path, act)
     assert [peer.finished for peer in peers] == [30] * len(peers)
     assert len(found["lines"]) == 1
     assert [row["heard"][0] for row in peers[0].rows if row["round"] == 30] == [
@@ -147,18 +151,18 @@ def test_one_of_a_stopped_network_waits_until_others_are_started(algorithm, tmp_
 
 
 @pytest.mark.slow
-def test_a_peer_whose_others_never_came_does_not_begin(tmp_path, caplog):
-    async def act(stage: Stage) -> None:
+def test_a_peer_that_never_reached_the_others_does_not_begin(tmp_path, caplog):
+    async def act(harness: PeerHarness) -> None:
         for me in (1, 2):
-            await stage.kill(me)
-        await waiting(stage.peers[0])
-        await looks()
-        assert stage.peers[0].finished == 0
+            await harness.kill(me)
+        await waiting(harness.peers[0])
+        await searches()
+        assert harness.peers[0].finished == 0
         for me in (1, 2):
-            stage.start(me)
+            harness.start(me)
 
     quick = Timeouts(start=0.3, message=5.0, idle=1.0)
-    peers = on_stage(toy(DecAvg(), rounds=10, **THREE), tmp_path, act, timeouts=quick)
+    peers = run_harness(toy(DecAvg(), rounds=10, **THREE), tmp_path, act, timeouts=quick)
     assert [peer.rows[-1]["round"] for peer in peers] == [10] * 3
     assert len(lines(caplog, "waits for node-1")) == 1
 
@@ -167,14 +171,14 @@ def test_a_peer_whose_others_never_came_does_not_begin(tmp_path, caplog):
 
 
 def test_a_network_of_one_node():
-    [peer] = play(toy(DecAvg(), nodes=1, partition="iid", topology="complete", rounds=3))
+    [peer] = run_peers(toy(DecAvg(), nodes=1, partition="iid", topology="complete", rounds=3))
     assert peer.finished == 3
 
 
-def test_rounds_that_are_lonely_by_schedule():
+def test_rounds_in_which_only_one_peer_is_scheduled():
     """Node 0 is alone in rounds 1 and 2, and again in the last two."""
     experiment = toy(DecAvg(), rounds=8, faults={"join": "1@3, 2@3", "leave": "1@7, 2@7"}, **THREE)
-    peers = play(experiment)
+    peers = run_peers(experiment)
     result = pg.run(experiment)
     for peer, wanted in zip(peers, result.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
@@ -182,57 +186,57 @@ def test_rounds_that_are_lonely_by_schedule():
 
 
 @pytest.mark.slow
-def test_one_that_is_to_join_later_waits_for_those_who_play(tmp_path):
-    async def act(stage: Stage) -> None:
-        await stage.until(0, 2)
+def test_a_peer_that_joins_later_waits_for_the_running_peers(tmp_path):
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(0, 2)
         for me in (0, 1):
-            await stage.kill(me)
-        await waiting(stage.peers[2])
-        reached = stage.peers[2].round
-        await looks()
-        assert stage.peers[2].round == reached < 40
+            await harness.kill(me)
+        await waiting(harness.peers[2])
+        reached = harness.peers[2].round
+        await searches()
+        assert harness.peers[2].round == reached < 40
         for me in (0, 1):
-            stage.start(me)
+            harness.start(me)
 
     experiment = toy(DecAvg(), rounds=50, faults={"join": "2@40"}, **THREE)
-    peers = on_stage(experiment, tmp_path, act)
+    peers = run_harness(experiment, tmp_path, act)
     assert [peer.finished for peer in peers] == [50] * 3
 
 
-def test_those_who_finish_say_so_and_the_last_finishes_alone(tmp_path, monkeypatch):
-    """Without messages between them, peers are as fast as they are."""
+def test_finished_peers_say_so_and_the_last_one_finishes_without_them(tmp_path, monkeypatch):
+    """Peers without messages do not wait for each other."""
     real = Peer._run_round
 
-    async def play_slowly(self: Peer, round: int) -> None:
+    async def run_slowly(self: Peer, round: int) -> None:
         if self.me == 2:
             while round >= 3 and not self.tracker.finished >= {0, 1}:
                 await asyncio.sleep(0.01)
         await real(self, round)
 
-    async def act(stage: Stage) -> None:
+    async def act(harness: PeerHarness) -> None:
         pass
 
-    monkeypatch.setattr(Peer, "_run_round", play_slowly)
-    peers = on_stage(toy(Local(), rounds=10, **THREE), tmp_path, act)
+    monkeypatch.setattr(Peer, "_run_round", run_slowly)
+    peers = run_harness(toy(Local(), rounds=10, **THREE), tmp_path, act)
     assert [peer.finished for peer in peers] == [10] * 3
     assert peers[2].tracker.finished == {0, 1}
 
 
 @pytest.mark.slow
-def test_a_peer_that_was_away_at_the_end_waits_until_one_tells_it(tmp_path):
+def test_a_peer_that_missed_the_end_waits_until_another_reports_it(tmp_path):
     """A finished peer that is started again says that it has finished, and leaves."""
 
-    async def act(stage: Stage) -> None:
-        await stage.until(2, 5)
-        await stage.kill(2)
-        await asyncio.wait([stage.tasks[0], stage.tasks[1]])
-        stage.start(2)
-        await waiting(stage.peers[2])
-        await looks()
-        assert not stage.tasks[2].done()
-        stage.start(1)
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(2, 5)
+        await harness.kill(2)
+        await asyncio.wait([harness.tasks[0], harness.tasks[1]])
+        harness.start(2)
+        await waiting(harness.peers[2])
+        await searches()
+        assert not harness.tasks[2].done()
+        harness.start(1)
 
-    peers = on_stage(toy(DecAvg(), rounds=20, **THREE), tmp_path, act)
+    peers = run_harness(toy(DecAvg(), rounds=20, **THREE), tmp_path, act)
     assert [peer.finished for peer in peers] == [20] * 3
     assert peers[2].tracker.finished == {1}
     assert len(read_rounds(tmp_path / "2")) == 21
@@ -243,26 +247,26 @@ def read_rounds(folder: Path) -> list[int]:
     return [json.loads(row)["round"] for row in rows]
 
 
-def test_a_finished_peer_is_not_in_contact_when_it_begins_anew(tmp_path):
-    """Its folder was lost, say: it is a peer like any other then."""
+def test_a_finished_peer_that_restarts_is_not_in_contact(tmp_path):
+    """Its folder may have been lost: it is a peer like any other then."""
     experiment = toy(DecAvg(), rounds=2, **THREE)
-    [peer, *_] = play(experiment)
+    [peer, *_] = run_peers(experiment)
     others = peer.tracker
     others.finished.clear()
     for one in (1, 2):
         asyncio.run(peer.answer(b'{"ask": "finished", "incarnation": "one"}', one))
-        # Though they cannot be reached.
+        # Although they are unreachable.
         assert others.view(0).in_contact() == list(range(1, one + 1))
         assert others.view(0).needed_contacts() == []
     for one in (1, 2):
-        others.greet(one, "another life")
+        others.note_incarnation(one, "another incarnation")
     assert others.view(0).in_contact() == []
     assert others.view(0).needed_contacts() == [1, 2]
 
 
-def test_a_stranger_is_no_contact(tmp_path):
+def test_a_peer_of_another_experiment_is_no_contact(tmp_path):
     experiment = toy(DecAvg(), rounds=1, **THREE)
-    [peer, *_] = play(experiment)
+    [peer, *_] = run_peers(experiment)
     peer.tracker.finished = {1, 2}
     peer.tracker.mismatched_peers[1] = "the learning rate"
     assert peer.tracker.view(0).in_contact() == [2]
@@ -274,7 +278,7 @@ def test_a_stranger_is_no_contact(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_process_of_a_stopped_network_plays_no_round_alone(tmp_path):
+def test_one_process_of_a_stopped_network_runs_no_round_alone(tmp_path):
     settings = {"nodes": 3, "topology": "ring", "partition": "iid", "model": "logistic"}
     experiment = pg.Experiment(**settings, rounds=40, local={"epochs": 1})
     with Machines(tmp_path, experiment, Timeouts(start=60, message=30, idle=2)) as network:
@@ -287,17 +291,17 @@ def test_one_process_of_a_stopped_network_plays_no_round_alone(tmp_path):
         network.processes.clear()
         reached = network.round(0)
         assert reached < 40
-        for life in (1, 2):  # it can be stopped while it waits, and started again
+        for start in (1, 2):  # it can be stopped while it waits, and started again
             network.start(0)
-            network.until(lambda life=life: network.log(0).count(WAITING) == life, BROKEN)
-            time.sleep(2)  # ten looks at the others, or hundreds of rounds
+            network.until(lambda start=start: network.log(0).count(WAITING) == start, BROKEN)
+            time.sleep(2)  # ten searches at the others, or hundreds of rounds
             assert network.processes[0].poll() is None
             assert network.round(0) <= reached
             assert not (network.folders[0] / "summary.json").exists()
             assert json.loads((network.folders[0] / PAUSED).read_text()) == {
                 "state": "waiting for node-1, node-2"
             }
-            if life == 1:
+            if start == 1:
                 network.processes[0].terminate()
                 assert network.wait(BROKEN) == [130]
         assert network.log(0).count(WAITING) == 2
@@ -306,8 +310,8 @@ def test_one_process_of_a_stopped_network_plays_no_round_alone(tmp_path):
         assert network.wait(BROKEN) == [0] * 3
         assert [network.round(me) for me in range(3)] == [40] * 3
         # At most the round in which the others were stopped, and those before all three were back.
-        lonely = [row["round"] for row in network.rows(0)[1:] if row["heard"][0] == 0]
-        assert len(lonely) <= 2
+        alone = [row["round"] for row in network.rows(0)[1:] if row["heard"][0] == 0]
+        assert len(alone) <= 2
         assert "Traceback" not in network.log(0)
 
 
@@ -315,7 +319,7 @@ def test_one_process_of_a_stopped_network_plays_no_round_alone(tmp_path):
 
 
 class Process:
-    """As far as `up` looks at one: still running, or ended with a code."""
+    """A process as `up` sees it: still running, or ended with a code."""
 
     def __init__(self, code: int | None = None) -> None:
         self.returncode = code
@@ -337,14 +341,14 @@ def watched_by(
             PeerProcess(number, PeerProgress(f"node-{number}", round=3), folder, Process(code))
         )
     for peer in up.watched:
-        peer.read, peer.file = 1, 7  # it has written rows in this life
+        peer.read, peer.file = 1, 7  # it has written rows in this start
         peer.look()
 
 
 ALONE = "waiting for node-1, node-2"
 
 
-def test_up_shows_who_waits_and_does_not_wait_with_the_last(tmp_path):
+def test_up_shows_waiting_peers_and_ends_without_the_last(tmp_path):
     up = LocalNetwork(pg.Experiment(nodes=3, rounds=50), tmp_path)
     watched_by(up, tmp_path / "a", [ALONE, None, None], [None, None, 0])
     assert [peer.seen.state for peer in up.watched] == [ALONE, "running", "finished"]

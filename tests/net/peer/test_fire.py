@@ -1,7 +1,7 @@
-"""A peer under fire over real connections, from a member with a good certificate.
+"""An attacked peer over real connections, from a member with a good certificate.
 
 The attacker is a process of its own (this file as a script) that calls the peer's methods by hand.
-All honest peers live in the process of the test, so that what it needs of memory is theirs.
+All honest peers run in the process of the test, so that its memory is theirs.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import grpc
 import psutil
 import pytest
 import torch
-from support.hostile import ODD, dumps, mutations, noise, rebuilt, sealed
+from support.hostile import ODD, dumps, mutations, noise, rebuilt, with_checksum
 from support.hostile import layout as layout_of
 from support.networking import BROKEN, network_of, one_thread
 
@@ -50,10 +50,10 @@ GROWTH = 50 << 20  # bytes of memory
 ACCEPTED = 50  # messages, after which the attacker has none left that would be accepted
 VICTIM, ATTACKER = 1, 3
 GUNS = 4  # calls at once
-SECONDS = BROKEN  # that a call may take: far more than a peer waits for anybody
+SECONDS = BROKEN  # that a call may take: far more than any timeout of a peer
 LIMITS = Limits(idle_timeout=60.0, min_rate=1 << 22, grace=1.0)
 OF_STREAMS = {"slow", "offset", "unknown method", "newer stream"}  # reasons besides those of wire
-# How calls may end. INTERNAL is what gRPC makes of a refusal that comes while it is writing, and
+# How calls may end. INTERNAL is what gRPC makes of a rejection that comes while it is writing, and
 # UNAVAILABLE what it says about calls that are too many at once. ABORTED are slow ones, which all
 # can be on a busy machine.
 REFUSED = {"FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE", "ABORTED"}
@@ -69,8 +69,8 @@ CODES = {
 # The attacker
 
 
-class Orders(NamedTuple):
-    """What the attacker is told."""
+class AttackSettings(NamedTuple):
+    """The settings of the attacker."""
 
     port: int
     certs: str
@@ -84,27 +84,27 @@ class Orders(NamedTuple):
 
 
 class Attacker:
-    """Calls methods without end, with whatever may break them."""
+    """Calls methods endlessly, with arguments that may break them."""
 
-    def __init__(self, orders: Orders, channel: Any) -> None:
-        self.rng = random.Random(orders.budget)
-        self.header, self.payload = orders.message
+    def __init__(self, settings: AttackSettings, channel: Any) -> None:
+        self.rng = random.Random(settings.budget)
+        self.header, self.payload = settings.message
         self.accepted = 0
         self.outcomes: Counter[str] = Counter()
         self.channel = channel
         self.mutations = mutations(self.rng, self.header, self.payload)
 
     async def fire(self, count: int) -> None:
-        ways = [link_faults for link_faults, share in self.ways().items() for _ in range(share)]
+        attacks = [attack for attack, share in self.attacks().items() for _ in range(share)]
 
         async def gun() -> None:
             for _ in range(count // GUNS):
-                await self.rng.choice(ways)()
+                await self.rng.choice(attacks)()
 
         await asyncio.gather(*(gun() for _ in range(GUNS)))
 
-    def ways(self) -> dict[Callable[[], Awaitable[None]], int]:
-        """With the percentage that they have."""
+    def attacks(self) -> dict[Callable[[], Awaitable[None]], int]:
+        """Each with its percentage of the calls."""
         return {
             self.mutated: 78,
             self.crumbs: 3,
@@ -123,7 +123,7 @@ class Attacker:
             self.next_place()
 
     def next_place(self) -> None:
-        """The place of a message is taken; after a while, none can be accepted any more.
+        """The sequence number of a message is used; after a while, none can be accepted any more.
 
         Those that the peer keeps have to stay few, or it is full and looks at nothing else.
         """
@@ -134,7 +134,7 @@ class Attacker:
             stated, data = layout_of(payload)
             begin = stated["x"]["data_offsets"][0]
             data = data[:begin] + struct.pack("<f", float("nan")) + data[begin + 4 :]
-            header, payload = sealed(header, rebuilt(stated, data))
+            header, payload = with_checksum(header, rebuilt(stated, data))
         self.header, self.payload = header, payload
         self.mutations = mutations(self.rng, header, payload)
 
@@ -144,12 +144,12 @@ class Attacker:
         await self.send("Deliver crumbs", [self.header, *pieces])
 
     async def early(self) -> None:
-        whole = sealed(self.header, bytes(CHUNK + 9))[0]
+        whole = with_checksum(self.header, bytes(CHUNK + 9))[0]
         message = self.rng.choice([[], [self.header], [self.header, b""], [whole, bytes(CHUNK)]])
         await self.send("Deliver early", message)
 
     async def large(self) -> None:
-        """More than gRPC lets through: nobody sees it but gRPC."""
+        """More than gRPC accepts: it never reaches the peer."""
         await self.send("Deliver large", [*self.rng.choice([[], [self.header]]), bytes(2 * CHUNK)])
 
     async def elsewhere(self) -> None:
@@ -194,7 +194,7 @@ class Attacker:
         self.outcomes[f"{name}: {how}"] += 1
         return how
 
-    # Streams that take their time, and many calls at once
+    # Slow streams, and many calls at once
 
     async def stall(self) -> None:
         streams = (self._silent(), self._dripping(), self._open(), self._endless())
@@ -205,7 +205,7 @@ class Attacker:
         yield b""
 
     async def _dripping(self) -> AsyncIterator[bytes]:
-        yield sealed(self.header, bytes(3 * CHUNK))[0]
+        yield with_checksum(self.header, bytes(3 * CHUNK))[0]
         yield bytes(CHUNK)
         await asyncio.sleep(SECONDS)
 
@@ -215,7 +215,7 @@ class Attacker:
         await asyncio.sleep(SECONDS)
 
     async def _endless(self) -> AsyncIterator[bytes]:
-        yield sealed(self.header, bytes(CHUNK + 1))[0]
+        yield with_checksum(self.header, bytes(CHUNK + 1))[0]
         while True:
             yield bytes(CHUNK)
 
@@ -231,39 +231,41 @@ def chunks(payload: bytes) -> Iterator[bytes]:
 
 
 @asynccontextmanager
-async def channel_of(orders: Orders) -> AsyncIterator[Any]:
-    mine = Identity.within(Path(orders.certs), f"node-{ATTACKER}")
-    files = [path.read_bytes() for path in (mine.authority, mine.key, mine.certificate)]
+async def channel_of(settings: AttackSettings) -> AsyncIterator[Any]:
+    member = Identity.within(Path(settings.certs), f"node-{ATTACKER}")
+    files = [path.read_bytes() for path in (member.authority, member.key, member.certificate)]
     options = [
         ("grpc.ssl_target_name_override", server_name(f"node-{VICTIM}")),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),  # each has a connection of its own
     ]
     credentials = grpc.ssl_channel_credentials(*files)
-    async with grpc.aio.secure_channel(f"127.0.0.1:{orders.port}", credentials, options) as channel:
+    async with grpc.aio.secure_channel(
+        f"127.0.0.1:{settings.port}", credentials, options
+    ) as channel:
         yield channel
 
 
-async def attack(orders: Orders) -> None:
-    """Says when it is warm, and in the end what became of its calls."""
-    async with channel_of(orders) as channel, channel_of(orders) as another:
-        attacker = Attacker(orders, channel)
-        await attacker.fire(orders.budget // 5)
+async def attack(settings: AttackSettings) -> None:
+    """Prints a line when it is ready, and in the end the outcomes of its calls."""
+    async with channel_of(settings) as channel, channel_of(settings) as another:
+        attacker = Attacker(settings, channel)
+        await attacker.fire(settings.budget // 5)
         await attacker.storm(20)
         print("warm", flush=True)
-        await attacker.fire(orders.budget * 4 // 5)
-        second = Attacker(orders, another)
+        await attacker.fire(settings.budget * 4 // 5)
+        second = Attacker(settings, another)
         second.header, second.payload = attacker.header, attacker.payload
         for _ in range(2):
             await asyncio.gather(attacker.stall(), second.stall(), attacker.storm(20))
         print(json.dumps(attacker.outcomes + second.outcomes))
 
 
-# Those under attack
+# The attacked peers
 
 
 def valid(peer: Peer) -> tuple[bytes, bytes]:
-    """A message of the attacker that would be accepted, for a place that is never asked for."""
+    """A valid message of the attacker, with a sequence number that is never awaited."""
     node = peer.shard.members[peer.me].node
     payload = {"x": node.params, "b": node.buffers, "h": node.params.abs()}
     packet = Packet(Envelope(ATTACKER, 10, 3, node.architecture, 0), (peer.me,), payload, 0)
@@ -279,8 +281,8 @@ def peer_of(network: Network, me: int, authority: Authority, work: ThreadPoolExe
     return Peer(network, me, prepare(network.experiment), transport, executor=work)
 
 
-class Fire(NamedTuple):
-    """What came out."""
+class Attack(NamedTuple):
+    """The results."""
 
     peers: list[Peer]  # the honest ones
     refused: Counter[str]  # reasons of the victim
@@ -296,8 +298,8 @@ class Fire(NamedTuple):
         )
 
 
-async def under_fire(network: Network, authority: Authority, stack: ExitStack) -> Fire:
-    """The victim waits for its honest neighbours, who compute nothing until the fire is over."""
+async def under_attack(network: Network, authority: Authority, stack: ExitStack) -> Attack:
+    """The victim waits for its honest neighbours, which are idle until the attack is over."""
     slow = threading.Event()
     honest = [node for node in range(len(network.members)) if node != ATTACKER]
     works = {me: stack.enter_context(ThreadPoolExecutor(1)) for me in honest}
@@ -313,11 +315,11 @@ async def under_fire(network: Network, authority: Authority, stack: ExitStack) -
             await asyncio.sleep(0.01)
     header, payload = valid(victim)
     port = int(network.members[VICTIM].address.rpartition(":")[2])
-    orders = Orders(port, str(authority.folder), BUDGET, header.decode(), payload.hex())
+    settings = AttackSettings(port, str(authority.folder), BUDGET, header.decode(), payload.hex())
     attacker = await asyncio.create_subprocess_exec(
         sys.executable,
         __file__,
-        json.dumps(orders),
+        json.dumps(settings),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -336,10 +338,10 @@ async def under_fire(network: Network, authority: Authority, stack: ExitStack) -
     slow.set()
     async with asyncio.timeout(BROKEN):
         await asyncio.gather(*tasks)
-    return Fire(list(peers.values()), refused, outcomes, grown)
+    return Attack(list(peers.values()), refused, outcomes, grown)
 
 
-def test_a_peer_under_fire_from_a_member_goes_on(
+def test_a_peer_attacked_by_a_member_keeps_running(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     experiment = toy(DecHW(), nodes=4, topology="complete", partition="iid", rounds=2)
@@ -349,7 +351,7 @@ def test_a_peer_under_fire_from_a_member_goes_on(
     for member in network.members:
         authority.issue(member.name)
     with one_thread(), ExitStack() as stack:
-        fire = asyncio.run(under_fire(network, authority, stack))
+        fire = asyncio.run(under_attack(network, authority, stack))
     check_answers(fire)
     assert fire.grown < GROWTH
     for peer in fire.peers:
@@ -360,8 +362,8 @@ def test_a_peer_under_fire_from_a_member_goes_on(
     assert len(caplog.records) < 10
 
 
-def check_answers(fire: Fire) -> None:
-    """Every call was refused for a reason that was counted, or changed nothing that counts."""
+def check_answers(fire: Attack) -> None:
+    """Every call was rejected for a counted reason, or had no effect."""
     outcomes, refused = fire.outcomes, fire.refused
     for outcome in outcomes:
         link_faults, _, how = outcome.partition(": ")
@@ -372,7 +374,7 @@ def check_answers(fire: Fire) -> None:
     assert set(refused) <= {*REASONS, *OF_STREAMS}
     assert len(set(refused) & set(REASONS)) >= 8
     assert all(refused[reason] for reason in OF_STREAMS - {"newer stream"})
-    # What is too large or too much at once is refused by gRPC, and never seen by us.
+    # gRPC rejects what is too large or too much at once; it never reaches the peer.
     unseen = fire.ended("UNAVAILABLE") + sum(n for how, n in outcomes.items() if "large" in how)
     answered = fire.ended("OK")
     assert refused.total() >= outcomes.total() - unseen - answered
@@ -381,4 +383,4 @@ def check_answers(fire: Fire) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(attack(Orders(*json.loads(sys.argv[1]))))
+    asyncio.run(attack(AttackSettings(*json.loads(sys.argv[1]))))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.networking import play
+from support.networking import run_peers
 
 import peerage as pg
 from peerage import Algorithm, LocalSGD, Node
@@ -48,7 +48,7 @@ class Poisoned(Algorithm[None]):
 def test_a_round_that_is_undone_leaves_nothing_behind(work):
     settings = {"nodes": 2, "partition": "iid", "topology": "complete", "rounds": 6}
     wanted = pg.run(toy(Poisoned(work, poison=False), **settings)).parameters
-    peers = play(toy(Poisoned(work), **settings))
+    peers = run_peers(toy(Poisoned(work), **settings))
     assert peers[1].counters["poisoned round"] == 1
     # It does not wait for node 0 in the round after, whose message may then be late.
     assert peers[1].counters.keys() <= {"poisoned round", "late"}

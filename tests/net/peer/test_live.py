@@ -1,4 +1,4 @@
-"""A live peer under fire: mutated messages, from members who hold a valid certificate."""
+"""A running peer under attack: mutated messages from members with a valid certificate."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ GROWTH = 50 << 20  # bytes of memory
 
 
 async def deliver(receiver: Receiver, raw: bytes, payload: bytes, identity: int) -> str:
-    """As a transport does; the reason of a refusal, or nothing."""
+    """As a transport does; the reason of a rejection, or nothing."""
     try:
         header, offset = receiver.accept(raw, identity)
         while offset < min(len(payload), header.size + 1):
@@ -48,17 +48,17 @@ def valid(peer: Peer, sender: int, round: int, sequence: int) -> tuple[bytes, by
 
 
 @pytest.mark.slow
-def test_a_peer_under_fire_goes_on():
-    """Node 1 waits for node 0, who sends nothing but mutations, and node 2 behaves."""
+def test_an_attacked_peer_keeps_running():
+    """Node 1 waits for node 0, which sends only mutations; node 2 is honest."""
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=2)
     timeouts = Timeouts(start=0.2, message=10 * BROKEN, idle=1.0)
 
     async def together() -> tuple[Peer, dict[str, int], int, int]:
-        ends, network = InMemory(), network_of(experiment, timeouts=timeouts)
+        transports, network = InMemory(), network_of(experiment, timeouts=timeouts)
         with ThreadPoolExecutor(1) as executor:
-            peer = Peer(network, 1, prepare(experiment), ends(network, 1), executor=executor)
+            peer = Peer(network, 1, prepare(experiment), transports(network, 1), executor=executor)
             for other in (0, 2):  # somebody is there, and says nothing by himself
-                ends.post.receivers[other] = peer
+                transports.memory.receivers[other] = peer
             task = asyncio.create_task(peer.run())
             while peer.state != "running":
                 await asyncio.sleep(0.01)
@@ -106,7 +106,7 @@ def test_a_peer_under_fire_goes_on():
 @pytest.mark.parametrize(
     "question", [b"", b"[]", b"null", b"{", b'{"ask": 3}', b'"' * 9999, b"\xff"]
 )
-def test_odd_questions_are_refused(question):
+def test_odd_questions_are_rejected(question):
     experiment = toy(DecHW(), nodes=3, partition="iid", rounds=1)
 
     async def ask() -> Peer:

@@ -1,4 +1,4 @@
-"""One peer as a process: what it says, what it serves, how it ends, and what it refuses."""
+"""One peer as a process: its log, its metrics, how it ends, and which input it rejects."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.machines import Machines
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 import peerage as pg
 from peerage.net.deploy.up import free_ports
@@ -39,7 +39,7 @@ def endless(**changes) -> pg.Experiment:
 
 def scraped(port: int) -> dict[str, dict[str, float]]:
     """Metric -> label (or nothing) -> value, as another program reads them."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT) as answer:
         text = answer.read().decode()
     return {
         family.name: {next(iter(one.labels.values()), ""): one.value for one in family.samples}
@@ -84,7 +84,7 @@ def test_a_running_peer_serves_its_numbers(tmp_path):
         network.until(lambda: scraped(port)["peerage_peers_alive"] == {"": 2})
 
 
-def test_every_reason_is_counted_also_those_that_did_not_come_up():
+def test_every_reason_has_a_counter_even_if_it_did_not_occur():
     recorder = SimpleNamespace(
         finished=4,
         accuracy=None,
@@ -116,7 +116,7 @@ def objects(text: str) -> list[dict]:
 
 
 def test_a_log_for_programs(tmp_path):
-    """Also the warning about noise, the word about the missing peer and the end are objects."""
+    """Also the warning about noise, the line about the missing peer and the end are objects."""
     noisy = endless(nodes=3, noise={"sigma": 0.01})
     with Machines(tmp_path, noisy, Timeouts(start=2, message=1, idle=1)) as network:
         network.start(0, more=["--log", "json"])
@@ -160,10 +160,10 @@ def test_a_peer_that_is_asked_to_stop_stops_and_goes_on_later(tmp_path):
         network.start(1)
         network.until(lambda: network.round(0) >= 3)
         network.processes[0].terminate()
-        assert network.processes.pop(0).wait(PATIENCE) == 130
+        assert network.processes.pop(0).wait(TIMEOUT) == 130
         *earlier, last = network.log(0).splitlines()
         reached = network.round(0)
-        # A round that was recorded, and not saved yet, is played again.
+        # A round that was recorded but not yet saved is run again.
         endings = [
             f"error: stopped in round {round}; start it again to continue from its last round"
             for round in (reached, reached + 1)
@@ -221,7 +221,7 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ("--out mine.npz", "cannot write mine.npz: File exists; choose a folder that you may"),
         ("--out mine.npz/deeper", "cannot write mine.npz/deeper: Not a directory; choose a fol"),
         ("--out /proc/nobody/writes", "cannot write /proc/nobody/writes: "),
-        ("--out /proc", "cannot write /proc: "),  # a folder in which nobody can make a file
+        ("--out /proc", "cannot write /proc: "),  # a folder in which no user can create a file
         ("--metrics-port 99999", "--metrics-port must lie in 1 to 65535, got 99999"),
         ("--metrics-port 0", "--metrics-port must lie in 1 to 65535, got 0"),
         ("--log xml", "log must be one of human, json; got 'xml'"),
@@ -231,14 +231,14 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     ],
 )
 def test_bad_input_is_one_line(ready, flags, message):
-    assert message in complaint(peerage(f"{ready.line} {flags}"))
+    assert message in error_line(peerage(f"{ready.line} {flags}"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_in_which_one_may_not_write(ready):
+def test_a_folder_without_write_permission(ready):
     (ready.home / "locked").mkdir(mode=0o500)
     for folder in ("locked", "locked/deeper"):
-        message = complaint(peerage(f"{ready.line} --out {folder}"))
+        message = error_line(peerage(f"{ready.line} --out {folder}"))
         assert message.startswith(f"cannot write {folder}: Permission denied; choose a folder")
 
 
@@ -247,7 +247,7 @@ def test_a_port_for_metrics_that_is_taken(ready):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        message = complaint(peerage(f"{ready.line} --metrics-port {port}"))
+        message = error_line(peerage(f"{ready.line} --metrics-port {port}"))
     assert message == (
         f"cannot serve metrics on port {port}: Address already in use; choose another "
         "--metrics-port"
@@ -257,4 +257,4 @@ def test_a_port_for_metrics_that_is_taken(ready):
 def test_an_address_that_no_machine_has(ready):
     path = ready.home / "network.toml"
     path.write_text(path.read_text().replace("127.0.0.1", "no..where", 1))
-    assert "no..where" in complaint(peerage(ready.line))
+    assert "no..where" in error_line(peerage(ready.line))

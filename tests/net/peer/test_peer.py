@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.memory import MemoryNetwork, MemoryTransport
-from support.networking import BROKEN, QUICK, OverSockets, Stage, network_of, on_stage, play
+from support.networking import (
+    BROKEN,
+    QUICK,
+    OverSockets,
+    PeerHarness,
+    network_of,
+    run_harness,
+    run_peers,
+)
 from torch import Tensor
 
 import peerage as pg
@@ -49,7 +57,7 @@ EVERY = {name: cls() for name, cls in ALGORITHMS.items()} | {
 def test_a_network_ends_with_the_bits_of_the_simulator(name, monkeypatch, tmp_path):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
     experiment = toy(EVERY[name])
-    peers = play(experiment)
+    peers = run_peers(experiment)
     for found, wanted in zip(models(peers), simulated(experiment), strict=True):
         assert torch.equal(found, wanted)
     assert [dict(peer.counters) for peer in peers] == [{}] * len(peers)
@@ -64,7 +72,7 @@ def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypa
     def ready(me: int) -> World:  # as real peers do, with their own data only
         return prepare(experiment).restrict_to_node(me)
 
-    peers = play(experiment, ends=OverSockets(tmp_path), worlds=ready)
+    peers = run_peers(experiment, transports=OverSockets(tmp_path), worlds=ready)
     for found, wanted in zip(models(peers), simulated(experiment), strict=True):
         assert torch.equal(found, wanted)
 
@@ -88,7 +96,7 @@ def test_eight_peers_over_real_connections_end_with_the_same_bits(name, monkeypa
 def test_faults_graphs_gains_and_noise_are_those_of_the_simulator(changes):
     experiment = toy(DecAvg(), **changes)
     result = pg.run(experiment)
-    for peer, wanted in zip(play(experiment), result.parameters, strict=True):
+    for peer, wanted in zip(run_peers(experiment), result.parameters, strict=True):
         found = peer.shard.members[peer.me].node.params
         assert torch.equal(found, wanted)
 
@@ -96,17 +104,17 @@ def test_faults_graphs_gains_and_noise_are_those_of_the_simulator(changes):
 def test_bytes_and_accuracies_are_those_of_the_simulator():
     experiment = toy(DecHW())
     result = pg.run(experiment)
-    peers = play(experiment)
+    peers = run_peers(experiment)
     for row in result.rows:
         if row["scope"] == "network":
-            mine = [peer.rows[row["round"]] for peer in peers]
-            assert sum(one["bytes"] for one in mine) == row["bytes"]
-            accuracy = sum(one["accuracy"] for one in mine) / len(mine)
+            own_rows = [peer.rows[row["round"]] for peer in peers]
+            assert sum(one["bytes"] for one in own_rows) == row["bytes"]
+            accuracy = sum(one["accuracy"] for one in own_rows) / len(own_rows)
             assert accuracy == pytest.approx(row["accuracy"])
 
 
 def test_where_the_time_of_a_round_went():
-    for peer in play(toy(DecHW())):
+    for peer in run_peers(toy(DecHW())):
         for row in peer.rows[1:]:
             total = row["seconds"]["total"]
             phases = {name: value for name, value in row["seconds"].items() if name != "total"}
@@ -126,7 +134,7 @@ def test_bytes_that_leave_after_the_last_row_are_in_it(tmp_path, monkeypatch):
         return await real(self, header, payload, seconds)
 
     monkeypatch.setattr(MemoryTransport, "send", send)
-    for peer in play(toy(DecAvg(), rounds=2), tmp_path):
+    for peer in run_peers(toy(DecAvg(), rounds=2), tmp_path):
         assert peer.rows == read_metrics(tmp_path / str(peer.me) / "metrics.jsonl")
         counted = sum(row["wire_bytes"] for row in peer.rows)
         assert counted == peer.transport.counters["bytes_sent"] > 0
@@ -136,10 +144,10 @@ def test_bytes_that_leave_after_the_last_row_are_in_it(tmp_path, monkeypatch):
 
 
 def part_of(me: int) -> Dataset:
-    """What one node of the toy has, and nobody else."""
+    """The data of one node of the toy experiment."""
     whole = blobs()
-    mine = list(unequal_parts()[me])
-    return replace(whole, train_x=whole.train_x[mine], train_y=whole.train_y[mine])
+    part = list(unequal_parts()[me])
+    return replace(whole, train_x=whole.train_x[part], train_y=whole.train_y[part])
 
 
 @pytest.mark.parametrize("algorithm", [DecHW(), FedAvg()])
@@ -153,7 +161,7 @@ def test_peers_with_data_of_their_own_end_with_the_bits_of_a_simulation(algorith
             return prepare(experiment)
         return prepare_own(experiment, me, data)
 
-    peers = play(experiment, worlds=ready)
+    peers = run_peers(experiment, worlds=ready)
     for found, wanted in zip(models(peers), simulated(experiment), strict=True):
         assert torch.equal(found, wanted)
 
@@ -176,17 +184,17 @@ def test_a_peer_whose_data_lacks_a_class_needs_to_know_how_many_there_are():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [DecAvg(), DecHW(), FedAvg()])
 def test_a_peer_that_was_killed_comes_back(algorithm, tmp_path):
-    async def act(stage: Stage) -> None:
-        await stage.until(1, 6)
-        await stage.kill(1)
-        await stage.until(0, 12)  # the others go on
-        stage.start(1)
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(1, 6)
+        await harness.kill(1)
+        await harness.until(0, 12)  # the others go on
+        harness.start(1)
 
-    peers = on_stage(toy(algorithm, rounds=40), tmp_path, act)
+    peers = run_harness(toy(algorithm, rounds=40), tmp_path, act)
     assert [peer.rows[-1]["round"] for peer in peers] == [40] * len(peers)
-    mine = [row["round"] for row in peers[1].rows]
-    assert mine[0] >= 12  # it did not play the rounds that it had missed
-    assert mine == list(range(mine[0], 41))
+    rounds = [row["round"] for row in peers[1].rows]
+    assert rounds[0] >= 12  # it did not run the rounds that it had missed
+    assert rounds == list(range(rounds[0], 41))
     assert peers[1].rows[-1]["heard"][0] > 0
 
 
@@ -195,18 +203,18 @@ def test_a_peer_that_was_killed_comes_back(algorithm, tmp_path):
 def test_a_peer_that_lost_its_disk_can_take_a_neighbours_model(rejoin, tmp_path):
     found = {}
 
-    async def act(stage: Stage) -> None:
-        await stage.until(1, 6)
-        await stage.kill(1)
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(1, 6)
+        await harness.kill(1)
         shutil.rmtree(tmp_path / "1")
-        await stage.until(0, 15)
-        stage.start(1, rejoin=rejoin)
-        found["start"] = stage.peers[1].shard.members[1].node.params
-        await stage.until(1, 15)
-        found["model"] = stage.peers[1].shard.members[1].node.params
+        await harness.until(0, 15)
+        harness.start(1, rejoin=rejoin)
+        found["start"] = harness.peers[1].shard.members[1].node.params
+        await harness.until(1, 15)
+        found["model"] = harness.peers[1].shard.members[1].node.params
 
-    peers = on_stage(toy(DecAvg(), rounds=60, local=LocalSGD(lr=0.0)), tmp_path, act)
-    # Nobody learns: what it has once it is back is its own start, or what others have agreed on.
+    peers = run_harness(toy(DecAvg(), rounds=60, local=LocalSGD(lr=0.0)), tmp_path, act)
+    # No node learns: after its return, the model is its own start, or the consensus of the others.
     other = peers[0].shard.members[0].node.params
     far = torch.dist(found["start"], other)
     near = torch.dist(found["model"], other)
@@ -216,7 +224,7 @@ def test_a_peer_that_lost_its_disk_can_take_a_neighbours_model(rejoin, tmp_path)
 
 def test_pieces_of_a_model_are_asked_for_in_the_right_way():
     experiment = toy(DecAvg(), rounds=1)
-    [peer, *_] = play(experiment)
+    [peer, *_] = run_peers(experiment)
 
     async def ask(**question: object) -> bytes:
         return await peer.answer(json.dumps(question).encode(), 1)
@@ -224,73 +232,77 @@ def test_pieces_of_a_model_are_asked_for_in_the_right_way():
     header = json.loads(asyncio.run(ask(ask="model")))
     assert header["sender"] == 0
     assert header["recipient"] == 1
-    seal = header["checksum"]
-    whole = asyncio.run(ask(ask="piece", of=seal, offset=0))
+    checksum = header["checksum"]
+    whole = asyncio.run(ask(ask="piece", of=checksum, offset=0))
     assert len(whole) == header["size"]
-    assert asyncio.run(ask(ask="piece", of=seal, offset=10)) == whole[10:]
-    odd = [{"of": seal ^ 1, "offset": 0}, {"of": seal, "offset": -1}, {"of": seal, "offset": True}]
-    for question in (*odd, {"of": seal}, {"offset": 0}):
+    assert asyncio.run(ask(ask="piece", of=checksum, offset=10)) == whole[10:]
+    odd = [
+        {"of": checksum ^ 1, "offset": 0},
+        {"of": checksum, "offset": -1},
+        {"of": checksum, "offset": True},
+    ]
+    for question in (*odd, {"of": checksum}, {"offset": 0}):
         with pytest.raises(Rejected):
             asyncio.run(ask(ask="piece", **question))
 
 
 def test_a_killed_hub_comes_back_with_its_model(tmp_path):
-    async def act(stage: Stage) -> None:
-        await stage.until(5, 6)
-        await stage.kill(5)
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(5, 6)
+        await harness.kill(5)
         await asyncio.sleep(0.1)
-        stage.start(5)
+        harness.start(5)
 
-    peers = on_stage(toy(FedAvg(), rounds=30), tmp_path, act)
+    peers = run_harness(toy(FedAvg(), rounds=30), tmp_path, act)
     rounds = [row["round"] for row in peers[5].rows]
     assert rounds[-1] == 30
-    assert rounds[0] <= 8  # its clients waited, and did not play without it
-    heard = [row["heard"] for row in peers[5].rows]
-    assert heard.count([5, 5]) >= len(heard) - 2
+    assert rounds[0] <= 8  # its clients waited, and did not run rounds without it
+    received = [row["heard"] for row in peers[5].rows]
+    assert received.count([5, 5]) >= len(received) - 2
 
 
 @pytest.mark.slow
 def test_a_peer_that_never_comes_is_not_waited_for(tmp_path):
-    async def act(stage: Stage) -> None:
-        await stage.kill(3)
-        del stage.tasks[3], stage.peers[3]
+    async def act(harness: PeerHarness) -> None:
+        await harness.kill(3)
+        del harness.tasks[3], harness.peers[3]
 
     quick = replace(QUICK, start=0.3)
-    peers = on_stage(toy(DecAvg(), rounds=5), tmp_path, act, timeouts=quick)
+    peers = run_harness(toy(DecAvg(), rounds=5), tmp_path, act, timeouts=quick)
     assert [peer.rows[-1]["round"] for peer in peers] == [5] * 4
 
 
 @pytest.mark.slow
-def test_two_halves_go_on_and_meet_again(tmp_path):
+def test_two_halves_continue_and_join_again(tmp_path):
     halves = ({0, 1}, {2, 3, 4})
 
-    async def act(stage: Stage) -> None:
-        await stage.until(0, 5)
-        stage.post.cut = {
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(0, 5)
+        harness.memory.cut = {
             (a, b) for a in range(5) for b in range(5) if (a in {0, 1}) != (b in {0, 1})
         }
-        await stage.until(0, 10)
-        await stage.until(3, 10)
-        stage.post.cut = set()
+        await harness.until(0, 10)
+        await harness.until(3, 10)
+        harness.memory.cut = set()
 
-    peers = on_stage(toy(DecAvg(), rounds=60, topology="complete"), tmp_path, act)
+    peers = run_harness(toy(DecAvg(), rounds=60, topology="complete"), tmp_path, act)
     assert [peer.rows[-1]["round"] for peer in peers] == [60] * 5
-    heard = [[row["heard"][0] for row in peer.rows] for peer in peers]
+    received = [[row["heard"][0] for row in peer.rows] for peer in peers]
     for half in halves:
         for me in half:
-            assert len(half) - 1 in heard[me]  # only its own half
-            assert heard[me][-1] == 4  # and everybody in the end
+            assert len(half) - 1 in received[me]  # only its own half
+            assert received[me][-1] == 4  # and everybody in the end
 
 
 @pytest.mark.slow
-def test_a_client_that_was_cut_off_from_its_hub_falls_in_again(tmp_path):
-    async def act(stage: Stage) -> None:
-        await stage.until(5, 3)
-        stage.post.cut = {(1, 5), (5, 1)}
-        await stage.until(5, 12)  # the others go on
-        stage.post.cut = set()
+def test_a_client_that_was_cut_off_from_its_hub_resynchronises(tmp_path):
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(5, 3)
+        harness.memory.cut = {(1, 5), (5, 1)}
+        await harness.until(5, 12)  # the others go on
+        harness.memory.cut = set()
 
-    peers = on_stage(toy(FedAvg(), rounds=60), tmp_path, act)
+    peers = run_harness(toy(FedAvg(), rounds=60), tmp_path, act)
     assert [peer.finished for peer in peers] == [60] * 6
     rounds = [row["round"] for row in peers[1].rows]
     assert len(rounds) < 61  # it left some out,
@@ -300,7 +312,7 @@ def test_a_client_that_was_cut_off_from_its_hub_falls_in_again(tmp_path):
 
 def test_half_precision_and_packing_change_little_and_save_bytes():
     experiment = toy(DecHW(), rounds=3)
-    plain, small = play(experiment), play(experiment, wire="bf16", pack=True)
+    plain, small = run_peers(experiment), run_peers(experiment, wire="bf16", pack=True)
     sent = [sum(row["wire_bytes"] for row in peers[0].rows) for peers in (plain, small)]
     assert sent[1] < 0.9 * sent[0]  # headers count as well, and models are tiny here
     for exact, rounded in zip(models(plain), models(small), strict=True):
@@ -308,12 +320,12 @@ def test_half_precision_and_packing_change_little_and_save_bytes():
         assert torch.allclose(exact, rounded, atol=0.05)
 
 
-def test_an_algorithm_that_adds_up_on_both_ends_refuses_half_precision():
+def test_an_algorithm_that_adds_up_on_both_ends_rejects_half_precision():
     with pytest.raises(InputError, match="requires lossless messages; use wire fp32"):
         network_of(toy(EVERY["fednl"]), wire="bf16")
 
 
-def test_another_experiment_is_refused_with_what_differs(tmp_path):
+def test_another_experiment_is_rejected_with_what_differs(tmp_path):
     async def together() -> None:
         post = MemoryNetwork()
         with ThreadPoolExecutor(1) as executor:
@@ -336,7 +348,7 @@ def test_another_experiment_is_refused_with_what_differs(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
-    """The others go on, and hear why; the peer ends with the reason once they have left."""
+    """The others continue and learn why; the peer ends with the reason once they have left."""
     real = checkpoint.save
     states = []
 
@@ -345,14 +357,14 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
             raise DiskError("disk is full while writing a checkpoint")
         real(engine, folder, round, remedy)
 
-    async def act(stage: Stage) -> None:
-        await stage.until(0, 10)
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(0, 10)
         asked = json.dumps({"ask": "status", "incarnation": ""}).encode()
-        states.append(json.loads(await stage.peers[1].answer(asked, 0))["state"])
+        states.append(json.loads(await harness.peers[1].answer(asked, 0))["state"])
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(DiskError, match="disk is full"):
-        on_stage(toy(DecAvg(), rounds=15), tmp_path, act)
+        run_harness(toy(DecAvg(), rounds=15), tmp_path, act)
     assert states == ["stopped: disk is full while writing a checkpoint"]
     ends = [read_metrics(tmp_path / str(me) / "metrics.jsonl")[-1]["round"] for me in range(5)]
     assert ends == [15, 4, 15, 15, 15]
@@ -362,49 +374,49 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_one_who_left_before_it_was_met(tmp_path):
-    """Nodes 0 and 1 met everybody and began; 2 had not met 1 yet, which is gone now."""
+def test_peers_do_not_wait_for_one_that_left_before_the_start(tmp_path):
+    """Nodes 0 and 1 had answers from all and began; node 2 had none from 1, which has left."""
 
-    async def act(stage: Stage) -> None:
-        stage.post.cut = {(2, 1)}
-        await stage.until(0, 0)
-        await stage.kill(1)
-        del stage.tasks[1], stage.peers[1]
-        async with asyncio.timeout(BROKEN):  # far less than one patience
-            await asyncio.wait(stage.tasks.values())
+    async def act(harness: PeerHarness) -> None:
+        harness.memory.cut = {(2, 1)}
+        await harness.until(0, 0)
+        await harness.kill(1)
+        del harness.tasks[1], harness.peers[1]
+        async with asyncio.timeout(BROKEN):  # far less than a timeout
+            await asyncio.wait(harness.tasks.values())
 
     experiment = toy(DecAvg(), rounds=6, nodes=3, partition="iid", topology="complete")
     patient = replace(QUICK, start=10 * BROKEN, message=10 * BROKEN)
-    peers = on_stage(experiment, tmp_path, act, timeouts=patient)
+    peers = run_harness(experiment, tmp_path, act, timeouts=patient)
     assert [peer.finished for peer in peers] == [6, 6]
     assert peers[0].rows[-1]["heard"] == [1, 2]
 
 
-def test_those_who_join_late_wait_for_those_who_play():
+def test_peers_that_join_late_wait_for_the_running_peers():
     """Four of five are absent at first; they must not hold each other up, nor run ahead."""
     experiment = toy(DecAvg(), rounds=7, faults={"join": "1@5, 2@5, 3@5, 4@5"})
     result = pg.run(experiment)
-    for peer, wanted in zip(play(experiment), result.parameters, strict=True):
+    for peer, wanted in zip(run_peers(experiment), result.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
 
 
 @pytest.mark.slow
-def test_those_who_never_come_do_not_hold_anybody_up():
-    peers = play(toy(DecAvg(), rounds=4, faults={"join": "1@9, 2@9"}))
+def test_peers_that_never_join_do_not_delay_the_others():
+    peers = run_peers(toy(DecAvg(), rounds=4, faults={"join": "1@9, 2@9"}))
     assert [peer.finished for peer in peers] == [4, 0, 0, 4, 4]
 
 
 def test_a_folder_belongs_to_one_peer_of_one_experiment(tmp_path):
-    play(toy(DecAvg(), rounds=2), tmp_path)
+    run_peers(toy(DecAvg(), rounds=2), tmp_path)
     before = (tmp_path / "0" / "metrics.jsonl").read_bytes()
     with pytest.raises(InputError, match="belongs to a peer of another run or experiment"):
-        play(toy(DecAvg(), rounds=3), tmp_path)
+        run_peers(toy(DecAvg(), rounds=3), tmp_path)
     assert (tmp_path / "0" / "metrics.jsonl").read_bytes() == before
-    assert [peer.finished for peer in play(toy(DecAvg(), rounds=2), tmp_path)] == [2] * 5
+    assert [peer.finished for peer in run_peers(toy(DecAvg(), rounds=2), tmp_path)] == [2] * 5
 
 
-def test_one_who_runs_another_experiment_is_left_out(caplog):
-    """Three of four agree and play without it; it is the one that complains."""
+def test_a_peer_that_runs_another_experiment_is_ignored(caplog):
+    """Three of four agree and run without the fourth, which reports the difference."""
 
     async def together() -> tuple[list[Peer], list[object]]:
         post, peers = MemoryNetwork(), []
@@ -426,22 +438,22 @@ def test_one_who_runs_another_experiment_is_left_out(caplog):
 
 
 @pytest.mark.slow
-def test_disks_that_are_full_everywhere_end_everybody(tmp_path, monkeypatch):
+def test_full_disks_on_all_machines_stop_all_peers(tmp_path, monkeypatch):
     """Peers that have stopped must not keep each other alive."""
 
     def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
         raise DiskError("disk is full while writing a checkpoint")
 
-    async def act(stage: Stage) -> None:
+    async def act(harness: PeerHarness) -> None:
         pass
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(DiskError, match="disk is full"):
-        on_stage(toy(DecAvg(), rounds=15), tmp_path, act)
+        run_harness(toy(DecAvg(), rounds=15), tmp_path, act)
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_peer_that_has_stopped(tmp_path, monkeypatch):
+def test_peers_do_not_wait_for_one_that_has_stopped(tmp_path, monkeypatch):
     real = checkpoint.save
 
     def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
@@ -449,14 +461,14 @@ def test_nobody_waits_for_a_peer_that_has_stopped(tmp_path, monkeypatch):
             raise DiskError("disk is full while writing a checkpoint")
         real(engine, folder, round, remedy)
 
-    async def act(stage: Stage) -> None:
-        async with asyncio.timeout(BROKEN):  # far less than one patience
-            await asyncio.wait([task for me, task in stage.tasks.items() if me != 1])
+    async def act(harness: PeerHarness) -> None:
+        async with asyncio.timeout(BROKEN):  # far less than a timeout
+            await asyncio.wait([task for me, task in harness.tasks.items() if me != 1])
 
     monkeypatch.setattr(checkpoint, "save", save)
     patient = replace(QUICK, message=10 * BROKEN)
     with pytest.raises(DiskError, match="disk is full"):
-        on_stage(toy(DecAvg(), rounds=8), tmp_path, act, timeouts=patient)
+        run_harness(toy(DecAvg(), rounds=8), tmp_path, act, timeouts=patient)
 
 
 # Noise
@@ -466,23 +478,23 @@ NOISY = {"sigma": 0.1, "clip": 1.0}
 
 
 def test_a_model_under_noise_is_not_handed_out():
-    peers = play(toy(DecAvg(), rounds=1, noise=NOISY))
+    peers = run_peers(toy(DecAvg(), rounds=1, noise=NOISY))
     with pytest.raises(Rejected):
         asyncio.run(peers[0].answer(json.dumps({"ask": "model"}).encode(), 1))
 
 
-def test_noise_from_a_secret_differs_and_is_counted_across_restarts(tmp_path):
+def test_noise_from_a_secret_seed_differs_and_is_counted_across_restarts(tmp_path):
     experiment = toy(DecAvg(), rounds=3, noise=NOISY)
 
-    def secretly(me: int) -> World:
+    def with_secret_seed(me: int) -> World:
         return prepare(experiment).restrict_to_node(me, noise_seed=1000 + me)
 
-    public, secret = play(experiment), play(experiment, tmp_path, worlds=secretly)
+    public, secret = run_peers(experiment), run_peers(experiment, tmp_path, worlds=with_secret_seed)
     assert not torch.equal(models(public)[0], models(secret)[0])
     assert secret[0].shard.released() == public[0].shard.released() == {0: 3}
-    # A message of a fourth round went out, and then the power went.
+    # A message of a fourth round was sent before the power failed.
     (tmp_path / "0" / "released.json").write_text('{"messages": 4}')
-    again = play(experiment, tmp_path, worlds=secretly)
+    again = run_peers(experiment, tmp_path, worlds=with_secret_seed)
     assert again[0].shard.released() == {0: 4}
 
 
@@ -500,9 +512,9 @@ class Empty(DecAvg):
             await super().round(node)
 
 
-def test_one_whose_messages_break_rounds_is_found_and_left_out():
+def test_a_peer_whose_messages_break_rounds_is_found_and_ignored():
     experiment = toy(Empty(), rounds=12, topology="complete", nodes=4, partition="iid")
-    peers = play(experiment)
+    peers = run_peers(experiment)
     for peer in peers[1:]:
         assert peer.finished == 12
         assert peer.assembler.blocked_peers.keys() == {0}
@@ -528,7 +540,7 @@ def test_a_round_that_failed_leaves_nothing_with_the_optimiser(optimizer):
     kept = []
     for rounds in (1, 2):
         experiment = toy(EmptyAtLast(work), rounds=rounds, nodes=2, partition="iid")
-        peer = play(experiment)[1]
+        peer = run_peers(experiment)[1]
         assert peer.counters["poisoned round"] == rounds - 1
         member = peer.shard.members[1]
         kept.append({"params": member.node.params, **member.persistent_tensors})
@@ -541,7 +553,7 @@ def test_a_round_that_failed_leaves_nothing_with_the_optimiser(optimizer):
 
 
 class Rotating(DecAvg):
-    """In every round one of those who are there, drawn from the public coin, averages for all."""
+    """In every round, one present node, drawn from the public coin, averages for all."""
 
     async def round(self, node):
         await node.train(self.local)
@@ -561,22 +573,22 @@ class Rotating(DecAvg):
 
 
 @pytest.mark.parametrize("faults", [{}, {"join": "1@3", "leave": "4@5"}], ids=str)
-def test_hubs_can_rotate_over_those_who_are_there(faults, tmp_path):
+def test_hubs_can_rotate_over_the_present_peers(faults, tmp_path):
     experiment = toy(Rotating(), rounds=8, topology="complete", faults=faults)
     result = pg.run(experiment)
-    for peer, wanted in zip(play(experiment), result.parameters, strict=True):
+    for peer, wanted in zip(run_peers(experiment), result.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
 
 
 @pytest.mark.slow
 def test_a_rotating_hub_that_is_gone_costs_its_round_only(tmp_path):
-    async def act(stage: Stage) -> None:
-        await stage.until(1, 6)
-        await stage.kill(1)
-        await stage.until(0, 20)  # it would have been the hub in some of these
-        stage.start(1)
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(1, 6)
+        await harness.kill(1)
+        await harness.until(0, 20)  # it would have been the hub in some of these
+        harness.start(1)
 
-    peers = on_stage(toy(Rotating(), rounds=60, topology="complete"), tmp_path, act)
+    peers = run_harness(toy(Rotating(), rounds=60, topology="complete"), tmp_path, act)
     assert [peer.finished for peer in peers] == [60] * 5
     ends = [peer.shard.members[peer.me].node.params for peer in peers]
     assert all(torch.equal(ends[0], end) for end in ends[1:])  # all have the hub's model

@@ -1,4 +1,4 @@
-"""What one peer knows about the tracker: from messages, answers, restarts, and their silence."""
+"""What one peer knows about the others: from messages, answers, restarts and their silence."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from peerage.net.wire.header import Rejected
 from peerage.requests import PRE_ROUND
 from peerage.testing import toy
 
-ESSENCE = {"local.lr": "0.1", "rounds": "9"}
+SETTINGS = {"local.lr": "0.1", "rounds": "9"}
 FOUR = {"nodes": 4, "partition": "iid", "topology": "complete", "rounds": 9}
 LONG = 3600.0  # seconds
 
@@ -35,20 +35,20 @@ def known() -> tuple[Network, World]:
     return network_of(experiment), prepare(experiment)
 
 
-class Talker:
-    """Another peer, as far as questions go."""
+class OtherPeer:
+    """Another peer, which only answers questions."""
 
-    def __init__(self, tracker: PeerTracker, **said: Any) -> None:
+    def __init__(self, tracker: PeerTracker, **fields: Any) -> None:
         default = Status(tracker.settings_hash, "first", PRE_ROUND, State.MEETING, True)
-        self.status = replace(default, **said)
-        self.shared_settings: Any = ESSENCE
+        self.status = replace(default, **fields)
+        self.shared_settings: Any = SETTINGS
         self.asked: list[dict[str, Any]] = []
-        self.refuses = False
+        self.rejects = False
 
     async def answer(self, question: bytes, identity: int) -> bytes:
         asked = json.loads(question)
         self.asked.append(asked)
-        if self.refuses:
+        if self.rejects:
             raise Rejected("malformed", "no")
         answers = {"status": asdict(self.status), "settings": self.shared_settings}
         return json.dumps(answers.get(asked["ask"], {})).encode()
@@ -57,18 +57,18 @@ class Talker:
         return sum(asked["ask"] == ask for asked in self.asked)
 
 
-class Scene:
-    """Peer 0 of four, and some of the tracker."""
+class Setup:
+    """Peer 0 of four, and some of the others."""
 
     def __init__(self, known: tuple[Network, World], me: int = 0) -> None:
         network, world = known
-        self.post = MemoryNetwork()
-        self.tracker = PeerTracker(network, me, world, MemoryTransport(self.post, me), ESSENCE)
+        self.memory = MemoryNetwork()
+        self.tracker = PeerTracker(network, me, world, MemoryTransport(self.memory, me), SETTINGS)
 
-    def add(self, peer: int, **said: Any) -> Talker:
-        talker = Talker(self.tracker, **said)
-        self.post.receivers[peer] = talker  # type: ignore[assignment]
-        return talker
+    def add(self, peer: int, **fields: Any) -> OtherPeer:
+        other = OtherPeer(self.tracker, **fields)
+        self.memory.receivers[peer] = other  # type: ignore[assignment]
+        return other
 
     def view(self, round: int = 0) -> View:
         return self.tracker.view(round)
@@ -98,11 +98,11 @@ async def ended(work: Awaitable[Any], within: float = LONG) -> float:
     return now() - start
 
 
-def play(known: Any, act: Callable[[Scene], Awaitable[None]], me: int = 0) -> Scene:
-    async def main() -> Scene:
-        scene = Scene(known, me)
-        await act(scene)
-        return scene
+def run(known: Any, act: Callable[[Setup], Awaitable[None]], me: int = 0) -> Setup:
+    async def main() -> Setup:
+        setup = Setup(known, me)
+        await act(setup)
+        return setup
 
     with asyncio.Runner(loop_factory=StandingLoop) as runner:
         return runner.run(main())
@@ -114,7 +114,7 @@ def play(known: Any, act: Callable[[Scene], Awaitable[None]], me: int = 0) -> Sc
 STATUS = Status("abc", "one", 7, "running", True)
 
 
-def test_a_status_comes_back_as_it_was_said():
+def test_a_status_survives_encoding():
     raw = json.dumps(asdict(STATUS)).encode()
     assert raw == (
         b'{"settings_hash": "abc", "incarnation": "one", "round": 7, "state": "running", '
@@ -139,7 +139,9 @@ def test_a_status_comes_back_as_it_was_said():
             for change in ({"round": "x"}, {"round": None}, {"round": []}, {"round": 1e999})
         ),
         *(
-            json.dumps({key: said for key, said in asdict(STATUS).items() if key != left}).encode()
+            json.dumps(
+                {key: value for key, value in asdict(STATUS).items() if key != left}
+            ).encode()
             for left in asdict(STATUS)
         ),
     ],
@@ -169,49 +171,49 @@ def test_what_a_state_means(state, begun, running):
 
 
 def test_a_message_never_takes_a_peer_back(known):
-    tracker = Scene(known).tracker
+    tracker = Setup(known).tracker
     for round, seen in ((3, 3), (2, 3), (5, 5), (PRE_ROUND, 5)):
-        tracker.hear(1, round)
+        tracker.note_message(1, round)
         assert tracker.rounds == {1: seen}
 
 
 def test_no_peer_is_beyond_the_last_round(known):
-    tracker = Scene(known).tracker
-    tracker.hear(1, 10**6)
+    tracker = Setup(known).tracker
+    tracker.note_message(1, 10**6)
     assert tracker.rounds == {1: 8}
 
 
 def test_an_answer_may_take_a_peer_back(known):
-    async def act(scene: Scene) -> None:
-        scene.tracker.hear(1, 5)
-        scene.add(1, round=3)
-        scene.add(2, round=10**9)
-        await scene.tracker.ask([1, 2])
-        assert scene.tracker.rounds == {1: 3, 2: 8}
+    async def act(setup: Setup) -> None:
+        setup.tracker.note_message(1, 5)
+        setup.add(1, round=3)
+        setup.add(2, round=10**9)
+        await setup.tracker.ask([1, 2])
+        assert setup.tracker.rounds == {1: 3, 2: 8}
 
-    play(known, act)
+    run(known, act)
 
 
 def test_a_restarted_peer_is_in_no_round_and_has_not_finished(known):
-    tracker = Scene(known).tracker
-    tracker.greet(1, "first")
-    tracker.hear(1, 5)
+    tracker = Setup(known).tracker
+    tracker.note_incarnation(1, "first")
+    tracker.note_message(1, 5)
     tracker.finished.add(1)
-    tracker.greet(1, "first")
+    tracker.note_incarnation(1, "first")
     assert (tracker.rounds, tracker.finished) == ({1: 5}, {1})
-    tracker.greet(2, "another")  # which says nothing about peer 1
+    tracker.note_incarnation(2, "another")  # which says nothing about peer 1
     assert (tracker.rounds, tracker.finished) == ({1: 5}, {1})
-    tracker.greet(1, "second")
+    tracker.note_incarnation(1, "second")
     assert (tracker.rounds, tracker.finished) == ({}, set())
-    tracker.hear(1, 2)
-    tracker.greet(1, "second")
+    tracker.note_message(1, 2)
+    tracker.note_incarnation(1, "second")
     assert tracker.rounds == {1: 2}
 
 
-def test_a_peer_that_is_heard_before_it_asks_was_not_restarted(known):
-    tracker = Scene(known).tracker
-    tracker.hear(1, 5)
-    tracker.greet(1, "first")
+def test_a_peer_that_sends_before_it_asks_was_not_restarted(known):
+    tracker = Setup(known).tracker
+    tracker.note_message(1, 5)
+    tracker.note_incarnation(1, "first")
     assert tracker.rounds == {1: 5}
 
 
@@ -219,16 +221,16 @@ def test_a_peer_that_is_heard_before_it_asks_was_not_restarted(known):
 
 
 def test_a_view_has_all_that_is_known(known):
-    scene = Scene(known)
-    tracker = scene.tracker
+    setup = Setup(known)
+    tracker = setup.tracker
     for peer in (1, 3):
-        scene.add(peer)
-    scene.post.cut = {(0, 3)}
-    tracker.hear(2, 4)
+        setup.add(peer)
+    setup.memory.cut = {(0, 3)}
+    tracker.note_message(2, 4)
     tracker.finished.add(2)
     tracker.mismatched_peers[3] = "the learning rate"
     tracker.awaited = False
-    assert scene.view(5) == View(
+    assert setup.view(5) == View(
         round=5,
         rounds={2: 4},
         scheduled=frozenset({1, 2, 3}),
@@ -242,72 +244,72 @@ def test_a_view_has_all_that_is_known(known):
 
 
 def test_a_view_does_not_change_any_more(known):
-    scene = Scene(known)
-    view = scene.view()
-    scene.tracker.hear(1, 3)
-    scene.tracker.finished.add(1)
-    scene.tracker.mismatched_peers[2] = "rounds"
-    scene.add(1)
-    assert view == Scene(known).view()
+    setup = Setup(known)
+    view = setup.view()
+    setup.tracker.note_message(1, 3)
+    setup.tracker.finished.add(1)
+    setup.tracker.mismatched_peers[2] = "rounds"
+    setup.add(1)
+    assert view == Setup(known).view()
 
 
 def test_a_peer_is_no_contact_of_itself(known):
-    """Somebody may have started it twice."""
-    scene = Scene(known)
-    scene.add(0)
-    scene.tracker.finished.add(0)
-    assert scene.view().in_contact() == []
-    assert not scene.view().may_run()
+    """It may have been started twice."""
+    setup = Setup(known)
+    setup.add(0)
+    setup.tracker.finished.add(0)
+    assert setup.view().in_contact() == []
+    assert not setup.view().may_run()
 
 
-def test_the_schedule_says_who_takes_part():
+def test_the_schedule_decides_which_peers_take_part():
     experiment = toy(DecAvg(), **FOUR, faults={"join": "1@3", "leave": "2@6"})
     known = network_of(experiment), prepare(experiment)
-    views = [Scene(known).view(round).scheduled for round in (PRE_ROUND, 0, 1, 2, 4, 5)]
+    views = [Setup(known).view(round).scheduled for round in (PRE_ROUND, 0, 1, 2, 4, 5)]
     assert views == [{2, 3}, {2, 3}, {2, 3}, {1, 2, 3}, {1, 2, 3}, {1, 3}]
 
 
 def test_the_hub_is_known_to_all_but_itself():
     experiment = toy(FedAvg(), nodes=3, partition="iid")
     known = network_of(experiment), prepare(experiment)
-    assert [Scene(known, me).view().hub for me in range(4)] == [3, 3, 3, None]
+    assert [Setup(known, me).view().hub for me in range(4)] == [3, 3, 3, None]
 
 
 # Questions
 
 
-def test_all_are_asked_and_those_who_answer_are_told_apart(known):
-    async def act(scene: Scene) -> None:
-        first = scene.add(1, round=4, state="running")
-        scene.add(2).refuses = True
+def test_all_peers_are_asked_and_their_answers_kept_apart(known):
+    async def act(setup: Setup) -> None:
+        first = setup.add(1, round=4, state="running")
+        setup.add(2).rejects = True
         answers: dict[int, Status] = {}
 
         async def ask() -> None:
-            answers.update(await scene.tracker.ask())
+            answers.update(await setup.tracker.ask())
 
         assert await ended(ask()) < 3  # peer 3 is not there, which is found out in two seconds
         assert answers == {1: first.status}
-        assert first.asked == [{"ask": "status", "incarnation": scene.tracker.incarnation}]
+        assert first.asked == [{"ask": "status", "incarnation": setup.tracker.incarnation}]
 
-    play(known, act)
+    run(known, act)
 
 
-def test_every_peer_has_a_life_of_its_own(known):
-    assert len({Scene(known).tracker.incarnation for _ in range(20)}) == 20
+def test_every_start_of_a_peer_is_a_new_incarnation(known):
+    assert len({Setup(known).tracker.incarnation for _ in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
     ("shared_settings", "text"),
     [
-        (ESSENCE | {"local.lr": "0.2"}, "local.lr is 0.1 here and 0.2 there"),
+        (SETTINGS | {"local.lr": "0.2"}, "local.lr is 0.1 here and 0.2 there"),
         ({"local.lr": "0.1"}, "rounds is 9 here and not set there"),
-        (ESSENCE | {"more": "1"}, "more is not set here and 1 there"),
+        (SETTINGS | {"more": "1"}, "more is not set here and 1 there"),
         (
             {"local.lr": "0.2", "rounds": "8"},
             "local.lr is 0.1 here and 0.2 there; rounds is 9 here and 8 there",
         ),
         ({}, "unknown difference"),
-        (ESSENCE, "unknown difference"),
+        (SETTINGS, "unknown difference"),
         ([1, 2], "unknown difference"),
         (None, "unknown difference"),
     ],
@@ -315,72 +317,72 @@ def test_every_peer_has_a_life_of_its_own(known):
 def test_a_peer_with_another_experiment_is_found_and_asked_no_more(
     known, shared_settings, text, caplog
 ):
-    async def act(scene: Scene) -> None:
-        talker = scene.add(1, settings_hash="another", round=7)
-        talker.shared_settings = shared_settings
+    async def act(setup: Setup) -> None:
+        other = setup.add(1, settings_hash="another", round=7)
+        other.shared_settings = shared_settings
         for _ in range(3):
-            assert await scene.tracker.ask([1]) == {}
-        assert (talker.count("status"), talker.count("settings")) == (1, 1)
-        assert scene.tracker.mismatched_peers == {1: text}
-        assert scene.tracker.rounds == {}  # it is in no round of ours
-        assert scene.view().mismatched == {1}
+            assert await setup.tracker.ask([1]) == {}
+        assert (other.count("status"), other.count("settings")) == (1, 1)
+        assert setup.tracker.mismatched_peers == {1: text}
+        assert setup.tracker.rounds == {}  # it is in no round of ours
+        assert setup.view().mismatched == {1}
 
-    play(known, act)
+    run(known, act)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"ignoring node-1, which runs another experiment: {text}"]
 
 
-def test_a_difference_is_told_in_few_words(known):
-    async def act(scene: Scene) -> None:
-        scene.add(1, settings_hash="another").shared_settings = {
+def test_a_difference_is_described_briefly(known):
+    async def act(setup: Setup) -> None:
+        setup.add(1, settings_hash="another").shared_settings = {
             f"k{i}": "v" * 900 for i in range(99)
         }
-        await scene.tracker.ask([1])
-        assert len(scene.tracker.mismatched_peers[1]) == 1000
+        await setup.tracker.ask([1])
+        assert len(setup.tracker.mismatched_peers[1]) == 1000
 
-    play(known, act)
+    run(known, act)
 
 
 # Meeting
 
 
-def test_peers_meet_when_all_are_there(known):
-    async def act(scene: Scene) -> None:
+def test_a_peer_starts_when_all_are_present(known):
+    async def act(setup: Setup) -> None:
         for peer in (1, 2, 3):
-            scene.add(peer, incarnation=f"life {peer}")
-        assert await ended(scene.tracker.wait_for_start(LONG)) < 1
-        assert scene.tracker.met == {1: "life 1", 2: "life 2", 3: "life 3"}
-        assert scene.tracker.awaited
-        assert not scene.tracker.hurried
+            setup.add(peer, incarnation=f"life {peer}")
+        assert await ended(setup.tracker.wait_for_start(LONG)) < 1
+        assert setup.tracker.present_at_start == {1: "life 1", 2: "life 2", 3: "life 3"}
+        assert setup.tracker.awaited
+        assert not setup.tracker.started_early
 
-    play(known, act)
+    run(known, act)
 
 
 def test_peers_wait_for_the_last(known):
-    async def act(scene: Scene) -> None:
+    async def act(setup: Setup) -> None:
         for peer in (1, 2):
-            scene.add(peer)
-        task = asyncio.create_task(scene.tracker.wait_for_start(LONG))
+            setup.add(peer)
+        task = asyncio.create_task(setup.tracker.wait_for_start(LONG))
         for _ in range(100):
             skip(0.5)
             await settle()
         assert not task.done()
-        scene.add(3)
+        setup.add(3)
         await ended(task)
-        assert scene.tracker.met.keys() == {1, 2, 3}
+        assert setup.tracker.present_at_start.keys() == {1, 2, 3}
 
-    play(known, act)
+    run(known, act)
 
 
 def test_missing_peers_are_named_now_and_then_and_left_out_in_the_end(known, caplog):
-    async def act(scene: Scene) -> None:
-        scene.add(1)
-        took = await ended(scene.tracker.wait_for_start(60.0))
+    async def act(setup: Setup) -> None:
+        setup.add(1)
+        took = await ended(setup.tracker.wait_for_start(60.0))
         assert 60 <= took < 70
-        assert scene.tracker.met.keys() == {1}
+        assert setup.tracker.present_at_start.keys() == {1}
 
     caplog.set_level(logging.INFO, "peerage.peer")
-    play(known, act)
+    run(known, act)
     missing = "node-2 (127.0.0.1:10002), node-3 (127.0.0.1:10003)"
     lines = [record.getMessage() for record in caplog.records]
     assert lines[-1] == f"starting without {missing}"
@@ -388,117 +390,121 @@ def test_missing_peers_are_named_now_and_then_and_left_out_in_the_end(known, cap
     assert 3 <= len(lines[:-1]) <= 5  # after 3 seconds, and then every 15
 
 
-def test_a_peer_that_met_nobody_does_not_say_that_it_begins(known, caplog):
-    async def act(scene: Scene) -> None:
-        await ended(scene.tracker.wait_for_start(5.0))
-        assert scene.tracker.met == {}
+def test_a_peer_without_answers_does_not_log_that_it_starts(known, caplog):
+    async def act(setup: Setup) -> None:
+        await ended(setup.tracker.wait_for_start(5.0))
+        assert setup.tracker.present_at_start == {}
 
-    play(known, act)
+    run(known, act)
     assert not any("starting without" in record.getMessage() for record in caplog.records)
 
 
 def test_a_peer_that_the_others_did_not_wait_for_does_not_wait_either(known):
-    async def act(scene: Scene) -> None:
-        scene.add(1, round=6, state="running", awaited=False)
-        assert await ended(scene.tracker.wait_for_start(LONG)) < 5
-        assert not scene.tracker.awaited
-        assert scene.view(2).start_round() == 6
+    async def act(setup: Setup) -> None:
+        setup.add(1, round=6, state="running", awaited=False)
+        assert await ended(setup.tracker.wait_for_start(LONG)) < 5
+        assert not setup.tracker.awaited
+        assert setup.view(2).start_round() == 6
 
-    play(known, act)
+    run(known, act)
 
 
 def test_a_peer_begins_when_one_that_began_with_it_has(known, caplog):
-    """The other one had met everybody; those who are missing here may be gone again."""
+    """The other peer had an answer from all; peers that are missing here may have left again."""
 
-    async def act(scene: Scene) -> None:
-        scene.add(1, round=0, state="running")
-        assert await ended(scene.tracker.wait_for_start(LONG)) < 5
-        assert (scene.tracker.awaited, scene.tracker.hurried) == (True, True)
-        assert scene.view(0).start_round() == 0
+    async def act(setup: Setup) -> None:
+        setup.add(1, round=0, state="running")
+        assert await ended(setup.tracker.wait_for_start(LONG)) < 5
+        assert (setup.tracker.awaited, setup.tracker.started_early) == (True, True)
+        assert setup.view(0).start_round() == 0
 
-    play(known, act)
+    run(known, act)
     assert not caplog.records
 
 
-def test_a_peer_that_was_met_is_asked_again_once_it_sends_messages(known):
-    async def act(scene: Scene) -> None:
-        first = scene.add(1)
-        task = asyncio.create_task(scene.tracker.wait_for_start(LONG))
+def test_a_present_peer_is_asked_again_once_it_sends_messages(known):
+    async def act(setup: Setup) -> None:
+        first = setup.add(1)
+        task = asyncio.create_task(setup.tracker.wait_for_start(LONG))
         for _ in range(50):
             skip(0.5)
             await settle()
         asked = first.count("status")
         assert asked == 1
         first.status = replace(first.status, state="running", round=0)
-        scene.tracker.hear(1, 0)
+        setup.tracker.note_message(1, 0)
         await ended(task)
         assert first.count("status") == asked + 1
-        assert scene.tracker.hurried
+        assert setup.tracker.started_early
 
-    play(known, act)
+    run(known, act)
 
 
-def test_the_one_with_another_experiment_is_left_out_by_the_others(known):
-    async def act(scene: Scene) -> None:
+def test_a_peer_with_another_experiment_is_ignored_by_the_others(known):
+    async def act(setup: Setup) -> None:
         for peer in (1, 2):
-            scene.add(peer)
-        scene.add(3, settings_hash="another")
-        assert await ended(scene.tracker.wait_for_start(LONG)) < 1
-        assert scene.tracker.met.keys() == {1, 2}
-        assert scene.tracker.mismatched_peers.keys() == {3}
+            setup.add(peer)
+        setup.add(3, settings_hash="another")
+        assert await ended(setup.tracker.wait_for_start(LONG)) < 1
+        assert setup.tracker.present_at_start.keys() == {1, 2}
+        assert setup.tracker.mismatched_peers.keys() == {3}
 
-    play(known, act)
+    run(known, act)
 
 
-def test_the_one_that_differs_from_most_gives_up(known):
-    async def act(scene: Scene) -> None:
-        scene.add(1)
+def test_a_peer_that_differs_from_most_stops(known):
+    async def act(setup: Setup) -> None:
+        setup.add(1)
         for peer in (2, 3):
-            scene.add(peer, settings_hash="another").shared_settings = ESSENCE | {"local.lr": "0.2"}
+            setup.add(peer, settings_hash="another").shared_settings = SETTINGS | {
+                "local.lr": "0.2"
+            }
         text = "node-2 runs another experiment: local.lr is 0.1 here and 0.2 there; give all peers"
         with pytest.raises(InputError, match=text):
-            await ended(scene.tracker.wait_for_start(LONG))
+            await ended(setup.tracker.wait_for_start(LONG))
 
-    play(known, act)
+    run(known, act)
 
 
-def test_who_began_together(known):
-    tracker = Scene(known).tracker
-    tracker.met = {1: "first"}
+def test_which_peers_began_together(known):
+    tracker = Setup(known).tracker
+    tracker.present_at_start = {1: "first"}
     assert tracker.began_with(1, "first")
     assert not tracker.began_with(1, "second")
     assert not tracker.began_with(2, "first")
-    tracker.hurried = True  # it began without meeting all: the first life that asks is the one
+    tracker.started_early = (
+        True  # it began without meeting all: the first life that asks is the one
+    )
     assert tracker.began_with(2, "first")
     assert not tracker.began_with(2, "second")
     assert not tracker.began_with(1, "second")
 
 
-# What a peer tells the others
+# What a peer reports to the others
 
 
-def test_every_peer_that_can_be_reached_is_told_the_end(known):
-    async def act(scene: Scene) -> None:
-        talkers = {peer: scene.add(peer) for peer in (1, 2)}
-        scene.tracker.finished.add(2)  # and has perhaps left
-        assert await ended(scene.tracker.say_finished(LONG)) < 1
-        told = {"ask": "finished", "incarnation": scene.tracker.incarnation}
-        assert [talkers[peer].asked for peer in (1, 2)] == [[told], []]
+def test_every_reachable_peer_gets_the_report_of_the_end(known):
+    async def act(setup: Setup) -> None:
+        others = {peer: setup.add(peer) for peer in (1, 2)}
+        setup.tracker.finished.add(2)  # and has perhaps left
+        assert await ended(setup.tracker.say_finished(LONG)) < 1
+        report = {"ask": "finished", "incarnation": setup.tracker.incarnation}
+        assert [others[peer].asked for peer in (1, 2)] == [[report], []]
 
-    play(known, act)
-
-
-def test_a_peer_that_refuses_to_hear_the_end_is_not_told_again(known):
-    async def act(scene: Scene) -> None:
-        talker = scene.add(1)
-        talker.refuses = True
-        await ended(scene.tracker.say_finished(LONG))
-        assert len(talker.asked) == 1
-
-    play(known, act)
+    run(known, act)
 
 
-class Busy(Talker):
+def test_a_peer_that_rejects_the_report_of_the_end_is_not_asked_again(known):
+    async def act(setup: Setup) -> None:
+        other = setup.add(1)
+        other.rejects = True
+        await ended(setup.tracker.say_finished(LONG))
+        assert len(other.asked) == 1
+
+    run(known, act)
+
+
+class Busy(OtherPeer):
     """Answers from the third time on."""
 
     async def answer(self, question: bytes, identity: int) -> bytes:
@@ -508,28 +514,28 @@ class Busy(Talker):
         return answer
 
 
-def test_a_busy_peer_is_told_the_end_until_it_answers(known):
-    async def act(scene: Scene) -> None:
-        talker = scene.post.receivers[1] = Busy(scene.tracker)  # type: ignore[assignment]
-        await ended(scene.tracker.say_finished(LONG))
-        assert talker.count("finished") == 3
+def test_the_report_of_the_end_is_repeated_until_a_busy_peer_answers(known):
+    async def act(setup: Setup) -> None:
+        other = setup.memory.receivers[1] = Busy(setup.tracker)  # type: ignore[assignment]
+        await ended(setup.tracker.say_finished(LONG))
+        assert other.count("finished") == 3
 
-    play(known, act)
+    run(known, act)
 
 
-def test_telling_the_end_takes_no_longer_than_it_may(known):
-    async def act(scene: Scene) -> None:
-        talker = scene.post.receivers[1] = Busy(scene.tracker)  # type: ignore[assignment]
-        assert await ended(scene.tracker.say_finished(1.0)) < 2
-        assert talker.count("finished") == 1
+def test_reporting_the_end_has_a_time_limit(known):
+    async def act(setup: Setup) -> None:
+        other = setup.memory.receivers[1] = Busy(setup.tracker)  # type: ignore[assignment]
+        assert await ended(setup.tracker.say_finished(1.0)) < 2
+        assert other.count("finished") == 1
 
-    play(known, act)
+    run(known, act)
 
 
 def test_a_peer_announces_that_it_waits_again_and_again_and_ever_more_rarely(known):
-    async def act(scene: Scene) -> None:
-        stranger, neighbour = scene.add(1), scene.add(2)
-        work = scene.tracker.announce(4, [1], lambda: [2])
+    async def act(setup: Setup) -> None:
+        uninformed, neighbour = setup.add(1), setup.add(2)
+        work = setup.tracker.announce(4, [1], lambda: [2])
         task, start = asyncio.create_task(work), asyncio.get_running_loop().time()
         times: list[float] = []
         while len(times) < 6:
@@ -538,18 +544,18 @@ def test_a_peer_announces_that_it_waits_again_and_again_and_ever_more_rarely(kno
             if neighbour.count("done") > len(times):
                 times.append(asyncio.get_running_loop().time() - start)
         task.cancel()
-        assert stranger.asked == [{"ask": "done", "round": 4}]  # at once
+        assert uninformed.asked == [{"ask": "done", "round": 4}]  # at once
         gaps = [late - early for early, late in pairwise([0, *times])]
         assert gaps == pytest.approx([1, 2, 4, 8, 15, 15], abs=0.1)
 
-    play(known, act)
+    run(known, act)
 
 
 # Names
 
 
 def test_names_with_and_without_addresses(known):
-    tracker = Scene(known).tracker
+    tracker = Setup(known).tracker
     assert tracker.name(2) == "node-2"
     assert tracker.names({2, 1}) == "node-1 (127.0.0.1:10001), node-2 (127.0.0.1:10002)"
     assert tracker.names([3, 1], addresses=False) == "node-1, node-3"
@@ -557,6 +563,6 @@ def test_names_with_and_without_addresses(known):
 
 def test_long_lists_of_names_are_cut():
     experiment = toy(DecAvg(), nodes=9, partition="iid")
-    tracker = Scene((network_of(experiment), prepare(experiment))).tracker
+    tracker = Setup((network_of(experiment), prepare(experiment))).tracker
     listed = tracker.names(tracker.other_peers, addresses=False)
     assert listed == "node-1, node-2, node-3, node-4, node-5 and 3 more"

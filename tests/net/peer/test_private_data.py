@@ -1,4 +1,4 @@
-"""Data of one's own: classes, test sets and models that peers agree on."""
+"""Private data of peers: classes, test sets and models that they agree on."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.machines import Machines
-from support.networking import CALM, play
+from support.networking import CALM, run_peers
 
 import peerage as pg
 from peerage.data import Dataset
@@ -24,7 +24,7 @@ from peerage.testing import Parts
 
 
 def data(labels, classes=None, name="mine", shape=(2,), test=None) -> Dataset:
-    """Examples that can be told apart, 0, 1, ... to train on and 100, 101, ... to judge."""
+    """Distinct examples: 0, 1, ... for training and 100, 101, ... for testing."""
     test = labels if test is None else test
 
     def examples(start, count):
@@ -70,7 +70,7 @@ def test_classes_that_cannot_be(text, message):
 
 
 def test_labels_follow_the_order_of_the_names():
-    """Without a cat, the folder alone would call the dog 0."""
+    """Without the class cat, the folder alone would give dog the number 0."""
     pets = data([0, 1, 1, 0], ("dog", "horse"), test=[1, 0])
     named = with_classes(pets, ("cat", "dog", "fish", "horse"))
     assert named.train_y.tolist() == [1, 3, 3, 1]
@@ -128,13 +128,13 @@ def test_classes_that_do_not_fit_the_data(own, classes, message):
 # A shared test set
 
 
-def test_a_shared_test_set_takes_the_place_of_the_own():
+def test_a_shared_test_set_replaces_the_local_one():
     own, shared = data([0, 1, 1]), data([0] * 4, name="all", test=[1, 0, 1, 1])
-    judged = with_test_set(own, shared)
-    assert torch.equal(judged.train_x, own.train_x)
-    assert torch.equal(judged.test_x, shared.test_x)
-    assert judged.test_y.tolist() == [1, 0, 1, 1]
-    assert (judged.name, judged.classes) == ("mine", ("0", "1"))
+    tested = with_test_set(own, shared)
+    assert torch.equal(tested.train_x, own.train_x)
+    assert torch.equal(tested.test_x, shared.test_x)
+    assert tested.test_y.tolist() == [1, 0, 1, 1]
+    assert (tested.name, tested.classes) == ("mine", ("0", "1"))
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_shared_test_set_takes_the_place_of_the_own():
         ),
     ],
 )
-def test_a_test_set_of_another_kind_is_refused(other, message):
+def test_a_test_set_of_another_kind_is_rejected(other, message):
     with pytest.raises(InputError, match=message):
         with_test_set(data([0, 1], ("cat", "dog")), other)
 
 
-def test_numbers_may_be_judged_on_names_and_the_other_way_round():
+def test_classes_by_number_can_be_tested_on_classes_by_name_and_vice_versa():
     names, numbers = data([0, 1], ("cat", "dog")), data([0, 1])
     assert with_test_set(names, numbers).classes == ("cat", "dog")
     assert with_test_set(numbers, names).classes == ("0", "1")
@@ -181,7 +181,7 @@ def test_the_world_of_a_peer_has_the_classes_and_the_test_set_of_all():
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.5])
-def test_a_hub_trains_on_nothing_and_judges_on_what_it_is_given(validation):
+def test_a_hub_trains_on_nothing_and_evaluates_on_the_test_set(validation):
     evaluation = {"validation": validation}
     experiment = pg.Experiment(algorithm="fedavg", nodes=2, evaluation=evaluation)
     shared = data([0, 1, 2], name="all", test=[2, 1, 0, 0])
@@ -191,7 +191,7 @@ def test_a_hub_trains_on_nothing_and_judges_on_what_it_is_given(validation):
     assert world.test.y.tolist() == [2, 1, 0, 0]
 
 
-def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
+def test_a_class_that_only_other_peers_have_is_no_error():
     """Labels 0 and 2 of three, and a test set of all: warnings are errors here."""
     experiment = pg.Experiment(nodes=3, model="logistic")
     own = data([0, 2, 2, 0], test=[0, 1, 2])
@@ -202,7 +202,7 @@ def test_what_a_peer_lacks_is_no_trap_if_others_may_have_it():
     assert prepare_own(experiment, 1, named, ("cat", "dog")).setup["allocation"][1] == [2, 0]
 
 
-def test_a_peer_is_told_when_the_network_s_classes_are_a_guess():
+def test_a_peer_logs_that_the_classes_of_the_network_are_a_guess():
     experiment = pg.Experiment(nodes=3, model="logistic")
     message = (
         "mine: no example has class 1, but the highest label implies 3 classes; "
@@ -316,8 +316,8 @@ def test_an_archive_that_lacks_a_class_and_idx_files_train_together(tmp_path):
         finished(network, [["--data", spec, "--classes", "3"] for spec in flags])
         rows = [network.rows(me) for me in range(2)]
         digests = [json.loads((f / "summary.json").read_text())["digest"] for f in network.folders]
-    assert len(set(digests)) == 1  # two that hear each other end with one model
-    peers = play(
+    assert len(set(digests)) == 1  # two neighbours end with one model
+    peers = run_peers(
         experiment, worlds=lambda me: prepare_own(experiment, me, own[me].load(tmp_path), 3)
     )
     for peer, found in zip(peers, rows, strict=True):

@@ -70,7 +70,7 @@ def all_views() -> Iterator[View]:
         ({1: PRE_ROUND, 2: 4, 3: PRE_ROUND}, (1, 2, 3), PRE_ROUND),
     ],
 )
-def test_the_second_highest_round_is_believed(rounds, reachable, newest):
+def test_the_second_highest_round_counts(rounds, reachable, newest):
     assert view(rounds=rounds, reachable=reachable).newest() == newest
 
 
@@ -84,7 +84,7 @@ def test_only_some_peers_may_be_asked_for():
     ]
 
 
-def test_the_hub_is_believed_alone_and_also_if_it_is_gone():
+def test_with_a_hub_its_round_counts_even_if_it_is_gone():
     rounds = {1: 5, 2: 9, 3: 9}
     assert view(rounds=rounds, hub=1).newest() == 5
     assert view(rounds=rounds, hub=1, reachable=(2, 3)).newest((2, 3)) == 5
@@ -95,7 +95,7 @@ networks = st.dictionaries(st.integers(1, 9), st.integers(-1, 30), min_size=3)
 
 
 @given(networks, st.integers(0, 10**6), st.data())
-def test_no_single_peer_leads_the_others_astray(rounds, lie, data):
+def test_no_single_peer_can_mislead_the_others(rounds, lie, data):
     """Whatever one of three or more claims, the answer is a round within those of the rest."""
     liar = data.draw(st.sampled_from(sorted(rounds)))
     honest = [round for peer, round in rounds.items() if peer != liar]
@@ -123,7 +123,7 @@ def test_at_least_two_peers_have_reached_the_round(rounds):
         ({"reachable": (), "finished": (2,)}, True, []),  # finished peers may have left
         ({"reachable": (1,), "mismatched": (1,)}, False, [2, 3]),  # no contact
         ({"reachable": (), "finished": (1,), "mismatched": (1,)}, False, [2, 3]),
-        ({"reachable": (), "mismatched": PEERS}, True, []),  # nobody is left to wait for
+        ({"reachable": (), "mismatched": PEERS}, True, []),  # no peer is left to wait for
         ({"reachable": (), "scheduled": ()}, True, []),  # alone by schedule
         ({"reachable": (), "scheduled": (2,)}, False, [2]),
         ({"reachable": (3,), "scheduled": (2,)}, True, []),  # contact with one that sits it out
@@ -232,12 +232,12 @@ def test_a_peer_never_goes_back_and_never_skips_and_waits_at_once(rounds, round,
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=6), st.integers(1, 5))
-def test_somebody_can_always_go_on(rounds, ahead):
+def test_at_least_one_peer_can_always_continue(rounds, ahead):
     """Of peers that all know the rounds of all, not every one waits for the others."""
-    everybody = dict(enumerate(rounds))
+    all_peers = dict(enumerate(rounds))
     waiting = []
-    for me, round in everybody.items():
-        others = {peer: known for peer, known in everybody.items() if peer != me}
+    for me, round in all_peers.items():
+        others = {peer: known for peer, known in all_peers.items() if peer != me}
         one = view(round=round, rounds=others, reachable=others.keys(), ahead=ahead)
         waiting.append(one.too_far_ahead())
     assert not all(waiting)
@@ -263,12 +263,12 @@ def test_a_peer_that_comes_back_starts_where_the_others_are(awaited, others, sta
     ("known", "is_over"),
     [
         ({"rounds": {1: 4, 2: 4, 3: 4}}, False),
-        ({"rounds": {1: 5, 2: 4, 3: 4}}, False),  # one peer alone is not believed
+        ({"rounds": {1: 5, 2: 4, 3: 4}}, False),  # a single peer does not count
         ({"rounds": {1: 5, 2: 5, 3: 4}}, True),
-        ({"rounds": {1: 5, 2: 4}, "scheduled": (2,)}, False),  # only those who take part count
+        ({"rounds": {1: 5, 2: 4}, "scheduled": (2,)}, False),  # only peers that take part count
         ({"rounds": {1: 4, 2: 5}, "scheduled": (2,)}, True),
         ({"rounds": {2: 5}, "scheduled": (2,), "reachable": (1,)}, False),
-        ({"rounds": {}, "scheduled": ()}, True),  # nobody takes part
+        ({"rounds": {}, "scheduled": ()}, True),  # no peer takes part
         ({"rounds": {1: 5, 2: 4, 3: 4}, "hub": 1}, True),
     ],
 )
@@ -285,7 +285,7 @@ def test_states_have_the_texts_that_users_read():
         "waiting for others",
         "running",
         "waiting for ",
-        "waiting for the others to come up",
+        "waiting for the others to catch up",
         "absent",
         "finished",
         "stopped: ",
@@ -297,7 +297,7 @@ def test_states_have_the_texts_that_users_read():
     [
         ("starting", False),
         ("waiting for others", False),
-        ("waiting for the others to come up", True),
+        ("waiting for the others to catch up", True),
         ("waiting for node-1, node-2", True),
         ("running", True),
         ("absent", True),

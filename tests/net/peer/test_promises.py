@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import gated
+from support import barriers
 from support.forked import forked_peers
 from support.networking import BROKEN, one_thread
 
@@ -41,13 +41,13 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 @forked_peers()
 def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
     settings = {"nodes": 8, "topology": "regular:k=4", "partition": "iid", "rounds": 40}
-    experiment = pg.Experiment(**settings, algorithm=gated.ALGORITHM, local={"epochs": 2})
+    experiment = pg.Experiment(**settings, algorithm=barriers.ALGORITHM, local={"epochs": 2})
     rng = random.Random(5)
     victims = rng.sample(range(8), 3)
     kill = {node: rng.randint(2, 8) for node in victims}
     restart = {node: kill[node] + rng.randint(1, 3) for node in victims}
     up = LocalNetwork(experiment, tmp_path / "up", kill=kill, restart=restart)
-    with gated.gates(tmp_path / "lives", kill, meeting=12):
+    with barriers.barriers(tmp_path / "starts", kill, barrier=12):
         summary = up.run()
     assert [peer["starts"] for peer in summary["peers"]] == [
         2 if node in victims else 1 for node in range(8)
@@ -61,7 +61,7 @@ def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
 
 
 class Saver:
-    """Something to save: numbers that all say in which round they are."""
+    """Something to save: numbers that are all equal to the round."""
 
     def __init__(self) -> None:
         self.round = 0
@@ -75,7 +75,7 @@ def test_no_checkpoint_is_unreadable_after_kills_in_the_middle_of_writing(tmp_pa
     rng = random.Random(3)
     last = 0
     for _ in range(KILLS):
-        ready, tell = os.pipe()
+        ready, notify = os.pipe()
         child = os.fork()
         if child == 0:  # writes until it is killed
             with suppress(BaseException):
@@ -84,9 +84,9 @@ def test_no_checkpoint_is_unreadable_after_kills_in_the_middle_of_writing(tmp_pa
                     saver.round += 1
                     checkpoint.save(saver, tmp_path, saver.round)
                     if saver.round == last + 1:
-                        os.close(tell)
+                        os.close(notify)
             os._exit(1)
-        os.close(tell)
+        os.close(notify)
         os.read(ready, 1)  # until its end is closed as well: there is a new checkpoint
         os.close(ready)
         time.sleep(rng.uniform(0.002, 0.02))
@@ -189,10 +189,10 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                 await asyncio.sleep(CUT)
                 during = [peer.finished for peer in peers]
                 await reach(peers, max(during) + 3)  # both go on
-                await until_heard(peers, (1, 3))
+                await until_received(peers, (1, 3))
                 for wire in wires.values():
                     wire.open.set()
-                await until_heard(peers, (3, 3))
+                await until_received(peers, (3, 3))
             finally:
                 for task in tasks:
                     task.cancel()
@@ -201,7 +201,7 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
                     await wire.stop()
         return peers
 
-    async def until_heard(peers: list[Peer], count: tuple[int, int]) -> None:
+    async def until_received(peers: list[Peer], count: tuple[int, int]) -> None:
         async with asyncio.timeout(BROKEN):
             while {tuple(peer.rows[-1]["heard"]) for peer in peers} != {count}:
                 await asyncio.sleep(0.05)
@@ -214,6 +214,6 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
     with one_thread():
         peers = asyncio.run(together())
     assert all(torch.isfinite(p.shard.members[p.me].node.params).all() for p in peers)
-    # They were in other rounds when they met again, and are in the same now.
+    # They were in different rounds when the partition healed, and are in the same now.
     rounds = [peer.round for peer in peers]
     assert max(rounds) - min(rounds) <= 1

@@ -70,15 +70,15 @@ def test_a_sender_is_under_suspicion_for_one_round_only():
 
 
 @given(st.integers(1, 8), st.data())
-def test_those_who_break_every_round_are_found_and_nobody_else(count, data):
+def test_exactly_the_senders_that_break_rounds_are_banned(count, data):
     senders = range(count)
     breaking = data.draw(st.sets(st.sampled_from(senders)))
     quarantine, failures = Quarantine(), 0
     for _ in range(2 * count + 2):
-        heard = set(admitted(quarantine, senders))
-        if heard & breaking:
+        senders_used = set(admitted(quarantine, senders))
+        if senders_used & breaking:
             failures += 1
-            quarantine.failed(heard)
+            quarantine.failed(senders_used)
         else:
             quarantine.succeeded()
     assert quarantine.banned_peers == breaking

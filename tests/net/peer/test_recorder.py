@@ -26,8 +26,8 @@ def world() -> World:
     return prepare(toy(DecAvg(), noise={"sigma": 0.1, "clip": 1.0}))
 
 
-class Scene:
-    """A recorder, and what it looks at."""
+class Setup:
+    """A recorder, and the objects that it reads."""
 
     def __init__(self, world: World, folder: Path | None) -> None:
         self.transport, self.counters = MemoryTransport(MemoryNetwork(), ME), Counter[str]()
@@ -43,17 +43,17 @@ class Scene:
 
 
 @pytest.fixture
-def scene(world: World, tmp_path: Path) -> Any:
-    scene = Scene(world, tmp_path / "peer")
-    scene.recorder.resume(OWNER)
-    yield scene
-    scene.recorder.close()
+def setup(world: World, tmp_path: Path) -> Any:
+    setup = Setup(world, tmp_path / "peer")
+    setup.recorder.resume(OWNER)
+    yield setup
+    setup.recorder.close()
 
 
-def again(world: World, scene: Scene) -> Scene:
+def again(world: World, setup: Setup) -> Setup:
     """The same peer after a restart."""
-    scene.recorder.close()
-    restarted = Scene(world, scene.recorder.folder)
+    setup.recorder.close()
+    restarted = Setup(world, setup.recorder.folder)
     restarted.recorder.resume(OWNER)
     return restarted
 
@@ -61,15 +61,15 @@ def again(world: World, scene: Scene) -> Scene:
 # Rows
 
 
-def test_a_row_has_what_is_new_since_the_last(scene):
-    scene.record(0)
-    scene.counters["late"] += 2
-    scene.record(1, accuracy=0.5, bytes=40, wire=100)
-    scene.counters["late"] += 1
-    scene.transport.refused["not a member"] += 3
-    scene.record(2, bytes=40, wire=120)
-    scene.record(3)
-    rows = scene.recorder.rows
+def test_a_row_has_what_is_new_since_the_last(setup):
+    setup.record(0)
+    setup.counters["late"] += 2
+    setup.record(1, accuracy=0.5, bytes=40, wire=100)
+    setup.counters["late"] += 1
+    setup.transport.refused["not a member"] += 3
+    setup.record(2, bytes=40, wire=120)
+    setup.record(3)
+    rows = setup.recorder.rows
     assert rows[1] == {
         "scope": "node",
         "round": 1,
@@ -86,107 +86,107 @@ def test_a_row_has_what_is_new_since_the_last(scene):
     assert [row["wire_bytes"] for row in rows] == [0, 100, 120, 0]
     assert rows[2]["troubles"] == {"late": 1, "not a member": 3}
     assert "troubles" not in rows[3]
-    assert read_metrics(scene.recorder.folder / "metrics.jsonl") == rows
-    recorder = scene.recorder
+    assert read_metrics(setup.recorder.folder / "metrics.jsonl") == rows
+    recorder = setup.recorder
     assert (recorder.finished, recorder.bytes_total, recorder.accuracy) == (3, 80, 0.5)
 
 
-def test_what_is_late_is_added_to_the_last_row(scene):
-    scene.counters["late"] += 1
-    scene.record(1, wire=100)
-    scene.transport.counters["bytes_sent"] += 10
-    scene.counters["late"] += 1
-    scene.counters["undelivered"] += 1
-    scene.recorder.add_late_counts()
-    [row] = read_metrics(scene.recorder.folder / "metrics.jsonl")
+def test_what_is_late_is_added_to_the_last_row(setup):
+    setup.counters["late"] += 1
+    setup.record(1, wire=100)
+    setup.transport.counters["bytes_sent"] += 10
+    setup.counters["late"] += 1
+    setup.counters["undelivered"] += 1
+    setup.recorder.add_late_counts()
+    [row] = read_metrics(setup.recorder.folder / "metrics.jsonl")
     assert (row["wire_bytes"], row["troubles"]) == (110, {"late": 2, "undelivered": 1})
-    assert scene.recorder.rows == [row]
-    before = (scene.recorder.folder / "metrics.jsonl").read_bytes()
-    scene.recorder.add_late_counts()  # nothing is counted twice
-    assert (scene.recorder.folder / "metrics.jsonl").read_bytes() == before
+    assert setup.recorder.rows == [row]
+    before = (setup.recorder.folder / "metrics.jsonl").read_bytes()
+    setup.recorder.add_late_counts()  # nothing is counted twice
+    assert (setup.recorder.folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_refusals_of_messages_are_not_counted_twice(scene):
+def test_rejections_of_messages_are_not_counted_twice(setup):
     """The transport counts them too; the peer knows their reasons itself."""
-    scene.counters.update({"shape": 1, "late": 0})
-    scene.transport.refused.update({"shape": 5, "late": 1, "not a member": 2})
-    assert scene.recorder.error_counts() == {"shape": 1, "not a member": 2}
+    setup.counters.update({"shape": 1, "late": 0})
+    setup.transport.refused.update({"shape": 5, "late": 1, "not a member": 2})
+    assert setup.recorder.error_counts() == {"shape": 1, "not a member": 2}
 
 
-def test_a_watcher_is_told_every_row(scene):
+def test_a_watcher_gets_every_row(setup):
     told: list[Any] = []
-    scene.recorder.watch = told.append
-    scene.record(0)
-    scene.record(1)
-    assert told == scene.recorder.rows
+    setup.recorder.watch = told.append
+    setup.record(0)
+    setup.record(1)
+    assert told == setup.recorder.rows
 
 
 def test_without_a_folder_rows_are_kept_and_nothing_is_written(world, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    scene = Scene(world, None)
-    scene.recorder.resume(OWNER)
-    scene.record(1, wire=5)
-    scene.transport.counters["bytes_sent"] += 1
-    scene.recorder.add_late_counts()
-    scene.recorder.show_pause("waiting for node-2")
-    scene.recorder.remember_releases()
-    scene.recorder.save_checkpoint(1)
-    scene.recorder.close()
-    assert [row["wire_bytes"] for row in scene.recorder.rows] == [6]
+    setup = Setup(world, None)
+    setup.recorder.resume(OWNER)
+    setup.record(1, wire=5)
+    setup.transport.counters["bytes_sent"] += 1
+    setup.recorder.add_late_counts()
+    setup.recorder.show_pause("waiting for node-2")
+    setup.recorder.remember_releases()
+    setup.recorder.save_checkpoint(1)
+    setup.recorder.close()
+    assert [row["wire_bytes"] for row in setup.recorder.rows] == [6]
     assert list(tmp_path.iterdir()) == []
 
 
 # A restart
 
 
-def test_a_folder_belongs_to_its_peer(world, scene):
-    again(world, scene).recorder.close()
+def test_a_folder_belongs_to_its_peer(world, setup):
+    again(world, setup).recorder.close()
     for key, value in (("run", "other"), ("node", 2), ("seal", "xyz")):
         with pytest.raises(InputError, match="belongs to a peer of another run or experiment"):
-            Scene(world, scene.recorder.folder).recorder.resume(OWNER | {key: value})
-    assert json.loads((scene.recorder.folder / "peer.json").read_text()) == OWNER
+            Setup(world, setup.recorder.folder).recorder.resume(OWNER | {key: value})
+    assert json.loads((setup.recorder.folder / "peer.json").read_text()) == OWNER
 
 
-def test_rows_after_the_checkpoint_are_dropped(world, scene):
+def test_rows_after_the_checkpoint_are_dropped(world, setup):
     for round in range(4):
-        scene.record(round)
+        setup.record(round)
         if round == 2:
-            scene.recorder.save_checkpoint(round)
-    restarted = again(world, scene)
+            setup.recorder.save_checkpoint(round)
+    restarted = again(world, setup)
     assert restarted.recorder.finished == 2
     restarted.record(3, wire=7)
     restarted.recorder.close()
-    rows = read_metrics(scene.recorder.folder / "metrics.jsonl")
+    rows = read_metrics(setup.recorder.folder / "metrics.jsonl")
     assert [(row["round"], row["wire_bytes"]) for row in rows] == [(0, 0), (1, 0), (2, 0), (3, 7)]
 
 
-def test_without_a_checkpoint_a_peer_begins_anew(world, scene):
-    scene.record(0)
-    restarted = again(world, scene)
+def test_without_a_checkpoint_a_peer_starts_over(world, setup):
+    setup.record(0)
+    restarted = again(world, setup)
     restarted.recorder.close()
     assert restarted.recorder.finished == 0
-    assert read_metrics(scene.recorder.folder / "metrics.jsonl") == []
+    assert read_metrics(setup.recorder.folder / "metrics.jsonl") == []
 
 
-def test_messages_that_were_released_stay_counted(world, scene):
-    scene.recorder.remember_releases()
-    assert not (scene.recorder.folder / "released.json").exists()  # there were none
-    (scene.recorder.folder / "released.json").write_text('{"messages": 4}')
-    restarted = again(world, scene)
+def test_messages_that_were_released_stay_counted(world, setup):
+    setup.recorder.remember_releases()
+    assert not (setup.recorder.folder / "released.json").exists()  # there were none
+    (setup.recorder.folder / "released.json").write_text('{"messages": 4}')
+    restarted = again(world, setup)
     assert restarted.shard.released() == {ME: 4}
-    (scene.recorder.folder / "released.json").unlink()
+    (setup.recorder.folder / "released.json").unlink()
     restarted.recorder.remember_releases()
     restarted.recorder.close()
-    assert json.loads((scene.recorder.folder / "released.json").read_text()) == {"messages": 4}
+    assert json.loads((setup.recorder.folder / "released.json").read_text()) == {"messages": 4}
 
 
-def test_a_pause_is_shown_and_does_not_outlive_the_peer(world, scene):
-    file = scene.recorder.folder / PAUSED
-    scene.recorder.show_pause("waiting for node-2")
+def test_a_pause_is_shown_and_does_not_outlive_the_peer(world, setup):
+    file = setup.recorder.folder / PAUSED
+    setup.recorder.show_pause("waiting for node-2")
     assert json.loads(file.read_text()) == {"state": "waiting for node-2"}
-    scene.recorder.show_pause(None)
+    setup.recorder.show_pause(None)
     assert not file.exists()
-    scene.recorder.show_pause(None)  # none to remove
-    scene.recorder.show_pause("waiting for node-2")
-    again(world, scene).recorder.close()
+    setup.recorder.show_pause(None)  # none to remove
+    setup.recorder.show_pause("waiting for node-2")
+    again(world, setup).recorder.close()
     assert not file.exists()

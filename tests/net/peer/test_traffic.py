@@ -1,4 +1,4 @@
-"""Outboxes: in which order messages leave, which are dropped, and what is counted and logged."""
+"""Outboxes: the order of messages, which are dropped, and what is counted and logged."""
 
 import asyncio
 import logging
@@ -31,20 +31,20 @@ from peerage.requests import TensorSpec
 from peerage.testing import toy
 
 ME, OTHER = 0, 1
-PATIENCE = 100.0  # seconds
+TIMEOUT = 100.0  # seconds
 
 
 def message(round: int, sequence: int = 0) -> Header:
-    """As far as an outbox looks at one."""
-    return replace(word(round), kind=DATA, sequence=sequence)
+    """The header of a message, as far as an outbox uses it."""
+    return replace(done_header(round), kind=DATA, sequence=sequence)
 
 
-def word(round: int) -> Header:
+def done_header(round: int) -> Header:
     return done(run="demo", round=round, sender=ME, recipient=OTHER, sent=0)
 
 
 class Line(MemoryTransport):
-    """Notes what is sent; each time it does what the test says: nothing, raise, or wait for it."""
+    """Records what is sent; a test can make it wait or raise an error."""
 
     def __init__(self) -> None:
         super().__init__(MemoryNetwork(), ME)
@@ -67,12 +67,12 @@ class Line(MemoryTransport):
         self.sent.append((header.kind, header.round, header.sequence))
 
 
-class Scene:
+class Setup:
     """An outbox and its line."""
 
     def __init__(self, ahead: int = 2) -> None:
         self.line, self.counters = Line(), Counter[str]()
-        self.outbox = Outbox(self.line, PATIENCE, ahead, self.counters)
+        self.outbox = Outbox(self.line, TIMEOUT, ahead, self.counters)
 
     async def settle(self) -> None:
         for _ in range(10):
@@ -85,14 +85,14 @@ class Scene:
         await self.settle()
 
 
-def play(act: Any, **options: Any) -> Scene:
-    """Let somebody act with an outbox, and close it in the end."""
+def run(act: Any, **options: Any) -> Setup:
+    """Call `act` with an outbox, and close it in the end."""
 
-    async def main() -> Scene:
-        scene = Scene(**options)
-        await act(scene)
-        await scene.outbox.close()
-        return scene
+    async def main() -> Setup:
+        setup = Setup(**options)
+        await act(setup)
+        await setup.outbox.close()
+        return setup
 
     return run_skipping(main())
 
@@ -101,116 +101,116 @@ def play(act: Any, **options: Any) -> Scene:
 
 
 def test_messages_leave_one_after_the_other_in_their_order():
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
-        await scene.put(message(0), message(0, 1), word(0), message(1))
-        assert scene.line.sent == []
-        scene.line.open.set()
-        await scene.settle()
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
+        await setup.put(message(0), message(0, 1), done_header(0), message(1))
+        assert setup.line.sent == []
+        setup.line.open.set()
+        await setup.settle()
 
-    scene = play(act)
-    assert scene.line.sent == [("data", 0, 0), ("data", 0, 1), ("done", 0, 0), ("data", 1, 0)]
-    assert not scene.counters
+    setup = run(act)
+    assert setup.line.sent == [("data", 0, 0), ("data", 0, 1), ("done", 0, 0), ("data", 1, 0)]
+    assert not setup.counters
 
 
 def test_a_message_that_fails_does_not_hold_up_the_next():
-    async def act(scene: Scene) -> None:
-        scene.line.failures = [Unreachable("gone"), Rejected("shape", "odd")]
-        await scene.put(message(0), message(0, 1), message(0, 2))
+    async def act(setup: Setup) -> None:
+        setup.line.failures = [Unreachable("gone"), Rejected("shape", "odd")]
+        await setup.put(message(0), message(0, 1), message(0, 2))
 
-    assert play(act).line.sent == [("data", 0, 2)]
+    assert run(act).line.sent == [("data", 0, 2)]
 
 
-def test_how_long_messages_and_words_may_take():
-    async def act(scene: Scene) -> None:
-        await scene.put(message(0), word(0))
+def test_deadlines_of_messages_and_done_headers():
+    async def act(setup: Setup) -> None:
+        await setup.put(message(0), done_header(0))
 
-    assert play(act).line.waits == [PATIENCE, QUERY_TIMEOUT]
+    assert run(act).line.waits == [TIMEOUT, QUERY_TIMEOUT]
 
 
 # What is dropped
 
 
 def test_messages_of_more_than_ahead_rounds_ago_are_dropped():
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
-        await scene.put(message(0))  # is on its way, and cannot be called back
-        await scene.put(message(0, 1), message(1), message(2), message(3))
-        assert scene.counters == {"undelivered": 1}
-        await scene.put(message(5))
-        assert scene.counters == {"undelivered": 3}
-        scene.line.open.set()
-        await scene.settle()
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
+        await setup.put(message(0))  # is on its way, and cannot be called back
+        await setup.put(message(0, 1), message(1), message(2), message(3))
+        assert setup.counters == {"undelivered": 1}
+        await setup.put(message(5))
+        assert setup.counters == {"undelivered": 3}
+        setup.line.open.set()
+        await setup.settle()
 
-    scene = play(act)
-    assert [round for _, round, _ in scene.line.sent] == [0, 3, 5]
+    setup = run(act)
+    assert [round for _, round, _ in setup.line.sent] == [0, 3, 5]
 
 
-def test_words_that_are_dropped_are_not_counted():
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
-        await scene.put(message(0))
-        await scene.put(word(0), message(1), word(1), message(4))
-        scene.line.open.set()
-        await scene.settle()
+def test_dropped_done_headers_are_not_counted():
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
+        await setup.put(message(0))
+        await setup.put(done_header(0), message(1), done_header(1), message(4))
+        setup.line.open.set()
+        await setup.settle()
 
-    scene = play(act)
-    assert scene.counters == {"undelivered": 1}
-    assert scene.line.sent == [("data", 0, 0), ("data", 4, 0)]
+    setup = run(act)
+    assert setup.counters == {"undelivered": 1}
+    assert setup.line.sent == [("data", 0, 0), ("data", 4, 0)]
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 4))
 def test_what_waits_is_never_older_than_ahead_rounds(steps, ahead):
-    """Rounds only grow; what was put is sent, waits, or is counted."""
+    """Rounds only grow; every message is sent, waits, or is counted."""
 
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
         round = 0
-        await scene.put(message(0))
+        await setup.put(message(0))
         for step in steps:
             round += step
-            scene.outbox.put(message(round))
-            assert all(known.round >= round - ahead for known, _ in scene.outbox._waiting)
-        kept = len(scene.outbox._waiting)
-        assert kept + scene.counters["undelivered"] == len(steps)
+            setup.outbox.put(message(round))
+            assert all(known.round >= round - ahead for known, _ in setup.outbox._waiting)
+        kept = len(setup.outbox._waiting)
+        assert kept + setup.counters["undelivered"] == len(steps)
 
-    play(act, ahead=ahead)
+    run(act, ahead=ahead)
 
 
 # What is counted and logged
 
 
-def test_messages_that_cannot_be_delivered_are_counted_and_words_are_not():
-    async def act(scene: Scene) -> None:
-        scene.line.failures = [Unreachable("gone")] * 3
-        await scene.put(message(0), word(0), message(1))
+def test_undelivered_messages_are_counted_and_done_headers_are_not():
+    async def act(setup: Setup) -> None:
+        setup.line.failures = [Unreachable("gone")] * 3
+        await setup.put(message(0), done_header(0), message(1))
 
-    assert play(act).counters == {"undelivered": 2}
-
-
-def test_a_word_to_a_peer_that_is_gone_is_not_even_tried():
-    async def act(scene: Scene) -> None:
-        scene.line.there = False
-        await scene.put(word(0), message(0))
-
-    scene = play(act)
-    assert scene.line.sent == [("data", 0, 0)]  # a message is: the peer may come back in time
-    assert not scene.counters
+    assert run(act).counters == {"undelivered": 2}
 
 
-def test_refusals_are_counted_every_time_and_logged_once(caplog):
-    async def act(scene: Scene) -> None:
-        scene.line.failures = [
+def test_a_done_header_to_an_unreachable_peer_is_not_sent():
+    async def act(setup: Setup) -> None:
+        setup.line.there = False
+        await setup.put(done_header(0), message(0))
+
+    setup = run(act)
+    assert setup.line.sent == [("data", 0, 0)]  # a message is: the peer may come back in time
+    assert not setup.counters
+
+
+def test_rejections_are_counted_every_time_and_logged_once(caplog):
+    async def act(setup: Setup) -> None:
+        setup.line.failures = [
             Rejected("shape", "tensor x has another shape"),
             Rejected("shape", "again"),
             Rejected("dtype", "tensor x has another type"),
             Rejected("shape", "and again"),
         ]
-        await scene.put(*(message(0, sequence) for sequence in range(4)))
+        await setup.put(*(message(0, sequence) for sequence in range(4)))
 
     with caplog.at_level(logging.WARNING, "peerage.peer"):
-        scene = play(act)
-    assert scene.counters == {"refused shape": 3, "refused dtype": 1}
+        setup = run(act)
+    assert setup.counters == {"refused shape": 3, "refused dtype": 1}
     assert [record.getMessage() for record in caplog.records] == [
         "node 1 rejected a message: tensor x has another shape",
         "node 1 rejected a message: tensor x has another type",
@@ -219,98 +219,98 @@ def test_refusals_are_counted_every_time_and_logged_once(caplog):
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_that_a_message_comes_at_the_wrong_time_is_not_logged(reason, caplog):
-    async def act(scene: Scene) -> None:
-        scene.line.failures = [Rejected(reason, "text")]
-        await scene.put(message(0))
+    async def act(setup: Setup) -> None:
+        setup.line.failures = [Rejected(reason, "text")]
+        await setup.put(message(0))
 
-    assert play(act).counters == {f"refused {reason}": 1}
+    assert run(act).counters == {f"refused {reason}": 1}
     assert bool(caplog.records) == (reason not in HONEST_REASONS)
 
 
-def test_only_so_many_words_may_wait():
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
-        await scene.put(message(0))
+def test_the_queue_of_done_headers_is_bounded():
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
+        await setup.put(message(0))
         for _ in range(MAX_DONE):
-            assert scene.outbox.has_room_for_done()
-            scene.outbox.put(message(1))
-            scene.outbox.put(word(1))
-        assert not scene.outbox.has_room_for_done()
-        scene.line.open.set()
-        await scene.settle()
-        await scene.outbox.flush(PATIENCE)
-        assert scene.outbox.has_room_for_done()
+            assert setup.outbox.has_room_for_done()
+            setup.outbox.put(message(1))
+            setup.outbox.put(done_header(1))
+        assert not setup.outbox.has_room_for_done()
+        setup.line.open.set()
+        await setup.settle()
+        await setup.outbox.flush(TIMEOUT)
+        assert setup.outbox.has_room_for_done()
 
-    play(act)
+    run(act)
 
 
 # The end
 
 
-def flushing(scene: Scene, seconds: float) -> asyncio.Task[None]:
-    flush: Coroutine[Any, Any, None] = scene.outbox.flush(seconds)
+def flushing(setup: Setup, seconds: float) -> asyncio.Task[None]:
+    flush: Coroutine[Any, Any, None] = setup.outbox.flush(seconds)
     return asyncio.create_task(flush)
 
 
 def test_flush_waits_for_what_is_on_its_way():
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
-        await scene.put(message(0), message(1))
-        task = flushing(scene, PATIENCE)
-        await scene.settle()
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
+        await setup.put(message(0), message(1))
+        task = flushing(setup, TIMEOUT)
+        await setup.settle()
         assert not task.done()
-        scene.line.open.set()
+        setup.line.open.set()
         await task
-        assert len(scene.line.sent) == 2
+        assert len(setup.line.sent) == 2
 
-    play(act)
+    run(act)
 
 
 def test_flush_waits_also_if_the_outbox_was_empty_before():
-    async def act(scene: Scene) -> None:
-        await scene.outbox.flush(PATIENCE)
-        scene.line.open.clear()
-        await scene.put(message(0))
-        task = flushing(scene, PATIENCE)
-        await scene.settle()
+    async def act(setup: Setup) -> None:
+        await setup.outbox.flush(TIMEOUT)
+        setup.line.open.clear()
+        await setup.put(message(0))
+        task = flushing(setup, TIMEOUT)
+        await setup.settle()
         assert not task.done()
-        scene.line.open.set()
+        setup.line.open.set()
         await task
 
-    assert play(act).line.sent == [("data", 0, 0)]
+    assert run(act).line.sent == [("data", 0, 0)]
 
 
 def test_flush_of_an_empty_outbox_is_over_at_once():
-    async def act(scene: Scene) -> None:
-        await scene.outbox.flush(PATIENCE)
+    async def act(setup: Setup) -> None:
+        await setup.outbox.flush(TIMEOUT)
 
-    assert play(act).line.sent == []
+    assert run(act).line.sent == []
 
 
 def test_flush_gives_up_after_its_time():
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
-        await scene.put(message(0))
-        task = flushing(scene, PATIENCE)
-        await scene.settle()
-        skip(PATIENCE / 2)
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
+        await setup.put(message(0))
+        task = flushing(setup, TIMEOUT)
+        await setup.settle()
+        skip(TIMEOUT / 2)
         await asyncio.sleep(0.01)
         assert not task.done()
-        skip(PATIENCE / 2)
+        skip(TIMEOUT / 2)
         await task
 
-    assert play(act).line.sent == []
+    assert run(act).line.sent == []
 
 
 def test_a_closed_outbox_sends_nothing_more():
-    async def act(scene: Scene) -> None:
-        scene.line.open.clear()
-        await scene.put(message(0), message(1))
-        await scene.outbox.close()
-        scene.line.open.set()
-        await scene.settle()
+    async def act(setup: Setup) -> None:
+        setup.line.open.clear()
+        await setup.put(message(0), message(1))
+        await setup.outbox.close()
+        setup.line.open.set()
+        await setup.settle()
 
-    assert play(act).line.sent == []
+    assert run(act).line.sent == []
 
 
 # What may come

@@ -1,4 +1,4 @@
-"""Certificates: what they say, who can read the keys, and who is refused."""
+"""Certificates: their fields, access to the keys, and which certificates are rejected."""
 
 import errno
 import os
@@ -76,7 +76,7 @@ def verify(authority: Authority, pem: bytes, when: datetime | None = None) -> st
     return verify_peer(pem, authority.certificate, revocation_list(authority), when)
 
 
-def refusal(authority: Authority, pem: bytes, when: datetime | None = None) -> str:
+def rejection(authority: Authority, pem: bytes, when: datetime | None = None) -> str:
     with pytest.raises(CertificateRejected) as caught:
         verify(authority, pem, when)
     assert caught.value.reason in CERTIFICATE_REASONS
@@ -87,7 +87,7 @@ def refusal(authority: Authority, pem: bytes, when: datetime | None = None) -> s
 # What is made
 
 
-def test_what_a_certificate_says(authority: Authority) -> None:
+def test_the_fields_of_a_certificate(authority: Authority) -> None:
     identity = authority.issue("node-3", hosts=["Peer.Example.org", "192.0.2.7", "2001:db8::1"])
     certificate = certificate_of(identity)
     assert certificate.version is x509.Version.v3
@@ -293,7 +293,7 @@ def test_two_that_revoke_at_once_lose_nothing(authority: Authority) -> None:
     assert set(taken) == revoked_serials(authority) == serials
 
 
-# Who is believed
+# Which certificates are accepted
 
 
 def test_a_valid_certificate_gives_its_name(authority: Authority) -> None:
@@ -312,13 +312,13 @@ def test_eight_wrong_identities(authority: Authority, tmp_path: Path) -> None:
         "not yet valid": "not yet valid",
         "revoked": "revoked",
     }
-    valid = {"not a member": "stranger", "speaks for another": "node-2"}
+    valid = {"not a member": "stranger", "sends as another": "node-2"}
     assert list(wrong) == ["none", *reasons, *valid]
     for kind, identity in wrong.items():
         if identity is None:
-            assert refusal(authority, b"") == "malformed"
+            assert rejection(authority, b"") == "malformed"
         elif kind in reasons:
-            assert refusal(authority, identity.certificate.read_bytes()) == reasons[kind]
+            assert rejection(authority, identity.certificate.read_bytes()) == reasons[kind]
         else:
             assert verify(authority, identity.certificate.read_bytes()) == valid[kind]
 
@@ -326,7 +326,7 @@ def test_eight_wrong_identities(authority: Authority, tmp_path: Path) -> None:
 def test_another_authority_under_any_name(authority: Authority, tmp_path: Path) -> None:
     for name in ("trial", "another"):
         identity = of_another_authority(authority, tmp_path / name, "node-1", name)
-        assert refusal(authority, identity.certificate.read_bytes()) == "authority"
+        assert rejection(authority, identity.certificate.read_bytes()) == "authority"
 
 
 def test_validity_to_the_second(authority: Authority) -> None:
@@ -335,15 +335,15 @@ def test_validity_to_the_second(authority: Authority) -> None:
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     second = timedelta(seconds=1)
     assert verify(authority, pem, first) == verify(authority, pem, last) == "node-1"
-    assert refusal(authority, pem, first - second) == "not yet valid"
-    assert refusal(authority, pem, last + second) == "expired"
+    assert rejection(authority, pem, first - second) == "not yet valid"
+    assert rejection(authority, pem, last + second) == "expired"
     with pytest.raises(
         CertificateRejected, match=f"expired on {last:%Y-%m-%d %H:%M} UTC, and it is {last:%Y}"
     ):
         verify(authority, pem, last + second)
 
 
-def test_nobody_is_believed_after_the_authority_has_expired(tmp_path: Path) -> None:
+def test_no_certificate_is_accepted_after_the_authority_has_expired(tmp_path: Path) -> None:
     short = Authority.create(tmp_path, "short", years=1)
     pem = short.issue("node-1", days=365).certificate.read_bytes()
     with pytest.raises(CertificateRejected, match="the authority 'short' expired"):
@@ -359,28 +359,28 @@ def test_certificates_that_the_key_signed_for_another_purpose(authority: Authori
         return hand_made(common_name(*names), issuer, key, authority.key, **more)
 
     assert verify(authority, signed("node-1")) == "node-1"
-    assert refusal(authority, signed("node-1", limits=CA)) == "purpose"
-    assert refusal(authority, signed("node-1", limits=None)) == "purpose"
-    assert refusal(authority, signed("node-1", purposes=[CLIENT])) == "purpose"
-    assert refusal(authority, signed("node-1", purposes=[])) == "purpose"
-    assert refusal(authority, signed("Node 1")) == "name"
-    assert refusal(authority, signed("node-1", "node-2")) == "name"
-    assert refusal(authority, signed()) == "name"
-    assert refusal(authority, signed("node-1\n")) == "name"
+    assert rejection(authority, signed("node-1", limits=CA)) == "purpose"
+    assert rejection(authority, signed("node-1", limits=None)) == "purpose"
+    assert rejection(authority, signed("node-1", purposes=[CLIENT])) == "purpose"
+    assert rejection(authority, signed("node-1", purposes=[])) == "purpose"
+    assert rejection(authority, signed("Node 1")) == "name"
+    assert rejection(authority, signed("node-1", "node-2")) == "name"
+    assert rejection(authority, signed()) == "name"
+    assert rejection(authority, signed("node-1\n")) == "name"
     own = authority.certificate.public_bytes(serialization.Encoding.PEM)
-    assert refusal(authority, own) == "purpose"
+    assert rejection(authority, own) == "purpose"
 
 
 @settings(deadline=None, max_examples=100)
 @given(pem=st.binary() | st.binary().map(lambda content: PEM_FORM % b64encode(content)))
 def test_what_is_no_certificate(shared: Authority, pem: bytes) -> None:
-    assert refusal(shared, pem) == "malformed"
+    assert rejection(shared, pem) == "malformed"
 
 
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
-def test_no_altered_certificate_is_believed(shared: Authority, data: st.DataObject) -> None:
-    """Any change of the signed bytes is refused, and nothing but Refused is raised."""
+def test_no_altered_certificate_is_accepted(shared: Authority, data: st.DataObject) -> None:
+    """Any change of the signed bytes is rejected, with no other exception."""
     certificate = certificate_of(Identity.load(shared.folder, "node-1"))
     content = bytearray(certificate.public_bytes(serialization.Encoding.DER))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -394,7 +394,7 @@ def test_no_altered_certificate_is_believed(shared: Authority, data: st.DataObje
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the library's remarks on odd but readable certificates
-        refusal(shared, pem)
+        rejection(shared, pem)
 
 
 # Loading an identity
@@ -420,7 +420,7 @@ def test_every_missing_file_is_named(authority: Authority, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("open_to", [0o640, 0o604, 0o644, 0o620, 0o666])
-def test_a_key_that_others_can_read_is_refused(authority: Authority, open_to: int) -> None:
+def test_a_key_that_others_can_read_is_rejected(authority: Authority, open_to: int) -> None:
     identity = authority.issue("node-1")
     identity.key.chmod(open_to)
     with pytest.raises(InputError, match=rf"mode {open_to:04o}\); run `chmod 600 {identity.key}`"):
@@ -452,13 +452,13 @@ def test_a_certificate_of_another_name(authority: Authority) -> None:
 def test_wrong_identities_do_not_even_load(authority: Authority, tmp_path: Path) -> None:
     """A peer learns from its own files what the others would say, with the dates."""
     wrong = wrong_identities(authority, tmp_path, victim="node-1", member="node-2")
-    complaints = {
+    errors = {
         "self-signed": "was not issued by the authority 'trial'",
         "other authority": "was not issued by the authority 'trial'",
         "expired": f"expired on {days_from_now(-10):%Y-%m-%d}.* and it is {days_from_now(0):%Y-%m}",
         "not yet valid": f"not valid before {days_from_now(5):%Y-%m-%d} .*check the clock, or wait",
     }
-    for kind, match in complaints.items():
+    for kind, match in errors.items():
         identity = wrong[kind]
         assert identity is not None
         with pytest.raises(InputError, match=match):
@@ -543,7 +543,7 @@ def test_bad_hosts(authority: Authority, host: str) -> None:
     assert not (authority.folder / "node-1.key").exists()
 
 
-def test_nobody_can_be_given_the_server_name_of_another(authority: Authority) -> None:
+def test_no_identity_can_get_the_server_name_of_another(authority: Authority) -> None:
     for host in (server_name("node-2"), server_name("node-2").upper(), "peerage.internal"):
         with pytest.raises(InputError, match="which is reserved for identities; choose another"):
             authority.issue("node-1", hosts=[host])

@@ -23,7 +23,7 @@ from peerage.errors import InputError
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire import grpc as sending_side
-from peerage.net.wire import server as desk
+from peerage.net.wire import server as server_module
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import Header, MessagePolicy, Rejected, header_bytes, parse_header
 from peerage.net.wire.server import REASON, SERVICE, Limits
@@ -49,7 +49,7 @@ class Store:
         self.whole: dict[Header, bytes] = {}
         self.offsets: list[int] = []  # at which streams began
         self.full = 0  # how many times there is no room yet
-        self.refusal: Rejected | None = None  # of whatever is complete
+        self.rejection: Rejected | None = None  # of whatever is complete
         self.on_chunk: Callable[[int], None] = lambda offset: None
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
@@ -68,8 +68,8 @@ class Store:
         self.parts[header] += data
 
     async def complete(self, header: Header) -> None:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.rejection is not None:
+            raise self.rejection
         self.whole[header] = bytes(self.parts.pop(header))
 
     async def answer(self, question: bytes, identity: int) -> bytes:
@@ -82,7 +82,7 @@ class Store:
 
 @dataclass
 class Proxy:
-    """Stands between two peers, and cuts or holds up what flows through it to the second."""
+    """A proxy between two peers that cuts or delays what flows through it to the second."""
 
     port: int = 0
     cut_after: int | None = None  # bytes of one connection
@@ -205,7 +205,7 @@ def free_port() -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens, sooner or later."""
+    """Wait until a condition holds."""
     end = time.monotonic() + BROKEN
     while not condition():
         assert time.monotonic() < end, "it never happened"
@@ -285,10 +285,10 @@ def test_a_mistake_in_a_receiver_stays_there(
 
 
 @pytest.mark.parametrize("size", [10, 3 * CHUNK])
-def test_reasons_of_refusals_travel(authority: Authority, size: int) -> None:
+def test_reasons_of_rejections_reach_the_sender(authority: Authority, size: int) -> None:
     async def test() -> None:
         store, (header, payload) = Store(), message(size)
-        store.refusal = Rejected("nonfinite", "tensor 'x' has \ud800 values" + "!" * 10_000)
+        store.rejection = Rejected("nonfinite", "tensor 'x' has \ud800 values" + "!" * 10_000)
         async with served(authority, store) as server, dialling(authority, server.port) as client:
             for wrong, reason in (
                 (header, "nonfinite"),
@@ -303,7 +303,7 @@ def test_reasons_of_refusals_travel(authority: Authority, size: int) -> None:
                 assert len(str(caught.value)) <= 500
             reasons = ("nonfinite", "run", "sender", "oversized", "architecture")
             assert set(server.refused) == set(reasons)
-            # If the refusal broke a write off, it takes one more call to learn the reason.
+            # If the rejection interrupted a write, it takes one more call to learn the reason.
             assert server.refused.total() == len(reasons) + client.counters["retries"]
             assert all(1 <= server.refused[reason] <= 2 for reason in reasons)
             assert client.reachable(1)
@@ -336,7 +336,9 @@ def test_a_full_receiver_is_asked_again(authority: Authority) -> None:
 def test_a_broken_transfer_goes_on_where_it_was(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "BREAK_DELAY", LATE)  # that a stream is broken is known from its call
+    monkeypatch.setattr(
+        server_module, "BREAK_DELAY", LATE
+    )  # that a stream is broken is known from its call
 
     async def test() -> None:
         size, cuts = 20 * MEGABYTE, 3
@@ -390,7 +392,7 @@ def test_a_lost_answer_is_not_a_failure(authority: Authority) -> None:
             await client.send(header, payload, BROKEN)
             assert store.whole == {header: payload}
             assert client.counters["retries"] == 1
-            # Whoever sends it anew is told.
+            # A caller that sends it again learns this.
             with pytest.raises(Rejected, match="already here"):
                 await client.send(header, payload, BROKEN)
 
@@ -451,7 +453,7 @@ def recorded_pauses(client: GrpcTransport) -> list[float]:
     return pauses
 
 
-def test_nobody_there_until_the_deadline(authority: Authority) -> None:
+def test_no_peer_is_reachable_until_the_deadline(authority: Authority) -> None:
     async def test() -> None:
         async with dialling(authority, free_port()) as client:
             pauses = recorded_pauses(client)
@@ -477,7 +479,7 @@ def test_peers_go_and_come_back(authority: Authority) -> None:
                 await client.ask(1, b"why", BROKEN)
                 skip(1.1 * CALM_LIMITS.idle_timeout)
                 await until(lambda: client.reachable(1))  # silent for long, but connected
-            # The connection tells: one patience of silence would be far longer than the test.
+            # The connection shows it: a timeout would be far longer than the test.
             await until(lambda: not client.reachable(1))
             async with served(authority, store, port=port):
                 await until(lambda: client.reachable(1))
@@ -497,7 +499,7 @@ def long_pauses() -> Iterator[None]:
 async def pausing(
     client: GrpcTransport, peer: int, seconds: float = 10 * BROKEN
 ) -> asyncio.Task[None]:
-    """A message to somebody who is not there, after the first attempt."""
+    """A message to a peer that is unreachable, after the first attempt."""
     await until(lambda: not client.reachable(peer))
     before, (header, payload) = client.counters["retries"], message(100)
     with long_pauses():
@@ -507,7 +509,7 @@ async def pausing(
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_nobody_sleeps_on_when_a_peer_is_back(authority: Authority, known: bool) -> None:
+def test_waiting_calls_wake_when_a_peer_is_back(authority: Authority, known: bool) -> None:
     async def test() -> None:
         port, store = free_port(), Store()
         async with dialling(authority, port) as client:
@@ -522,7 +524,7 @@ def test_nobody_sleeps_on_when_a_peer_is_back(authority: Authority, known: bool)
     run(test)
 
 
-def test_nobody_sleeps_on_when_a_peer_is_heard(authority: Authority) -> None:
+def test_waiting_calls_wake_when_a_peer_is_alive(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server, dialling(authority, server.port) as client:
             server._places[0] = ("127.0.0.1", free_port())  # where it cannot be dialled
@@ -534,7 +536,7 @@ def test_nobody_sleeps_on_when_a_peer_is_heard(authority: Authority) -> None:
     run(test)
 
 
-def test_whoever_stops_does_not_sleep_on(authority: Authority) -> None:
+def test_a_stopped_transport_wakes_its_waiting_calls(authority: Authority) -> None:
     async def test() -> None:
         async with dialling(authority, free_port()) as client:
             sending = await pausing(client, 1)
@@ -553,7 +555,7 @@ def test_a_peer_that_comes_and_goes_all_the_time_is_not_called_all_the_time(
             sending, now = await pausing(client, 1), asyncio.get_running_loop().time
             before, start, attempts = client.counters["retries"], now(), 0
             while attempts < 10:
-                client._links[1].heard()
+                client._links[1].mark_alive()
                 await asyncio.sleep(0.001)
                 attempts = client.counters["retries"] - before
             # The pause before the first of them had begun earlier.
@@ -578,10 +580,10 @@ def test_a_silent_peer_is_given_up(authority: Authority) -> None:
     run(test)
 
 
-def test_whoever_speaks_is_there(authority: Authority) -> None:
+def test_a_peer_that_calls_is_reachable(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server, dialling(authority, server.port) as client:
-            # Node 1 cannot dial node 0, but hears from it.
+            # Node 1 cannot reach node 0, but gets calls from it.
             server._places[0] = ("127.0.0.1", free_port())
             await until(lambda: not server.reachable(0))
             await client.ask(1, b"why", BROKEN)
@@ -598,7 +600,7 @@ def test_whoever_speaks_is_there(authority: Authority) -> None:
 async def stub(
     authority: Authority, name: str, port: int, method: str = "Deliver"
 ) -> AsyncIterator[Any]:
-    """A method of node 1 as somebody with a certificate can call it who obeys no rules."""
+    """A method of node 1, for a caller with a certificate that ignores the protocol."""
     mine = Identity.within(authority.folder, name)
     files = [path.read_bytes() for path in (mine.authority, mine.key, mine.certificate)]
     async with raw_stub(grpc.ssl_channel_credentials(*files), port, method) as call:
@@ -623,8 +625,8 @@ async def raw_stub(credentials: Any, port: int, method: str = "Deliver") -> Asyn
 async def outcome(call: Any) -> Any:
     """The code with which a call ends.
 
-    INTERNAL may stand for any refusal: if a call is refused while gRPC is writing, its client tells
-    of the write that failed.
+    INTERNAL may stand for any rejection: if a call is rejected while gRPC is writing, its client
+    reports the write that failed.
     """
     try:
         await call
@@ -816,7 +818,7 @@ def test_one_peer_cannot_have_all_streams(authority: Authority) -> None:
 def test_a_hostile_server_does_no_harm(
     authority: Authority, answer: bytes, reason: str | None
 ) -> None:
-    """Node 1 itself fails every delivery, and then tells nonsense about what it has."""
+    """Node 1 fails every delivery, and then gives wrong offsets."""
 
     async def deliver(requests: Any, call: Any) -> None:
         await call.abort(Code.ABORTED, "\x1b[2J\n" + "!" * 2000, ((REASON, "nonsense"),))
@@ -855,7 +857,7 @@ def test_a_hostile_server_does_no_harm(
 # Wrong identities
 
 
-def refusal(
+def rejected_call(
     authority: Authority, credentials: Any, header: Header, payload: bytes
 ) -> tuple[Any, dict[str, int], Store]:
     store, found = Store(), []
@@ -885,7 +887,7 @@ def files(one: Identity, trusted: Path | None = None) -> Any:
 def test_plaintext_and_no_certificate(authority: Authority) -> None:
     trusted = (authority.folder / "authority.pem").read_bytes()
     for credentials in (None, grpc.ssl_channel_credentials(trusted)):
-        code, refused, store = refusal(authority, credentials, *message(10))
+        code, refused, store = rejected_call(authority, credentials, *message(10))
         assert (code, refused, store.offsets) == (Code.UNAVAILABLE, {}, [])
 
 
@@ -896,7 +898,7 @@ def test_certificates_of_others(authority: Authority, tmp_path: Path) -> None:
     expired = authority.issue("node-0", not_before=old, days=5, into=tmp_path / "expired")
     early = authority.issue("node-0", not_before=old + timedelta(20), into=tmp_path / "early")
     for wrong in (other, expired, early):
-        code, refused, store = refusal(authority, files(wrong, trusted), *message(10))
+        code, refused, store = rejected_call(authority, files(wrong, trusted), *message(10))
         assert (code, refused, store.offsets) == (Code.UNAVAILABLE, {}, [])
 
 
@@ -906,16 +908,18 @@ def test_self_signed(authority: Authority, tmp_path: Path) -> None:
     paths = [authority.folder / "authority.pem", made.folder / "authority.key",
              made.folder / "authority.pem"]  # fmt: skip
     credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in paths))
-    code, refused, store = refusal(authority, credentials, *message(10))
+    code, refused, store = rejected_call(authority, credentials, *message(10))
     assert (code, refused, store.offsets) == (Code.UNAVAILABLE, {}, [])
 
 
-def test_strangers_and_impostors(authority: Authority) -> None:
+def test_non_members_and_impostors(authority: Authority) -> None:
     stranger = Identity.load(authority.folder, "stranger")
-    code, refused, store = refusal(authority, files(stranger), *message(10))
+    code, refused, store = rejected_call(authority, files(stranger), *message(10))
     assert code in (Code.PERMISSION_DENIED, Code.INTERNAL)
     assert (refused, store.offsets) == ({"membership": 1}, [])
-    code, refused, store = refusal(authority, files(identity(authority, 0)), *message(10, sender=2))
+    code, refused, store = rejected_call(
+        authority, files(identity(authority, 0)), *message(10, sender=2)
+    )
     assert code in (Code.FAILED_PRECONDITION, Code.INTERNAL)
     assert (refused, store.offsets) == ({"sender": 1}, [])
 
@@ -950,7 +954,7 @@ def test_a_revocation_counts_at_once_at_both_ends(tmp_path: Path) -> None:
     run(test)
 
 
-def refusals(server: GrpcTransport, count: int) -> bool:
+def rejected_calls(server: GrpcTransport, count: int) -> bool:
     return server.refused["unreadable list"] >= count
 
 
@@ -972,7 +976,9 @@ def test_an_unreadable_revocation_list_closes_the_door(
                 sending = client.send(*message(10, sequence), LATE)
                 enough = server.refused["unreadable list"] + 3
                 with pytest.raises(Unreachable, match="revocation list of this peer is unreadable"):
-                    await until_the_deadline(client, sending, partial(refusals, server, enough))
+                    await until_the_deadline(
+                        client, sending, partial(rejected_calls, server, enough)
+                    )
                 (tmp_path / "away.pem").rename(authority.folder / "revoked.pem")
                 await client.send(*message(10, sequence), BROKEN)
             await client.stop()
@@ -986,10 +992,10 @@ def test_an_unreadable_revocation_list_closes_the_door(
     assert said[1::2] == ["the revocation list can be read again, accepting callers"] * 2
 
 
-def test_refused_certificates_leave_the_log_alone(
+def test_rejected_certificates_leave_the_log_alone(
     authority: Authority, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Strangers and impostors are counted; a log that they can fill is one more thing to attack."""
+    """Non-members and impostors are counted, not logged: they must not be able to fill the log."""
 
     async def test() -> None:
         async with (
@@ -1040,7 +1046,7 @@ def test_an_expired_server_is_given_nothing(authority: Authority, tmp_path: Path
     run(test)
 
 
-def test_whoever_is_not_accepted_is_told(authority: Authority, tmp_path: Path) -> None:
+def test_a_rejected_caller_learns_the_reason(authority: Authority, tmp_path: Path) -> None:
     async def test() -> None:
         old = datetime.now(UTC) - timedelta(days=10)
         expired = authority.issue("node-0", not_before=old, days=5, into=tmp_path / "expired")
@@ -1055,7 +1061,7 @@ def test_whoever_is_not_accepted_is_told(authority: Authority, tmp_path: Path) -
     run(test)
 
 
-def test_who_is_no_member_cannot_begin(authority: Authority) -> None:
+def test_only_members_can_start(authority: Authority) -> None:
     with pytest.raises(InputError, match=r"'stranger' is not a member .*: node-0, node-1, node-2"):
         GrpcTransport(Identity.load(authority.folder, "stranger"), NAMES, {}, bind=NOWHERE)
 

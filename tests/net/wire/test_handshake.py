@@ -1,4 +1,4 @@
-"""Second opinions about our certificates: what openssl says, and a handshake of Python's ssl."""
+"""Our certificates checked by other programs: openssl, and a handshake of Python's ssl."""
 
 import shutil
 import socket
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.identities import serial_of, wrong_identities
-from support.processes import PATIENCE
+from support.processes import TIMEOUT
 
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity, server_name
@@ -36,13 +36,13 @@ def openssl(identity: Identity, *more: str) -> tuple[bool, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     return ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @needs_openssl
-def test_openssl_believes_what_we_issue(authority: Authority) -> None:
+def test_openssl_accepts_the_certificates_that_we_issue(authority: Authority) -> None:
     identity = authority.issue("node-3", hosts=["peer.example.org", "192.0.2.7"])
     authority.revoke(serial_of(authority.issue("node-4")))
     for more in (
@@ -64,7 +64,7 @@ def test_openssl_believes_what_we_issue(authority: Authority) -> None:
 
 
 @needs_openssl
-def test_openssl_refuses_the_same_wrong_identities(authority: Authority, tmp_path: Path) -> None:
+def test_openssl_rejects_the_same_wrong_identities(authority: Authority, tmp_path: Path) -> None:
     wrong = wrong_identities(authority, tmp_path, victim="node-1", member="node-2")
     verdicts = {
         "self-signed": "self-signed certificate",
@@ -118,12 +118,12 @@ def shake(server: Identity, client: Identity | None, expect: str) -> tuple[Any, 
             found["server"] = error
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(PATIENCE)
+        listener.settimeout(TIMEOUT)
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         try:
             with (
-                socket.create_connection(listener.getsockname(), timeout=PATIENCE) as plain,
+                socket.create_connection(listener.getsockname(), timeout=TIMEOUT) as plain,
                 connecting.wrap_socket(plain, server_hostname=expect) as wrapped,
             ):
                 found["client"] = wrapped.recv(5)
@@ -134,7 +134,7 @@ def shake(server: Identity, client: Identity | None, expect: str) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("expect", ["localhost", "127.0.0.1", server_name("node-1")])
-def test_two_identities_shake_hands(authority: Authority, expect: str) -> None:
+def test_two_identities_complete_a_handshake(authority: Authority, expect: str) -> None:
     server, client = authority.issue("node-1"), authority.issue("node-2")
     shown, greeting = shake(server, client, expect)
     assert greeting == b"hello"
@@ -142,7 +142,7 @@ def test_two_identities_shake_hands(authority: Authority, expect: str) -> None:
 
 
 def test_the_server_is_known_by_its_own_name(authority: Authority) -> None:
-    """Both are on this machine: only the name of the identity tells them apart."""
+    """Both are on this machine: only the name of the identity differs."""
     _, error = shake(authority.issue("node-1"), authority.issue("node-2"), server_name("node-2"))
     assert "Hostname mismatch" in str(error)
 
@@ -163,7 +163,7 @@ def in_one_spelling(error: Exception) -> str:
 
 
 @pytest.mark.parametrize("kind", TLS_VERDICTS)
-def test_tls_refuses_wrong_clients(authority: Authority, tmp_path: Path, kind: str) -> None:
+def test_tls_rejects_wrong_clients(authority: Authority, tmp_path: Path, kind: str) -> None:
     wrong = wrong_identities(authority, tmp_path, victim="node-1", member="node-2")[kind]
     error, nothing = shake(authority.issue("node-0"), wrong, "localhost")
     assert isinstance(error, ssl.SSLError)
@@ -172,7 +172,7 @@ def test_tls_refuses_wrong_clients(authority: Authority, tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TLS_VERDICTS if kind != "none"])
-def test_tls_refuses_wrong_servers(authority: Authority, tmp_path: Path, kind: str) -> None:
+def test_tls_rejects_wrong_servers(authority: Authority, tmp_path: Path, kind: str) -> None:
     wrong = wrong_identities(authority, tmp_path, victim="node-1", member="node-2")[kind]
     assert wrong is not None
     _, error = shake(wrong, authority.issue("node-0"), "localhost")

@@ -1,4 +1,4 @@
-"""Messages as bytes: they come back as they were, and anything else is refused for its reason."""
+"""Messages as bytes: they survive encoding, and anything else is rejected with its reason."""
 
 import json
 from dataclasses import replace
@@ -121,8 +121,8 @@ def test_payloads_are_safetensors_both_ways():
     theirs = load(bytes(payload))
     assert all(torch.equal(theirs[name], tensor) for name, tensor in TENSORS.items())
     foreign = save(TENSORS)
-    sealed = replace(header, size=len(foreign), checksum=crc32(foreign))
-    got = decode(sealed, foreign, EXPECTED).payload
+    consistent = replace(header, size=len(foreign), checksum=crc32(foreign))
+    got = decode(consistent, foreign, EXPECTED).payload
     assert all(torch.equal(got[name], tensor) for name, tensor in TENSORS.items())
 
 
@@ -227,15 +227,19 @@ def test_a_sample_decides_whether_packing_is_tried():
     assert len(zstandard.compress(written(tensors)[1])) < 0.7 * 8 * eighth
 
 
-def test_packed_payloads_that_are_refused():
+def test_packed_payloads_that_are_rejected():
     _, plain = written({"x": TENSORS["x"]})
     frame = zstandard.compress(plain)
     nameless = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
-    assert decode(*sealed(frame, packed=True), EXPECTED).payload["x"].tolist() == [0.5, -2, 3]
+    assert decode(*with_checksum(frame, packed=True), EXPECTED).payload["x"].tolist() == [
+        0.5,
+        -2,
+        3,
+    ]
     for odd in (frame[:-1], frame + b"\0", frame + frame, nameless, bytes(plain), b""):
-        assert reason(decode, *sealed(odd, packed=True), EXPECTED) == "malformed"
+        assert reason(decode, *with_checksum(odd, packed=True), EXPECTED) == "malformed"
     large = zstandard.compress(bytes(10_001))
-    assert reason(decode, *sealed(large, packed=True), EXPECTED) == "oversized"
+    assert reason(decode, *with_checksum(large, packed=True), EXPECTED) == "oversized"
 
 
 # Numbers that are not finite
@@ -261,7 +265,7 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
     assert torch.equal(decode(header, payload, allowing(x=(1000,))).payload["x"], large)
 
 
-# Headers that are refused
+# Headers that are rejected
 
 
 @pytest.mark.parametrize(
@@ -271,7 +275,7 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
         ({"schema": "3"}, "schema"),
         ({"schema": True}, "schema"),
         ({"run": "other"}, "run"),
-        ({"sender": 0}, "sender"),  # a member, but not the one who speaks
+        ({"sender": 0}, "sender"),  # a member, but not the caller
         ({"sender": 2}, "sender"),
         ({"recipient": 0}, "recipient"),
         ({"round": -2}, "round"),
@@ -288,7 +292,7 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
         ({"packed": 0}, "malformed"),
         ({"size": -1}, "malformed"),
         ({"size": 10_001}, "oversized"),
-        ({"size": 10**30}, "malformed"),  # nobody computes with such a number
+        ({"size": 10**30}, "malformed"),  # too large to compute with
         ({"size": 1.0}, "malformed"),
         ({"checksum": -1}, "malformed"),
         ({"checksum": 1 << 32}, "malformed"),
@@ -297,21 +301,21 @@ def test_infinities_do_not_cancel_and_large_numbers_are_finite():
         ({"run": "x" * 5000}, "oversized"),
     ],
 )
-def test_headers_that_are_refused(changes, expected):
+def test_headers_that_are_rejected(changes, expected):
     header, _ = written({})
     stated = {**json.loads(header_bytes(header)), **changes}
     raw = json.dumps(stated, sort_keys=True, separators=(",", ":")).encode()
     assert reason(parse_header, raw, EXPECTED, 1) == expected
 
 
-def test_a_member_cannot_speak_for_another():
+def test_a_member_cannot_send_as_another():
     header, _ = written({})
     raw = header_bytes(header)
     assert parse_header(raw, EXPECTED, None) == header
     assert reason(parse_header, raw, EXPECTED, 0) == "sender"
-    for nobody in (2, 9):  # the peer itself, and a stranger
-        other = header_bytes(stating(header, sender=nobody))
-        assert reason(parse_header, other, EXPECTED, nobody) == "sender"
+    for sender in (2, 9):  # the peer itself, and no member
+        other = header_bytes(stating(header, sender=sender))
+        assert reason(parse_header, other, EXPECTED, sender) == "sender"
 
 
 def test_there_is_one_way_to_write_a_header():
@@ -328,7 +332,7 @@ def test_there_is_one_way_to_write_a_header():
         assert reason(parse_header, other, EXPECTED, 1) == "malformed"
 
 
-def test_the_word_that_nothing_more_comes():
+def test_the_header_that_a_sender_is_done():
     header = done(run="demo", round=-1, sender=0, recipient=2, sent=3)
     assert parse_header(header_bytes(header), EXPECTED, 0) == header
     assert (header.kind, header.sequence, header.size) == ("done", 3, 0)
@@ -337,26 +341,26 @@ def test_the_word_that_nothing_more_comes():
     assert reason(parse_header, header_bytes(odd), EXPECTED, 0) == "malformed"
 
 
-# Payloads that are refused
+# Payloads that are rejected
 
 
-def sealed(payload: bytes, **changes: Any) -> tuple[Header, bytes]:
+def with_checksum(payload: bytes, **changes: Any) -> tuple[Header, bytes]:
     header, _ = written({})
-    seal = {"size": len(payload), "checksum": crc32(payload)}
-    return replace(header, **{**seal, **changes}), payload
+    stated = {"size": len(payload), "checksum": crc32(payload)}
+    return replace(header, **{**stated, **changes}), payload
 
 
 def analytic_gradients(layout: Any, data: bytes) -> tuple[Header, bytes]:
     text = json.dumps(layout).encode()
     text += b" " * (-len(text) % 8)
-    return sealed(len(text).to_bytes(8, "little") + text + data)
+    return with_checksum(len(text).to_bytes(8, "little") + text + data)
 
 
 def about(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def test_a_payload_must_be_the_one_that_the_header_speaks_of():
+def test_a_payload_must_match_its_header():
     header, payload = written({"x": TENSORS["x"]})
     assert reason(decode, header, payload[:-1], EXPECTED) == "truncated"
     assert reason(decode, header, bytes(payload) + b"\0", EXPECTED) == "oversized"
@@ -415,11 +419,11 @@ def test_payloads_without_a_layout():
         ((2**63).to_bytes(8, "little") + b"{}", "oversized"),
         (bytes(8), "malformed"),
     ):
-        assert reason(decode, *sealed(payload), EXPECTED) == expected
-        assert reason(decode, *sealed(payload, packed=True), EXPECTED) == "malformed"
+        assert reason(decode, *with_checksum(payload), EXPECTED) == expected
+        assert reason(decode, *with_checksum(payload, packed=True), EXPECTED) == "malformed"
 
 
-def test_long_sides_of_an_empty_tensor_are_refused():
+def test_long_sides_of_an_empty_tensor_are_rejected():
     forms = replace(EXPECTED, tensors={"net": {"x": TensorSpec((None, None, None))}})
     layout = {"x": about("F32", [0, 2**40, 2**40], 0, 0)}
     assert reason(decode, *analytic_gradients(layout, b""), forms) == "oversized"
@@ -448,7 +452,7 @@ def test_architectures_have_their_own_tensors():
 # What cannot be sent
 
 
-def test_what_cannot_be_sent_is_said_to_the_sender():
+def test_the_sender_gets_an_error_for_what_cannot_be_sent():
     with pytest.raises(
         PeerageError, match="tensor 'x' is of type complex64, which messages cannot"
     ):

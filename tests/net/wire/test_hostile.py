@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
-from support.hostile import BOMB, KINDS, ODD, bomb, dumps, mutations, sealed
+from support.hostile import BOMB, KINDS, ODD, bomb, dumps, mutations, with_checksum
 
 from peerage.engine.router import Packet
 from peerage.net.wire.header import (
@@ -128,7 +128,7 @@ def test_every_kind_of_mutation_is_noticed(kind):
 
 
 def test_every_field_with_every_odd_value():
-    """Accepted are only numbers about the sender that nobody can check, and its round and place."""
+    """Only uncheckable numbers about the sender, its round and its sequence are accepted."""
     raw, payload = valid()
     stated = json.loads(raw)
     free = {"round", "sequence", "number", "examples", "degree"}
@@ -144,7 +144,7 @@ def test_every_field_with_every_odd_value():
 
 @pytest.mark.parametrize("size", [BOMB, 1 << 20])
 def test_a_small_message_that_unpacks_to_much_takes_no_memory(size):
-    message = sealed(valid()[0], bomb(size), packed=True)
+    message = with_checksum(valid()[0], bomb(size), packed=True)
     header = parse_header(message[0], EXPECTED, 1)
     tracemalloc.start()
     with pytest.raises(Rejected, match=f"unpacks to {size} bytes, more than 65536") as caught:
@@ -154,9 +154,9 @@ def test_a_small_message_that_unpacks_to_much_takes_no_memory(size):
     assert caught.value.reason == "oversized"
 
 
-def test_a_long_layout_is_refused_before_it_is_read():
+def test_a_long_layout_is_rejected_before_it_is_read():
     payload = (LAYOUT_LIMIT + 8).to_bytes(8, "little") + b"[" * 60_000
-    assert read(*sealed(valid()[0], payload))[0] == "oversized"
+    assert read(*with_checksum(valid()[0], payload))[0] == "oversized"
 
 
 @given(st.binary(max_size=200))
@@ -168,7 +168,7 @@ def test_any_bytes_as_a_header(raw):
 @given(st.binary(max_size=300), st.booleans(), st.sampled_from(["fp32", "bf16"]))
 @settings(deadline=None, max_examples=200)
 def test_any_bytes_as_a_payload(payload, packed, wire):
-    raw, payload = sealed(valid()[0], payload, packed=packed, wire=wire)
+    raw, payload = with_checksum(valid()[0], payload, packed=packed, wire=wire)
     outcome, packet = read(raw, payload)
     assert packet is None or packet.payload == {}
     assert outcome in INSIDE | {"accepted"}
@@ -192,7 +192,7 @@ ABOUT = st.fixed_dictionaries(
 def test_any_layout(stated, data):
     text = dumps(stated)
     text += b" " * (-len(text) % 8)
-    raw, payload = sealed(valid()[0], len(text).to_bytes(8, "little") + text + data)
+    raw, payload = with_checksum(valid()[0], len(text).to_bytes(8, "little") + text + data)
     assert read(raw, payload)[0] in INSIDE | {"accepted"}
 
 

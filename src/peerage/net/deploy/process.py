@@ -26,7 +26,7 @@ class PeerProgress:
     state: str = State.STARTING
     round: int = 0
     accuracy: float | None = None
-    heard: str = "-"
+    received: str = "-"
 
 
 @dataclass
@@ -51,7 +51,7 @@ class PeerProcess:
     def look(self) -> None:
         for row in self._new_rows():
             self.seen.round = row["round"]
-            self.seen.heard = "{} of {}".format(*row["heard"])
+            self.seen.received = "{} of {}".format(*row["heard"])
             self.seen.accuracy = row.get("accuracy", self.seen.accuracy)
         if self.process is None:
             return

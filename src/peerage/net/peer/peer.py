@@ -78,13 +78,13 @@ class Peer(Receiver):
         settings = shared_settings_of(network, world)
         self.tracker = PeerTracker(network, me, world, transport, settings)
         self.assembler = MessageAssembler(
-            self.expected, self.mailbox, self.counters, self.tracker.hear
+            self.expected, self.mailbox, self.counters, self.tracker.note_message
         )
         self.model_server = ModelServer(network.run)
         self.quarantine = Quarantine()
         self.round = PRE_ROUND  # the current round
         self.state: str = State.STARTING
-        self.heard: tuple[int, int] = (0, 0)  # messages received in the last exchange, and expected
+        self.received = (0, 0)  # messages received in the last exchange, and expected
         self.alive = 0  # peers that were reachable after the last round
         self._round_senders: set[int] = set()  # the senders of the messages used in this round
         self._outboxes: dict[int, Outbox] = {}
@@ -180,7 +180,7 @@ class Peer(Receiver):
             else:
                 await self._run_round(round)
             round += 1
-            if self.heard[0] < self.heard[1] and round < self.world.rounds:
+            if self.received[0] < self.received[1] and round < self.world.rounds:
                 round = await self._resynchronise(round)
         self.endings.begin_round(round)
 
@@ -237,7 +237,7 @@ class Peer(Receiver):
 
     async def _sit_out(self, round: int) -> None:
         """Wait until the peers that take part in the round have left it."""
-        self.state, self.heard = State.ABSENT, (0, 0)
+        self.state, self.received = State.ABSENT, (0, 0)
         self.mailbox.begin_round(round)
         self.round = round
         last = round + 1 == self.world.rounds
@@ -249,7 +249,7 @@ class Peer(Receiver):
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _run_round(self, round: int) -> None:
-        start, self.heard = perf_counter(), (0, 0)
+        start, self.received = perf_counter(), (0, 0)
         self._round_senders = set()
         member = self.shard.members[self.me]
         node = member.node
@@ -362,7 +362,7 @@ class Peer(Receiver):
         missing = len(set(self.mailbox.missing(expected)) - self.tracker.finished)
         found = self.mailbox.take(expected)
         # A sender that is done and sent nothing is not missing.
-        self.heard = len(found), len(found) + missing
+        self.received = len(found), len(found) + missing
         self._round_senders |= {sender for sender, packet in found.items() if packet.payload}
         if missing:
             self.counters["missing"] += missing
@@ -404,7 +404,7 @@ class Peer(Receiver):
 
     def _record(self, round: int, report: ShardReport, sent: int, seconds: float) -> None:
         self.alive = sum(map(self.transport.reachable, self.tracker.other_peers))
-        self.recorder.record(round, report, sent, self.heard, seconds)
+        self.recorder.record(round, report, sent, self.received, seconds)
 
     @property
     def rows(self) -> list[Row]:

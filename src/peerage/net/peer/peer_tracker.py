@@ -70,20 +70,20 @@ class PeerTracker:
         self.incarnation = secrets.token_hex(8)
         self.other_peers = [peer for peer in range(world.nodes) if peer != me]
         self.rounds: dict[int, int] = {}  # peer -> the round in which it was last seen
-        self.met: dict[int, str] = {}  # peers that were there before round 1 -> incarnation
+        self.present_at_start: dict[int, str] = {}  # peer -> its incarnation before round 1
         self.awaited = True  # whether the others began together with this peer
-        self.hurried = False  # whether this peer began early, because another one had begun
+        self.started_early = False  # whether it did not wait for all, as another peer had begun
         self.finished: set[int] = set()  # peers that reported that they have run all rounds
         self.mismatched_peers: dict[int, str] = {}  # peers with another experiment -> difference
         self._senders: set[int] = set()  # peers that have sent messages
         self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
 
-    def hear(self, peer: int, round: int) -> None:
+    def note_message(self, peer: int, round: int) -> None:
         """Note that a peer sent a message of a round; it may be in a later one by now."""
         self._senders.add(peer)
         self._note(peer, max(round, self.rounds.get(peer, PRE_ROUND)))
 
-    def greet(self, peer: int, incarnation: str) -> None:
+    def note_incarnation(self, peer: int, incarnation: str) -> None:
         """Note the incarnation of a peer that asks; a restarted one may be in an earlier round."""
         if self._incarnations.get(peer, incarnation) != incarnation:
             self.rounds.pop(peer, None)
@@ -154,35 +154,35 @@ class PeerTracker:
         now = asyncio.get_running_loop().time
         deadline, reminder = now() + seconds, now() + REMIND / 5
         missing = set(self.other_peers)
-        while missing and self.awaited and not self.hurried and now() < deadline:
+        while missing and self.awaited and not self.started_early and now() < deadline:
             # Senders are asked again: they have begun, perhaps after their last answer.
             for peer, status in (await self.ask(missing | self._senders)).items():
                 missing.discard(peer)
-                self.met[peer] = status.incarnation
+                self.present_at_start[peer] = status.incarnation
                 # If another peer began without this one, neither waits for the other.
                 self.awaited = self.awaited and status.awaited
-                # A peer that began with this one has met all; any still missing may have left.
-                self.hurried = self.hurried or status.begun
+                # A peer that has begun no longer waits; any still missing may have left.
+                self.started_early = self.started_early or status.begun
             missing -= self.mismatched_peers.keys()
             if missing and now() > reminder:
                 reminder = now() + REMIND
                 log.info("waiting for %s to start", self.names(missing))
-            if missing and self.awaited and not self.hurried:
+            if missing and self.awaited and not self.started_early:
                 await asyncio.sleep(POLL_INTERVAL)
-        if len(self.mismatched_peers) > len(self.met):
+        if len(self.mismatched_peers) > len(self.present_at_start):
             peer, difference = next(iter(self.mismatched_peers.items()))
             raise InputError(
                 f"{self.name(peer)} runs another experiment: {difference}; "
                 "give all peers the same files"
             )
-        if missing and self.met and self.awaited and not self.hurried:
+        if missing and self.present_at_start and self.awaited and not self.started_early:
             log.warning("starting without %s", self.names(missing))
 
     def began_with(self, peer: int, incarnation: str) -> bool:
         """Whether this incarnation of a peer began together with this peer."""
-        if self.hurried:
-            self.met.setdefault(peer, incarnation)
-        return self.met.get(peer) == incarnation
+        if self.started_early:
+            self.present_at_start.setdefault(peer, incarnation)
+        return self.present_at_start.get(peer) == incarnation
 
     def name(self, peer: int) -> str:
         return self.network.members[peer].name

@@ -14,14 +14,14 @@ class State(StrEnum):
     MEETING = "waiting for others"  # before the first round
     RUNNING = "running"
     WAITING = "waiting for "  # followed by the names of the peers; none is reachable
-    AHEAD = "waiting for the others to come up"
+    AHEAD = "waiting for the others to catch up"
     ABSENT = "absent"  # as scheduled by the experiment
     FINISHED = "finished"
     STOPPED = "stopped: "  # followed by the error; training has stopped, but it answers others
 
 
 def has_begun(state: str) -> bool:
-    """Whether a peer in this state has met the others."""
+    """Whether a peer in this state no longer waits for the others to start."""
     return state not in (State.STARTING, State.MEETING)
 
 

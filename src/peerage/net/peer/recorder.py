@@ -78,14 +78,14 @@ class PeerRecorder:
     # Rows
 
     def record(
-        self, round: int, report: ShardReport, sent: int, heard: tuple[int, int], seconds: float
+        self, round: int, report: ShardReport, sent: int, received: tuple[int, int], seconds: float
     ) -> None:
         """Write the row of a round, which took `seconds` and sent `sent` bytes."""
         [node_report] = report.nodes or [NodeReport(self.me)]
         self.bytes_total += sent
         self.finished = round
         row = node_row(round, node_report)
-        row |= {"bytes": sent, "heard": list(heard)}
+        row |= {"bytes": sent, "heard": list(received)}
         row |= {"seconds": _rounded(report.seconds, seconds), **self._new_counts()}
         self.rows.append(row)
         if self._writer is not None:

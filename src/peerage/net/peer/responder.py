@@ -37,7 +37,7 @@ class Responder:
         if asked.get("ask") == "status":
             return json.dumps(asdict(self.status(identity, str(asked.get("incarnation"))))).encode()
         if asked.get("ask") == "finished":
-            self.tracker.greet(identity, str(asked.get("incarnation")))
+            self.tracker.note_incarnation(identity, str(asked.get("incarnation")))
             self.tracker.finished.add(identity)
             return b"{}"
         if asked.get("ask") == "done" and self._is_round(asked.get("round")):
@@ -53,7 +53,7 @@ class Responder:
 
     def status(self, identity: int, incarnation: str) -> Status:
         """The status of this peer, for this incarnation of another one."""
-        self.tracker.greet(identity, incarnation)
+        self.tracker.note_incarnation(identity, incarnation)
         round, state = self.progress()
         awaited = not has_begun(state) or self.tracker.began_with(identity, incarnation)
         return Status(self.tracker.settings_hash, self.tracker.incarnation, round, state, awaited)

@@ -92,15 +92,15 @@ class Outbox:
             except Unreachable:
                 if not is_done:
                     self.counters["undelivered"] += 1
-            except Rejected as refusal:
-                self.counters[f"refused {refusal.reason}"] += 1
-                self._log_rejection(header.recipient, refusal)
+            except Rejected as rejection:
+                self.counters[f"refused {rejection.reason}"] += 1
+                self._log_rejection(header.recipient, rejection)
 
-    def _log_rejection(self, recipient: int, refusal: Rejected) -> None:
+    def _log_rejection(self, recipient: int, rejection: Rejected) -> None:
         """Log each reason once, except those that also occur between honest peers."""
-        if refusal.reason not in {*HONEST_REASONS, *self._logged_reasons}:
-            self._logged_reasons.add(refusal.reason)
-            log.warning("node %d rejected a message: %s", recipient, refusal)
+        if rejection.reason not in {*HONEST_REASONS, *self._logged_reasons}:
+            self._logged_reasons.add(rejection.reason)
+            log.warning("node %d rejected a message: %s", recipient, rejection)
 
     async def flush(self, seconds: float) -> None:
         """Wait until everything is sent, for at most `seconds`."""

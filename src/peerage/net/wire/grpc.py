@@ -291,7 +291,7 @@ class GrpcTransport:
     def _mark_alive(self, peer: int) -> None:
         self._last_seen[peer] = asyncio.get_running_loop().time()
         if peer in self._links:
-            self._links[peer].heard()
+            self._links[peer].mark_alive()
 
     def _link(self, peer: int) -> "_Link":
         if peer not in self._places or peer not in self._names:
@@ -339,7 +339,7 @@ class _Link:
         self.offset = self.channel.unary_unary(f"/{SERVICE}/Offset")
         self.ask = self.channel.unary_unary(f"/{SERVICE}/Ask")
 
-    def heard(self) -> None:
+    def mark_alive(self) -> None:
         """Note that the peer is alive, and wake the calls that wait for it."""
         self.lost = False
         if self.away:

@@ -237,8 +237,8 @@ def parsed(raw: bytes, what: str) -> dict[str, Any]:
             raw.decode("ascii"),
             object_pairs_hook=_once,
             parse_int=_integer,
-            parse_float=_refuse,
-            parse_constant=_refuse,
+            parse_float=_reject,
+            parse_constant=_reject,
         )
     except (ValueError, RecursionError) as error:
         raise Rejected("malformed", f"the {what} is not valid JSON: {error}") from None
@@ -260,7 +260,7 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _refuse(text: str) -> Any:
+def _reject(text: str) -> Any:
     raise ValueError(f"{text[:20]} is not an integer")
 
 

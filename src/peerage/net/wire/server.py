@@ -135,7 +135,7 @@ class PeerServicer:
             except grpc.aio.AbortError:
                 raise
             except Rejected as error:
-                await self._refuse(call, error)
+                await self._reject(call, error)
             except Exception as error:
                 self._refused["failed"] += 1
                 self._log_failure(identity, error)
@@ -160,7 +160,7 @@ class PeerServicer:
             await call.abort(Code.UNAVAILABLE, "the revocation list of this peer is unreadable")
         self._mark_alive(identity)
         if self._busy[identity] >= self._limits.max_calls:
-            await self._refuse(
+            await self._reject(
                 call, Rejected("full", f"{self._busy[identity]} calls are already running")
             )
         return identity
@@ -172,7 +172,7 @@ class PeerServicer:
             self._logged[type(error)] = now
             log.error("internal error in a call of peer %d", identity, exc_info=error)
 
-    async def _refuse(self, call: Any, error: Rejected) -> None:
+    async def _reject(self, call: Any, error: Rejected) -> None:
         self._refused[error.reason] += 1
         retryable = error.reason in RETRYABLE_REASONS
         code = Code.RESOURCE_EXHAUSTED if retryable else Code.FAILED_PRECONDITION
