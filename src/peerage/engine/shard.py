@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -164,6 +164,7 @@ class Shard:
                 seed=world.seed,
                 layouts=world.layouts,
                 buffer_layouts=world.buffer_layouts,
+                draw_initial=partial(world.draw_initial, node),
                 rounds=world.rounds,
                 hub=world.hub,
             )
