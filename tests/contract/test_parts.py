@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.networking import network_of, play
+from support.networking import OverSockets, network_of, play
 from torch import Tensor, nn
 
 import peerage as pg
@@ -101,6 +101,19 @@ def test_peers_with_several_heads_end_with_the_bits_of_the_simulator():
     for peer, wanted in zip(play(experiment), simulate(experiment).end, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
         assert dict(peer.counters) == {}
+
+
+@pytest.mark.slow
+def test_peers_with_their_own_data_over_real_connections_give_the_same_bits(tmp_path):
+    work = LocalSGD(epochs=1, batch_size=4, only="head")
+    experiment = toy(Heads(work), model=MODEL, nodes=3, partition="iid", rounds=3)
+    peers = play(
+        experiment,
+        ends=OverSockets(tmp_path),
+        worlds=lambda me: prepare(experiment).restrict_to_node(me),
+    )
+    for peer, wanted in zip(peers, simulate(experiment).end, strict=True):
+        assert torch.equal(peer.shard.members[peer.me].node.params, wanted)
 
 
 @pytest.mark.slow

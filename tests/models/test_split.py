@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.networking import play
+from support.networking import network_of, play
 from torch import Tensor, nn
 
 import peerage as pg
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError, Interrupted
 from peerage.experiment.identity import run_key
+from peerage.net.peer.network import Network
 from peerage.requests import TensorSpec
 from peerage.testing import simulate, toy
 
@@ -95,6 +96,18 @@ def test_the_head_of_a_named_model_is_kept_in_a_file(given):
     assert pg.Experiment(model=pg.Split(given)) == plain  # with the default head
     assert "head" not in plain.to_toml()
     assert run_key(wanted) != run_key(plain)
+
+
+def test_the_files_of_a_network_hold_the_head(tmp_path):
+    model = pg.Split("mlp:hidden=8x5", head=("hidden2", "head"))
+    network = network_of(pg.Experiment(model=model, nodes=2, topology="ring"))
+    (tmp_path / "experiment.toml").write_text(network.experiment.to_toml())
+    (tmp_path / "network.toml").write_text(network.to_toml("experiment.toml"))
+    loaded = Network.load(tmp_path / "network.toml")
+    assert loaded.experiment.model == network.experiment.model
+    assert loaded.shared_settings == network.shared_settings
+    plain = network_of(pg.Experiment(model="mlp:hidden=8x5", nodes=2, topology="ring"))
+    assert plain.shared_settings != network.shared_settings  # such peers reject each other
 
 
 def stop_after_the_first_round(row: dict[str, Any]) -> None:

@@ -33,12 +33,13 @@ class OnlyForward(torch.autograd.Function):
 
 
 class Guarded(nn.Module):
-    """Cannot be differentiated, and counts the passes in training mode."""
+    """Cannot be differentiated; counts passes in training mode, and those that record a graph."""
 
-    trained = 0
+    trained = recorded = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.trained += self.training
+        self.recorded += x.requires_grad
         return OnlyForward.apply(x)
 
 
@@ -181,7 +182,8 @@ def test_training_the_core_is_what_torch_does_with_a_frozen_head():
 def test_no_backward_pass_runs_through_the_frozen_core():
     local = local_data(network(guarded=True), HEAD)
     train(LocalSGD(epochs=1, batch_size=5, only="head"), local)
-    assert local.models["net"].module[4].trained == 0  # in evaluation mode
+    guard = local.models["net"].module[4]
+    assert (guard.trained, guard.recorded) == (0, 0)  # as under torch.no_grad
     assert all(tensor.requires_grad for tensor in local.models["net"].tensors)  # afterwards
     with pytest.raises(AssertionError, match="backward pass through the frozen part"):
         train(LocalSGD(epochs=1, batch_size=5, only="core"), local)

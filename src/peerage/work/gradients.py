@@ -32,7 +32,10 @@ def autograd_gradients(
     """
 
     def differentiate(x: Tensor, y: Tensor) -> tuple[Tensor, Gradients]:
-        with without_gradients(frozen):
+        if frozen:
+            with without_gradients(frozen):
+                loss = loss_of(x, y)
+        else:
             loss = loss_of(x, y)
         # The recorded loss is not clamped.
         clamped = loss if clamp is None else loss.clamp(max=clamp)
