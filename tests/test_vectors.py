@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from peerage.vectors import FlatModel, Layout, float_buffers
+from peerage.errors import InputError
+from peerage.vectors import FlatModel, Layout, find_head, float_buffers, trained_parameters
 
 DIMENSIONS = st.lists(st.integers(1, 5), max_size=5)
 
@@ -126,6 +127,113 @@ def test_span_is_the_part_of_a_layer():
 def test_span_rejects_what_is_not_one_part(layers):
     with pytest.raises(KeyError, match="not adjacent in"):
         Layout.of(three_layers().named_parameters()).span(*layers)
+
+
+# Core and head
+
+
+class Backbone(nn.Module):
+    """Its head is named before its core, beside modules with similar names; never run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+        self.fc2 = nn.Linear(4, 4)
+        self.top = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4)))
+
+
+def layouts(module: nn.Module, *names: str) -> tuple[Layout, Layout]:
+    head = find_head(module, names)
+    parameters, buffers = trained_parameters(module), float_buffers(module)
+    return Layout.of(parameters, head), Layout.of(buffers, head)
+
+
+def names_in(layout: Layout, part: str) -> list[str]:
+    """By the entries that a vector has in a part."""
+    marks = torch.zeros(layout.size)
+    marks[layout.part(part)] = 1.0
+    views = layout.views(marks)
+    assert all(view.min() == view.max() for view in views.values())
+    assert int(marks.sum()) == layout.part_size(part)
+    return [name for name, view in views.items() if view.any()]
+
+
+def test_by_default_the_head_is_the_last_linear_layer():
+    layout, buffers = layouts(Backbone())
+    assert layout.head == ("top.2.0",)
+    assert names_in(layout, "head") == ["top.2.0.weight", "top.2.0.bias"]
+    assert isinstance(layout.part("head"), slice)
+    assert buffers.part("head") == slice(buffers.size, buffers.size)
+    assert layouts(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))[0].head == ("1",)
+    # A layer with parameters after the last linear one does not make it the head.
+    assert layouts(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))[0].head == ("0",)
+
+
+def test_a_head_is_named_by_its_modules_and_brings_its_buffers():
+    layout, buffers = layouts(Backbone(), "top")
+    assert layout.head == ("top.0", "top.2.0")
+    assert names_in(layout, "head") == [
+        "top.0.weight",
+        "top.0.bias",
+        "top.2.0.weight",
+        "top.2.0.bias",
+    ]
+    assert names_in(buffers, "head") == ["top.0.running_mean", "top.0.running_var"]
+    assert names_in(buffers, "core") == ["body.1.running_mean", "body.1.running_var"]
+    for each in (layout, buffers):
+        assert sorted(names_in(each, "head") + names_in(each, "core")) == sorted(
+            each.views(torch.zeros(each.size))
+        )
+
+
+def test_a_part_that_is_not_adjacent_gives_indices():
+    layout, _ = layouts(Backbone(), "fc", "top.2")
+    assert names_in(layout, "head") == ["fc.weight", "fc.bias", "top.2.0.weight", "top.2.0.bias"]
+    entries = layout.part("head")
+    assert isinstance(entries, Tensor)
+    vector = torch.arange(float(layout.size))
+    assert vector[entries].tolist() == [*range(15), *range(layout.size - 20, layout.size)]
+    assert isinstance(layout.part("core"), slice)
+    # A name is not the beginning of another: fc2 is in the core.
+    assert "fc2.weight" in names_in(layout, "core")
+
+
+def test_the_head_of_a_single_layer_is_the_whole_model():
+    layout, _ = layouts(nn.Linear(3, 2))
+    assert layout.part("head") == slice(0, 8)
+    assert layout.part("core") == slice(8, 8)
+    assert (layout.part_size("head"), layout.part_size("core")) == (8, 0)
+    with pytest.raises(
+        InputError, match="only=head requires a model with a core and a head, but its"
+    ):
+        layout.check_parts("only=head")
+    layouts(three_layers())[0].check_parts("only=head")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["tpo"], r"has no module 'tpo', which should be its head; did you mean 'top'\? known: "),
+        (["top", "fc1"], r"has no module 'fc1'.*did you mean 'fc2?'\?"),
+        (["top.1"], r"the head top\.1 has no parameters that are trained; name a layer"),
+    ],
+)
+def test_heads_that_do_not_exist_are_refused(names, found):
+    with pytest.raises(InputError, match=found):
+        find_head(Backbone(), names)
+
+
+def test_a_frozen_head_is_refused():
+    module = Backbone()
+    module.fc.requires_grad_(False)
+    with pytest.raises(InputError, match="the head fc has no parameters that are trained"):
+        find_head(module, ["fc"])
+
+
+def test_a_model_has_two_parts():
+    with pytest.raises(InputError, match=r"no part 'haed'; did you mean 'head'\? known: core, hea"):
+        layouts(Backbone())[0].part("haed")
 
 
 # FlatModel

@@ -31,10 +31,13 @@ from peerage.requests import (
     recorded,
 )
 from peerage.vectors import Layout, Weights, find_head, float_buffers, trained_parameters
-from peerage.work.curvature import Curvature, Gradient, Losses, Part
+from peerage.work.candidates import Losses, read_candidates
+from peerage.work.curvature import BatchStream, Curvature, Gradient, Part
 from peerage.work.training import LocalSGD, Train, TrainStats
 
 S = TypeVar("S")  # the state of a node, which it keeps between rounds
+# Of an architecture. The tensor, which is an error, lets type checkers accept `**payload`.
+Name = str | Tensor | None
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,15 @@ class Dimensions:
 
     @classmethod
     def of(
-        cls, module: nn.Module, nodes: int, classes: int, example: tuple[int, ...]
+        cls,
+        module: nn.Module,
+        nodes: int,
+        classes: int,
+        example: tuple[int, ...],
+        head_modules: tuple[str, ...] = (),
     ) -> "Dimensions":
         """Dimensions of a network in which all nodes have this model; it may be on device meta."""
-        head = find_head(module)
+        head = find_head(module, head_modules)
         layout = Layout.of(trained_parameters(module), head)
         return cls(layout, Layout.of(float_buffers(module), head), nodes, classes, example)
 
@@ -90,6 +98,8 @@ class Node(Generic[S]):
     layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
     buffer_layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
     state: S = None  # type: ignore[assignment]  # Algorithm.init fills it before the first round
+    # Draws initial values; arguments: stream, architecture, whether they are private to the node.
+    draw_initial: Callable[[str, str, bool], Weights] | None = field(default=None, repr=False)
     hub: int | None = None  # the node without data that all others exchange with, if any
     round: int = 0  # counts from 0
     rounds: int = 0  # of the whole run
@@ -196,51 +206,77 @@ class Node(Generic[S]):
         return await Curvature(self.params, self.buffers, kind, batch_size, part)
 
     @recorded
-    async def gradient(self) -> Tensor:
-        """[d] gradient of the mean loss on the local data, at the node's parameters."""
-        return await Gradient(self.params, self.buffers)
+    async def gradient(
+        self,
+        batch_size: int | None = None,
+        *,
+        stream: str | None = None,
+        at: Weights | Tensor | None = None,
+        advance: bool = True,
+    ) -> Tensor:
+        """[d] gradient of the mean loss on the local data, at the node's parameters or `at` others.
+
+        With a batch size, on the next batch of an endless shuffled stream of this name, which
+        continues across rounds. With `advance=False`, the next call gets the same batch again.
+        """
+        if batch_size is None and (stream is not None or not advance):
+            raise PeerageError(
+                "node.gradient without a batch size uses all examples; give batch_size, or leave "
+                "out stream and advance"
+            )
+        name = "gradient" if stream is None else stream
+        batch = None if batch_size is None else BatchStream(batch_size, name, advance)
+        if at is None:
+            return await Gradient(self.params, self.buffers, batch=batch)
+        if isinstance(at, Tensor):
+            at = Weights(at, self.buffers, self.architecture)
+        return await Gradient(at.params, at.buffers, at.architecture, batch)
 
     @recorded
     async def losses(
         self,
-        candidates: Inbox | Sequence[Tensor],
+        candidates: Inbox | Sequence[Tensor] | Sequence[Weights],
         examples: int | None = None,
         *,
+        part: str | None = None,
         buffers: Sequence[Tensor] | None = None,
+        stream: str = "losses",
+        batch_size: int | None = None,
     ) -> Tensor:
         """[k] mean losses of candidate models, all on the same local examples.
 
-        Each message of an inbox is one candidate: parameters `x` and, if the model has running
-        statistics, buffers `b`. Candidates may also be vectors of parameters. Each then needs its
-        own `buffers`, so that no model is evaluated with the running statistics of another.
+        A candidate is a message of an inbox (parameters `x`, and buffers `b` if the model has
+        running statistics), a vector of parameters, which needs its own `buffers`, or `Weights` of
+        any architecture. With `part="head"`, candidates are heads over the node's own core, whose
+        features are computed once if the head is one module, or modules in a row, at the end of
+        the network; otherwise the network runs once for each head. With fewer `examples` than the
+        node has, each call draws others from `stream`, which no other random choice depends on.
         """
-        if isinstance(candidates, Inbox):
-            messages = candidates.messages
-            other = next((m for m in messages if m.architecture != self.architecture), None)
-            if other is not None:
-                raise PeerageError(
-                    f"node {self.id} cannot evaluate the model of node {other.sender}: it has "
-                    f"architecture {other.architecture!r}, not {self.architecture!r}; use "
-                    "inbox.alike(node.architecture)"
-                )
-            candidates = candidates["x"]
-            buffers = [m.payload["b"] for m in messages if "b" in m.payload] or None
-        if buffers is None:
-            buffers = [torch.empty(0)] * len(candidates)
-        if len(buffers) != len(candidates):
-            raise PeerageError(
-                f"node {self.id} has {len(candidates)} candidates but the buffers of "
-                f"{len(buffers)}; pass buffers for every candidate"
-            )
-        return await Losses(tuple(candidates), tuple(buffers), examples)
+        models = read_candidates(self.id, self.architecture, candidates, buffers)
+        own = None if part is None else self.weights
+        return await Losses(models, examples, stream, batch_size, part, own)
+
+    def initial(
+        self, stream: str, *, architecture: str | None = None, private: bool = False
+    ) -> Weights:
+        """Fresh initial values by the experiment's scheme and gain, drawn from a named stream.
+
+        They are equal on all nodes, or with `private` specific to this node. The same name gives
+        the same values again. Unlike a request, it needs no `await`, so `Algorithm.init` can use
+        it.
+        """
+        if self.draw_initial is None:
+            raise PeerageError("node.initial requires an engine, which knows the models")
+        return self.draw_initial(stream, architecture or self.architecture, private)
 
     @recorded
     async def send(
-        self, to: int | Iterable[int], architecture: str | None = None, /, **payload: Tensor
+        self, to: int | Iterable[int], /, *, architecture: Name = None, **payload: Tensor
     ) -> None:
         """Send a message to one or several nodes; messages between two nodes arrive in order.
 
-        `architecture` is that of the model in the payload, by default the node's own.
+        `architecture` is that of the model in the payload, by default the node's own. It determines
+        which shapes the recipient accepts.
         """
         await self._send((to,) if isinstance(to, int) else tuple(to), payload, architecture)
 
@@ -253,13 +289,20 @@ class Node(Generic[S]):
         return self._inbox(messages)
 
     @recorded
-    async def exchange(self, *, to: Iterable[int] | None = None, **payload: Tensor) -> Inbox:
+    async def exchange(
+        self,
+        *,
+        to: Iterable[int] | None = None,
+        architecture: Name = None,
+        **payload: Tensor,
+    ) -> Inbox:
         """Send to all out-neighbours and receive from all neighbours.
 
         The inbox includes the node's own message. With `to`, send to and receive from these nodes.
         """
         partners = None if to is None else tuple(to)
-        sent = await self._send(self.out_neighbours if partners is None else partners, payload)
+        recipients = self.out_neighbours if partners is None else partners
+        sent = await self._send(recipients, payload, architecture)
         received = await Receive(self.neighbours if partners is None else partners)
         return self._inbox(sorted((*received, sent), key=lambda message: message.sender))
 
@@ -294,9 +337,14 @@ class Node(Generic[S]):
         return self._inbox(await Receive(partners)).with_payload()
 
     async def _send(
-        self, to: tuple[int, ...], payload: dict[str, Tensor], architecture: str | None = None
+        self, to: tuple[int, ...], payload: dict[str, Tensor], architecture: Name = None
     ) -> Message:
         """Send a payload and return the message as it left the node, after the privacy filter."""
+        if isinstance(architecture, Tensor):
+            raise PeerageError(
+                f"node {self.id} sent a tensor 'architecture', which must be the name of one; give "
+                "the tensor another name"
+            )
         for name, value in payload.items():
             if not isinstance(value, Tensor):
                 raise PeerageError(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from peerage.errors import InputError, did_you_mean
 
+T = TypeVar("T")
 # Some entries of a flat vector: a slice, or indices [k] where they are not adjacent.
 Entries = slice | Tensor
+
+
+PARTS = ("core", "head")
+REST = {"core": "head", "head": "core"}
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,6 @@ class Weights:
     params: Tensor  # [d]
     buffers: Tensor  # [b]
     architecture: str
-
-
-PARTS = ("core", "head")
 
 
 @dataclass(frozen=True)
@@ -96,15 +99,19 @@ class Layout:
     @property
     def head(self) -> tuple[str, ...]:
         """The layers of the head."""
-        modules = self.head_modules or self.layers[-1:]
-        return tuple(layer for layer in self.layers if _inside(f"{layer}.", modules))
+        return tuple(layer for layer in self.layers if self.in_part(f"{layer}.", "head"))
 
     def in_part(self, name: str, part: str) -> bool:
-        """Whether the tensor of this name is in the `head` or in the `core`, which is the rest."""
+        """Whether the tensor of this name is in the `head` or in the `core`, which is the rest.
+
+        A module is in a part like its tensors; its name ends with a dot here, as in `fc.`.
+        """
         if part not in PARTS:
             raise InputError(f"a model has no part {part!r}; {did_you_mean(part, PARTS)}")
         modules = self.head_modules or self.layers[-1:]
-        return _inside(name, modules) == (part == "head")
+        # The model itself has an empty name.
+        inside = any(name.startswith(f"{module}." if module else "") for module in modules)
+        return inside == (part == "head")
 
     def part(self, part: str) -> Entries:
         """The entries of the `head` or of the `core`, for `vector[layout.part("head")]`."""
@@ -118,6 +125,16 @@ class Layout:
     def part_size(self, part: str) -> int:
         """The number of entries in a part."""
         return sum(slot.size for slot in self.slots if self.in_part(slot.name, part))
+
+    def check_parts(self, needed_by: str) -> None:
+        """Raise an InputError if the head is the whole model; `needed_by` begins its text."""
+        if not self.part_size("core"):
+            name = " + ".join(self.head)
+            raise InputError(
+                f"{needed_by} requires a model with a core and a head, but its head "
+                f"{f'{name!r} ' if name else ''}is the whole model; use a model with more layers, "
+                "or name a smaller head with pg.Split(model, head=...)"
+            )
 
     def span(self, *layers: str) -> slice:
         """The part of the vector with the named layers, which must be adjacent.
@@ -152,11 +169,6 @@ class Layout:
         return torch.cat([slot.view(vector).reshape(-1) for slot in self.slots])
 
 
-def _inside(name: str, modules: Iterable[str]) -> bool:
-    """Whether a tensor belongs to one of the modules; the module itself has an empty name."""
-    return any(name.startswith(f"{module}." if module else "") for module in modules)
-
-
 def all_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or infinite.
 
@@ -189,9 +201,15 @@ def find_head(module: nn.Module, names: Sequence[str] = ()) -> tuple[str, ...]:
         if name not in known:
             hint = did_you_mean(name, tuple(filter(None, known)))
             raise InputError(f"the model has no module {name!r}, which should be its head; {hint}")
+    layout = Layout.of(trained_parameters(module), tuple(names))
     if names:
+        if not layout.head:
+            raise InputError(
+                f"the head {' + '.join(names)} has no parameters that are trained; name a layer "
+                f"that has some, as {', '.join(layout.layers[-3:])}"
+            )
         return tuple(names)
-    layers = Layout.of(trained_parameters(module)).layers
+    layers = layout.layers
     linear = [name for name in layers if isinstance(known[name], nn.Linear)]
     return tuple((linear or layers)[-1:])
 
@@ -236,6 +254,7 @@ class FlatModel:
         self.params = self.layout.flatten(dict(named))
         self.tensors = [parameter for _, parameter in named]
         self.scratch: dict[str, Tensor] = {}  # temporary tensors for the current computation
+        self._batch_statistics: dict[str | None, bool] = {}  # by trained part
         for slot, parameter in zip(self.layout.slots, self.tensors, strict=True):
             parameter.data = slot.view(self.params)
         self.frozen = [parameter for _, parameter in frozen_parameters(module)]
@@ -248,18 +267,36 @@ class FlatModel:
         for slot, (_, buffer) in zip(self.buffer_layout.slots, buffers, strict=True):
             buffer.data = slot.view(self.buffers)
 
-    @cached_property
-    def batch_statistics(self) -> bool:
-        """Whether a layer normalises by batch statistics in training."""
+    def begin_training(self, only: str | None = None) -> None:
+        """Put the module into training mode; with `only`, all but this part into evaluation mode.
+
+        A frozen part is thus a fixed function: its dropout is off, and its statistics stay.
+        """
         self.module.train()  # a module may exclude layers here, to keep their statistics
-        layers = self.module.modules()
-        return any(isinstance(layer, _BatchNorm) and layer.training for layer in layers)
+        if only is not None:
+            for name, layer in self.module.named_modules():
+                if not self.layout.in_part(f"{name}.", only):
+                    layer.training = False
+
+    def batch_statistics(self, only: str | None = None) -> bool:
+        """Whether a layer normalises by batch statistics in training (of this part)."""
+        if only not in self._batch_statistics:
+            self.begin_training(only)
+            layers = self.module.modules()
+            found = any(isinstance(layer, _BatchNorm) and layer.training for layer in layers)
+            self._batch_statistics[only] = found
+        return self._batch_statistics[only]
 
     def load(self, params: Tensor, buffers: Tensor | None = None) -> None:
         self.params.copy_(params)
         if buffers is not None and buffers.numel():
             self.buffers.copy_(buffers)
 
-    def like_tensors(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector [d], one for each trained parameter, with its own strides."""
-        return [slot.view(vector) for slot in self.layout.slots]
+    def like_tensors(self, vector: Tensor, part: str | None = None) -> list[Tensor]:
+        """Views of a vector [d], one for each trained parameter (of a part), with its strides."""
+        return self.of_part([slot.view(vector) for slot in self.layout.slots], part)
+
+    def of_part(self, items: Sequence[T], part: str | None) -> list[T]:
+        """The items of one part, of a list with one item for each trained parameter."""
+        pairs = zip(self.layout.slots, items, strict=True)
+        return [x for slot, x in pairs if part is None or self.layout.in_part(slot.name, part)]

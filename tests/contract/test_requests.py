@@ -447,7 +447,7 @@ class Returns(Algorithm[Any]):
             node.params = answer.payload["x"]
         if node.id == 0:
             [message] = (await node.receive(1)).messages
-            await node.send(1, self.architecture, x=message.payload["x"] * 2)
+            await node.send(1, architecture=self.architecture, x=message.payload["x"] * 2)
 
 
 RETURNS = {"topology": "complete", "model": ["mlp:hidden=8", "mlp:hidden=4"], "rounds": 1}

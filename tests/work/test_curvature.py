@@ -1,17 +1,29 @@
 """Curvature, gradients and candidate losses against sums of gradients computed one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerage.errors import InputError, PeerageError
-from peerage.vectors import FlatModel
+from peerage.randomness import numpy_stream
+from peerage.vectors import FlatModel, Weights
+from peerage.work.candidates import Losses
 from peerage.work.context import Examples, LocalContext
-from peerage.work.curvature import KINDS, LARGE_BATCH, Curvature, Gradient, Losses, check_kind
+from peerage.work.curvature import (
+    KINDS,
+    LARGE_BATCH,
+    BatchStream,
+    Curvature,
+    Gradient,
+    check_kind,
+)
 
 EXAMPLES = 17
 
@@ -154,7 +166,8 @@ def test_a_node_without_examples_has_no_curvature(kind):
     params, buffers = local.models["net"].params.clone(), torch.empty(0)
     assert not Curvature(params, buffers, kind, 5).run(local).any()
     assert not Gradient(params, buffers).run(local).any()
-    assert Losses((params, params), (buffers, buffers), None).run(local).tolist() == [0.0, 0.0]
+    assert losses([params] * 2, [buffers] * 2).run(local).tolist() == [0.0, 0.0]
+    assert not Gradient(params, buffers, batch=BatchStream(3, "s")).run(local).any()
 
 
 def test_unknown_kinds_are_rejected():
@@ -176,6 +189,74 @@ def test_gradient_of_the_mean_loss(name, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def examples_of(local: LocalContext, start: int, stop: int, stream: str) -> Tensor:
+    """A part of the endless stream of a node's examples."""
+    count = len(local.indices)
+    order = [
+        numpy_stream(local.seed, f"stream {stream}", local.node, number).permutation(count)
+        for number in range(stop // count + 1)
+    ]
+    return local.indices[torch.from_numpy(np.concatenate(order)[start:stop])]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_on_the_batches_of_a_stream(name):
+    local, params, buffers = node(name)
+    kept = local.persistent_tensors
+    request = Gradient(params, buffers, batch=BatchStream(7, "noise"))
+    for number in range(4):  # the third batch spans two passes
+        local = replace(local, round=number)  # rounds have the tensors that are kept in common
+        before = dict(kept)
+        found = request.run(local)
+        examples = examples_of(local, 7 * number, 7 * number + 7, "noise")
+        torch.testing.assert_close(found, gradient_of(local, examples, params, buffers))
+        assert all(kept[key] is not before[key] for key in before)  # a round can be undone
+    assert {key: int(value) for key, value in kept.items()} == {"position noise": 28}
+
+
+def test_one_batch_at_two_points():
+    local, params, buffers = node("normalised")
+    other, moved = params + 0.1, buffers + 1
+    same = BatchStream(5, "s", advance=False)
+    first = Gradient(other, moved, "net", same).run(local)
+    second = Gradient(params, buffers, batch=replace(same, advance=True)).run(local)
+    third = Gradient(params, buffers, batch=same).run(local)
+    examples = examples_of(local, 0, 5, "s")
+    torch.testing.assert_close(first, gradient_of(local, examples, other, moved))
+    torch.testing.assert_close(second, gradient_of(local, examples, params, buffers))
+    assert not torch.equal(third, second)
+
+
+def test_streams_of_batches_do_not_depend_on_each_other():
+    local, params, buffers = node("linear")
+    untouched = [y.tolist() for _, y in node("linear")[0].steps(4, 5)]
+    for stream in ("a", "b", "a"):
+        Gradient(params, buffers, batch=BatchStream(4, stream)).run(local)
+    assert [y.tolist() for _, y in local.steps(4, 5)] == untouched  # that of training
+    found = Gradient(params, buffers, batch=BatchStream(4, "b")).run(local)
+    wanted = gradient_of(local, examples_of(local, 4, 8, "b"), params, buffers)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_at_models_that_do_not_fit_are_refused():
+    local, params, buffers = node("normalised")
+    for x, b, architecture in (
+        (params[1:], buffers, "net"),
+        (params, buffers[1:], "net"),
+        (params, buffers, "other"),
+    ):
+        found = rf"node 1 cannot compute a gradient at {len(x)} parameters and {len(b)} running"
+        with pytest.raises(PeerageError, match=found):
+            Gradient(x, b, architecture).run(local)
+    with pytest.raises(InputError, match="batch_size must be at least 1, got 0"):
+        BatchStream(0, "s")
+
+
+def losses(params: Sequence[Tensor], buffers: Sequence[Tensor], *options: Any) -> Losses:
+    pairs = zip(params, buffers, strict=True)
+    return Losses(tuple(Weights(x, b, "net") for x, b in pairs), *options)
+
+
 def loss_of(local: LocalContext, examples: Tensor, params: Tensor, buffers: Tensor) -> float:
     model = local.model(params, buffers)
     model.module.eval()
@@ -186,10 +267,10 @@ def loss_of(local: LocalContext, examples: Tensor, params: Tensor, buffers: Tens
 @pytest.mark.parametrize("size", [LARGE_BATCH, 4])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_losses_of_candidates(name, size, monkeypatch):
-    monkeypatch.setattr("peerage.work.curvature.LARGE_BATCH", size)
+    monkeypatch.setattr("peerage.work.candidates.LARGE_BATCH", size)
     local, params, buffers = node(name)
     candidates = (params, 2 * params, torch.zeros_like(params))
-    found = Losses(candidates, (buffers,) * 3, None).run(local)
+    found = losses(candidates, [buffers] * 3).run(local)
     expected = [loss_of(local, local.indices, x, buffers) for x in candidates]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -197,7 +278,7 @@ def test_losses_of_candidates(name, size, monkeypatch):
 def test_candidates_are_evaluated_with_their_own_running_statistics():
     local, params, buffers = node("normalised")
     pairs = [(params, buffers), (params, buffers + 1), (2 * params, 3 * buffers)]
-    found = Losses(*(tuple(part) for part in zip(*pairs, strict=True)), None).run(local).tolist()
+    found = losses(*zip(*pairs, strict=True)).run(local).tolist()
     expected = [loss_of(local, local.indices, *pair) for pair in pairs]
     assert found == pytest.approx(expected, rel=1e-5)
     assert min(abs(a - b) for a, b in pairwise(found)) > 0.01
@@ -213,7 +294,7 @@ def test_candidates_are_evaluated_with_their_own_running_statistics():
 )
 def test_candidates_that_are_not_models_of_the_node_are_rejected(params, buffers, message):
     local, x, b = node("normalised")
-    order = Losses((x, torch.ones(len(x) + params)), (b, torch.ones(len(b) + buffers)), None)
+    order = losses([x, torch.ones(len(x) + params)], [b, torch.ones(len(b) + buffers)])
     with pytest.raises(PeerageError, match=f"node 1 cannot evaluate a candidate {message}"):
         order.run(local)
 
@@ -221,9 +302,9 @@ def test_candidates_that_are_not_models_of_the_node_are_rejected(params, buffers
 def test_losses_on_some_examples_use_the_same_for_all_candidates():
     local, params, buffers = node("linear")
     own = [loss_of(local, local.indices[i : i + 1], params, buffers) for i in range(EXAMPLES)]
-    [one, other] = Losses((params, params), (buffers, buffers), 1).run(local).tolist()
+    [one, other] = losses([params] * 2, [buffers] * 2, 1).run(local).tolist()
     assert one == other
     assert min(abs(one - loss) for loss in own) < 1e-6
-    [pair] = Losses((params,), (buffers,), 2).run(local).tolist()
+    [pair] = losses([params], [buffers], 2).run(local).tolist()
     means = [(a + b) / 2 for i, a in enumerate(own) for b in own[:i]]
     assert min(abs(pair - mean) for mean in means) < 1e-6

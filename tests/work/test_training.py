@@ -902,7 +902,7 @@ class StillNorm(nn.Sequential):
 )
 def test_which_models_have_batch_statistics(module, found):
     module.eval()
-    assert FlatModel(module).batch_statistics == found
+    assert FlatModel(module).batch_statistics() == found
 
 
 @pytest.mark.parametrize("seed", [0, 2])

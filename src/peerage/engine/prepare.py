@@ -44,6 +44,7 @@ def prepare(
     architectures, dtype = build_architectures(experiment, dataset)
     for architecture in architectures.values():
         experiment.algorithm.check_layout(architecture.layout)
+        experiment.work.check_layout(architecture.layout)
     names = list(architectures)
     parts, validation = split(experiment, dataset)
     if experiment.algorithm.with_hub:  # one node more, without data
@@ -181,7 +182,8 @@ def name_architectures(
     architectures = {}
     for i, given in enumerate(experiment.model):
         split = given if isinstance(given, Split) else Split(given)
-        model, head = split.model, split.head_modules
+        model: Any = split.model
+        head = split.head_modules
         name = display_name(model, MODELS) + (f"-{i}" if len(experiment.model) > 1 else "")
         if isinstance(model, nn.Module) or not hasattr(model, "build"):
             architecture = own_architecture(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -169,6 +169,7 @@ class Shard:
                 seed=world.seed,
                 layouts=world.layouts,
                 buffer_layouts=world.buffer_layouts,
+                draw_initial=partial(world.draw_initial, node),
                 rounds=world.rounds,
                 hub=world.hub,
                 graph_of=self.graph_of,

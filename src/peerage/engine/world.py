@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from peerage.algorithm import Algorithm, Dimensions, Node
+from peerage.errors import InputError, did_you_mean
 from peerage.experiment.experiment import Experiment
 from peerage.graphs.faults import Faults, LinkFaults, NoLinkFaults
 from peerage.graphs.graph import Graph, Neighbours
@@ -17,7 +18,8 @@ from peerage.graphs.mixing import describe
 from peerage.graphs.topology import DynamicGraph
 from peerage.models.start import Architecture
 from peerage.privacy import Noise, PrivacyFilter
-from peerage.vectors import Layout
+from peerage.randomness import stream_seed
+from peerage.vectors import Layout, Weights
 from peerage.work.context import Examples
 
 
@@ -141,6 +143,21 @@ class World:
     def buffer_layouts(self) -> dict[str, Layout]:
         """The layout of the running statistics of every architecture."""
         return {name: kind.buffer_layout for name, kind in self.architectures.items()}
+
+    def draw_initial(self, node: int, stream: str, architecture: str, private: bool) -> Weights:
+        """Initial values from a named stream, scaled by the gain of a node; see `Node.initial`."""
+        if architecture not in self.architectures:
+            hint = did_you_mean(architecture, self.architectures)
+            raise InputError(f"unknown architecture {architecture!r}; {hint}")
+        if self.pre_round is not None:
+            raise InputError(
+                "node.initial requires a gain that is known before the first exchange, which gain "
+                "'estimated' is not; use --gain graph"
+            )
+        index = (node,) if private else ()
+        seed = stream_seed(self.seed, f"initial {stream}", *index)
+        kind, gain = self.architectures[architecture], float(self.gains[node])
+        return Weights(*kind.drawn(seed, gain, redrawn=True), architecture)
 
     def architecture(self, node: int) -> Architecture:
         return self.architectures[self.assignment[node]]

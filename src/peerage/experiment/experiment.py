@@ -310,6 +310,8 @@ def _one_line(error: ValidationError, where: str) -> str:
 
 def display_name(value: Any, family: specs.Family) -> str:
     """The registered name of a value, or the name of its class."""
+    if isinstance(value, Split):
+        value = value.model
     for name, cls in family.items():
         if type(value) is cls:
             return name

@@ -8,7 +8,7 @@ from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS
 from peerage.experiment.experiment import Experiment
-from peerage.experiment.toml import local_table
+from peerage.experiment.toml import HEAD, local_table
 from peerage.graphs.faults import Faults
 from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
@@ -38,8 +38,7 @@ def run_key(experiment: Experiment) -> dict[str, Any]:
         "algorithm": specs.table_text(table["algorithm"], "algorithm", ALGORITHMS),
         "dataset": specs.table_text(table["dataset"], "dataset", DATASETS),
         "model": [
-            specs.table_text(model, "model", MODELS)
-            for model in (models if isinstance(models, list) else [models])
+            _model_text(model) for model in (models if isinstance(models, list) else [models])
         ],
         "topology": specs.table_text(table["topology"], "topology", TOPOLOGIES),
         "partition": specs.table_text(table["partition"], "partition", PARTITIONS),
@@ -60,6 +59,12 @@ def run_key(experiment: Experiment) -> dict[str, Any]:
         if name in table:
             key[name] = _beyond(table[name], specs.plain(default))
     return key
+
+
+def _model_text(table: Mapping[str, Any]) -> str:
+    head = "+".join(table.get(HEAD, ()))
+    plain = {key: value for key, value in table.items() if key != HEAD}
+    return specs.table_text(plain, "model", MODELS) + (f" head {head}" if head else "")
 
 
 def _beyond(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from peerage.algorithm import Algorithm
 from peerage.algorithms import ALGORITHMS
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.outside import load_class
-from peerage.experiment.toml import PYTHON_OBJECT
+from peerage.experiment.toml import HEAD, PYTHON_OBJECT
 from peerage.graphs.faults import Faults
 from peerage.graphs.topology import TOPOLOGIES, FromGraph
 from peerage.models import MODELS
@@ -91,11 +91,18 @@ def read_models(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     items = value if isinstance(value, list | tuple) else [value]
-    read = reader("model", MODELS, "build", "__call__")
-    return tuple(
-        replace(item, model=read(item.model)) if isinstance(item, Split) else read(item)
-        for item in items
-    )
+    return tuple(_read_model(item) for item in items)
+
+
+def _read_model(value: Any) -> Any:
+    if isinstance(value, Mapping) and HEAD in value:
+        plain = {key: option for key, option in value.items() if key != HEAD}
+        value = Split(_read_model(plain), value[HEAD])
+    if isinstance(value, Split):
+        model = _read_model(value.model)
+        model = model.model if isinstance(model, Split) else model  # the outer one counts
+        return replace(value, model=model) if value.head_modules else model
+    return reader("model", MODELS, "build", "__call__")(value)
 
 
 def read_local(value: Any) -> LocalSGD:

@@ -18,6 +18,7 @@ from peerage.graphs.faults import Faults
 from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
 from peerage.models import MODELS
+from peerage.models.start import Split
 from peerage.privacy import Noise
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
     from peerage.experiment.experiment import Experiment
 
 PYTHON_OBJECT = "python-object"  # stands for a value that a file cannot hold
+HEAD = "head"  # key of a model's table: the modules of its head; see `Split`
 # Tables whose single keys may be changed.
 SECTIONS = ("local", "init", "faults", "noise", "evaluation", "engine")
 
 
 def table_of(experiment: "Experiment") -> dict[str, Any]:
     """Plain values that describe the experiment completely."""
-    models = [_family_table(model, "model", MODELS) for model in experiment.model]
+    models = [_model_table(model) for model in experiment.model]
     init, evaluation = experiment.init, experiment.evaluation
     # Newer keys are written only where they are used, so that older runs can be resumed.
     unused = None if evaluation.spread else {"spread"}
@@ -111,6 +113,12 @@ def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]
         return specs.to_table(value, kind, family)
     name = value.__qualname__ if callable(value) and hasattr(value, "__qualname__") else None
     return {"name": PYTHON_OBJECT, "value": name or type(value).__name__}
+
+
+def _model_table(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Split):
+        return _family_table(value, "model", MODELS)
+    return {**_family_table(value.model, "model", MODELS), HEAD: list(value.head_modules)}
 
 
 def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:

@@ -90,9 +90,17 @@ class Architecture:
 
     def initial(self, seed: int, start: int | None, gain: float = 1.0) -> tuple[Tensor, Tensor]:
         """(params [d], buffers [b]) of the start with this number; None means the shared one."""
-        with drawing(stream_seed(seed, "init", SHARED if start is None else start)):
+        stream = stream_seed(seed, "init", SHARED if start is None else start)
+        return self.drawn(stream, gain, redrawn=start is not None)
+
+    def drawn(self, stream: int, gain: float, *, redrawn: bool) -> tuple[Tensor, Tensor]:
+        """(params [d], buffers [b]) from a stream; a user's module keeps its values or is redrawn.
+
+        `stream` is the seed of torch's generator.
+        """
+        with drawing(stream):
             module = self.build()
-            if self.has_values and start is not None:
+            if self.has_values and redrawn:
                 redraw(module)
             if self.scheme != "torch":
                 he(module, self.scheme, self.bias or "zero")
@@ -143,12 +151,20 @@ class Split:
     default it is the last linear layer, as for every model that is not wrapped.
     """
 
-    model: Model | nn.Module | Callable[[], nn.Module]
+    model: Model | nn.Module | Callable[[], nn.Module] | str  # text such as "mlp:hidden=8"
     head: str | tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = tuple(self.head) if isinstance(self.head, list | tuple) else (self.head,)
+        if not all(isinstance(name, str) for name in names):
+            raise InputError(
+                f"head must be names of modules, got {self.head!r}; write head=('norm', 'fc')"
+            )
+        object.__setattr__(self, "head", names)
 
     @property
     def head_modules(self) -> tuple[str, ...]:
-        return (self.head,) if isinstance(self.head, str) else tuple(self.head)
+        return tuple(self.head)
 
 
 @contextmanager

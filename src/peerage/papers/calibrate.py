@@ -24,7 +24,7 @@ from peerage.graphs.graph import degrees
 from peerage.graphs.topology import Complete, ErdosRenyi
 from peerage.isolation import exclusive_torch
 from peerage.models import MODELS
-from peerage.models.start import Architecture
+from peerage.models.start import Architecture, Split
 from peerage.papers.study import Calculation, Job
 from peerage.records.environment import environment
 from peerage.work.context import Examples
@@ -169,15 +169,17 @@ def parameters(experiment: Experiment) -> int:
 
 def dimensions(experiment: Experiment) -> Dimensions:
     nodes = experiment.nodes + experiment.algorithm.with_hub
-    model: Any = experiment.model[0]  # studies use models of the package
-    return _dimensions(model, info_of(experiment), nodes)
+    given: Any = experiment.model[0]  # studies use models of the package
+    split = given if isinstance(given, Split) else Split(given)
+    return _dimensions(split, info_of(experiment), nodes)
 
 
 @cache
-def _dimensions(model: Any, known: DatasetInfo, nodes: int) -> Dimensions:
+def _dimensions(split: Split, known: DatasetInfo, nodes: int) -> Dimensions:
+    model: Any = split.model
     with torch.device("meta"):  # shapes without values, so a large model costs nothing
         module = model.build(known.shape, known.classes)
-    return Dimensions.of(module, nodes, known.classes, known.shape)
+    return Dimensions.of(module, nodes, known.classes, known.shape, split.head_modules)
 
 
 def numbers_averaged(experiment: Experiment, cost: Cost) -> float:

@@ -1,5 +1,6 @@
 """The data and model of one node, as compute requests use them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,10 +86,12 @@ class LocalContext:
     allocate: Callable[[int], Tensor] = torch.empty  # memory for a result [d]
     cache: Path | None = None  # folder for expensive results that can be reused
     orders: int = field(default=0)  # number of shuffles so far in this round
+    # Number of samples so far in this round, by stream: they do not change the order of batches.
+    samples: Counter[str] = field(default_factory=Counter)
 
-    def model(self, params: Tensor, buffers: Tensor) -> FlatModel:
-        """The model of the node's architecture, loaded with these values."""
-        model = self.models[self.architecture]
+    def model(self, params: Tensor, buffers: Tensor, architecture: str | None = None) -> FlatModel:
+        """The model of an architecture, by default the node's, loaded with these values."""
+        model = self.models[architecture or self.architecture]
         model.load(params, buffers)
         return model
 
@@ -109,31 +112,39 @@ class LocalContext:
         order = torch.from_numpy(rng.permutation(len(self.indices)))
         return self.data.chunks(self.indices[order], size, batch_of_one)
 
-    def steps(self, count: int, size: int) -> Batches:
+    def steps(
+        self, count: int, size: int, stream: str | None = None, advance: bool = True
+    ) -> Batches:
         """The next `count` batches of an endless shuffled stream that continues across rounds.
 
-        All have the same size; a batch may span two passes.
+        All have the same size; a batch may span two passes. A named `stream` has its own order and
+        position; None is the stream of training. Without `advance`, the position stays.
         """
-        start = (
-            int(self.persistent_tensors["position"]) if "position" in self.persistent_tensors else 0
-        )
+        key = "position" if stream is None else f"position {stream}"
+        start = int(self.persistent_tensors[key]) if key in self.persistent_tensors else 0
         stop = start + count * size
-        self.persistent_tensors["position"] = torch.tensor(stop)
+        if advance:
+            self.persistent_tensors[key] = torch.tensor(stop)
         total = len(self.indices)
         passes = range(start // total, (stop - 1) // total + 1)
-        order = np.concatenate([self._pass(number) for number in passes])
+        order = np.concatenate([self._pass(number, stream) for number in passes])
         first = passes.start * total
         chosen = torch.from_numpy(order[start - first : stop - first])
         return self.data.chunks(self.indices.index_select(0, chosen), size)
 
-    def _pass(self, number: int) -> NDArray[np.int64]:
-        return numpy_stream(self.seed, "stream", self.node, number).permutation(len(self.indices))
+    def _pass(self, number: int, stream: str | None) -> NDArray[np.int64]:
+        purpose = "stream" if stream is None else f"stream {stream}"
+        return numpy_stream(self.seed, purpose, self.node, number).permutation(len(self.indices))
 
-    def sample(self, count: int | None, size: int) -> Batches:
-        """Batches of up to `count` local examples, drawn without replacement; None means all."""
+    def sample(self, count: int | None, size: int, stream: str = "losses") -> Batches:
+        """Batches of up to `count` local examples, drawn without replacement; None means all.
+
+        Each call draws other examples from the named stream.
+        """
         indices = self.indices
         if count is not None and count < len(indices):
-            rng = numpy_stream(self.seed, "sample", self.node, self.round, self.orders)
-            self.orders += 1
+            number = self.samples[stream]
+            self.samples[stream] += 1
+            rng = numpy_stream(self.seed, f"sample {stream}", self.node, self.round, number)
             indices = indices[torch.from_numpy(rng.permutation(len(indices))[:count])]
         return self.data.chunks(indices, size)

@@ -10,7 +10,7 @@ The three kinds sum squared gradients, the diagonal of J^T J, over different uni
 All are computed in evaluation mode, so dropout is off and running statistics do not change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +21,12 @@ from peerage.errors import InputError, PeerageError, check_choice, did_you_mean
 from peerage.requests import Compute
 from peerage.vectors import FlatModel, Layout
 from peerage.work.context import Batches, LocalContext
-from peerage.work.gradients import Differentiate, analytic_gradients, autograd_gradients
+from peerage.work.gradients import (
+    Differentiate,
+    analytic_gradients,
+    autograd_gradients,
+    first_layer,
+)
 from peerage.work.losses import CrossEntropy
 from peerage.work.persample import sum_squared_gradients
 
@@ -74,13 +79,10 @@ def _restrict(model: FlatModel, vector: Tensor, part: Part) -> tuple[list[Tensor
     return [tensor for tensor, _ in chosen], [view for _, view in chosen]
 
 
-def _gradients(model: FlatModel, tensors: list[Tensor]) -> Differentiate:
+def _gradients(model: FlatModel, tensors: Sequence[Tensor]) -> Differentiate:
     """A function for the gradients of a batch's mean loss with respect to these parameters."""
-    loss, left = CrossEntropy(), len(model.tensors) - len(tensors)
-    is_tail = [id(t) for t in tensors] == [id(t) for t in model.tensors[left:]]
-    analytic = None
-    if is_tail and left % 2 == 0:  # whole layers, as each has a weight and a bias
-        analytic = analytic_gradients(model.module, loss, first=left // 2)
+    loss, first = CrossEntropy(), first_layer(model.tensors, tensors)
+    analytic = None if first is None else analytic_gradients(model.module, loss, first=first)
     return analytic or autograd_gradients(lambda x, y: loss(model.module(x), y), tensors, None)
 
 
@@ -96,10 +98,11 @@ PASSES = {"batch": 1.0, "sample": 1.4, "full": 1.0}
 def scope_of(layout: Layout, scope: str) -> slice:
     """The part of a flat vector that is weighted by curvature (P2 Fig. 10).
 
-    `output` is the head, `last-hidden` the last two layers and `all` the whole model. Otherwise
-    the scope is the names of consecutive layers, joined by +.
+    `output` is the last layer, `last-hidden` the last two and `all` the whole model. Otherwise the
+    scope is the names of consecutive layers, joined by +.
     """
-    known = {"output": layout.head, "last-hidden": layout.layers[-2:], "all": layout.layers}
+    layers = layout.layers
+    known = {"output": layers[-1:], "last-hidden": layers[-2:], "all": layers}
     if scope in known:
         return layout.span(*known[scope])
     names = scope.split("+")
@@ -140,55 +143,52 @@ class Curvature(Compute[Tensor]):
 
 
 @dataclass(frozen=True)
+class BatchStream:
+    """The next batch of a named endless stream; without `advance`, it stays the next one."""
+
+    size: int
+    name: str
+    advance: bool = True
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InputError(f"batch_size must be at least 1, got {self.size}")
+
+
+@dataclass(frozen=True)
 class Gradient(Compute[Tensor]):
+    """[d] gradient of the mean loss, on all local examples or on one batch, in evaluation mode."""
+
     phase: ClassVar[str] = "curvature"
 
     params: Tensor
     buffers: Tensor
+    architecture: str | None = None  # by default, the node's
+    batch: BatchStream | None = None
 
     def run(self, local: LocalContext) -> Tensor:
-        model = local.model(self.params, self.buffers)
+        if self.architecture is not None:
+            self.check(local, self.architecture)
+        model = local.model(self.params, self.buffers, self.architecture)
         model.module.eval()
-        return full_gradient(model, local.data.chunks(local.indices, LARGE_BATCH))
+        if self.batch is None:
+            return full_gradient(model, local.data.chunks(local.indices, LARGE_BATCH))
+        g = torch.zeros_like(model.params)
+        if len(local.indices):
+            size, name, advance = self.batch.size, self.batch.name, self.batch.advance
+            differentiate = _gradients(model, model.tensors)
+            for x, y in local.steps(1, size, name, advance):
+                torch._foreach_copy_(model.like_tensors(g), differentiate(x, y)[1])
+        return g
 
-
-@dataclass(frozen=True)
-class Losses(Compute[Tensor]):
-    """Mean loss of each candidate, [k], on the same local examples."""
-
-    phase: ClassVar[str] = "losses"
-
-    candidates: tuple[Tensor, ...]
-    buffers: tuple[Tensor, ...]
-    examples: int | None
-
-    def run(self, local: LocalContext) -> Tensor:
-        models = list(zip(self.candidates, self.buffers, strict=True))
-        for params, buffers in models:
-            self.check(local, params, buffers)
-        batches = list(local.sample(self.examples, LARGE_BATCH))
-        return torch.tensor([self.loss(local.model(*model), batches) for model in models])
-
-    def check(self, local: LocalContext, params: Tensor, buffers: Tensor) -> None:
-        model = local.models[local.architecture]
-        if params.shape != model.params.shape:
+    def check(self, local: LocalContext, architecture: str) -> None:
+        """Raise an error if the model does not fit its architecture."""
+        model = local.models.get(architecture)
+        shapes = None if model is None else (model.params.shape, model.buffers.shape)
+        if shapes != (self.params.shape, self.buffers.shape):
+            known = {name: len(one.params) for name, one in local.models.items()}
             raise PeerageError(
-                f"node {local.node} cannot evaluate a candidate with {params.numel()} parameters: "
-                f"its model {local.architecture!r} has {model.params.numel()}; choose candidates "
-                "of the same architecture, as in inbox.alike(node.architecture)"
+                f"node {local.node} cannot compute a gradient at {self.params.numel()} parameters "
+                f"and {self.buffers.numel()} running statistics of architecture {architecture!r}; "
+                f"give at= a model of one of {known} parameters"
             )
-        if buffers.shape != model.buffers.shape:
-            raise PeerageError(
-                f"node {local.node} cannot evaluate a candidate with {buffers.numel()} running "
-                f"statistics: its model {local.architecture!r} has {model.buffers.numel()}; send "
-                "b=node.buffers with every model, and give node.losses the inbox, or buffers=..."
-            )
-
-    def loss(self, model: FlatModel, batches: list[tuple[Tensor, Tensor]]) -> float:
-        model.module.eval()
-        total, count = 0.0, 0
-        with torch.no_grad():
-            for x, y in batches:
-                total += float(CrossEntropy()(model.module(x), y)) * len(y)
-                count += len(y)
-        return total / max(count, 1)

@@ -6,7 +6,8 @@ bits may differ, because a product that is written into a larger vector may be s
 order. The choice depends on the model and the loss, never on the engine or worker.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,23 @@ Differentiate = Callable[[Tensor, Tensor], tuple[Tensor, Gradients]]
 
 
 def autograd_gradients(
-    loss_of: Callable[[Tensor, Tensor], Tensor], tensors: Sequence[Tensor], clamp: float | None
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    tensors: Sequence[Tensor],
+    clamp: float | None,
+    frozen: Sequence[Tensor] = (),
 ) -> Differentiate:
     """A function for the gradients of any loss; a loss above the clamp gives no gradient.
 
-    The gradient of a parameter on which the loss does not depend is zero.
+    The gradient of a parameter on which the loss does not depend is zero. Layers that depend on
+    `frozen` parameters alone record nothing for a backward pass, as under `torch.no_grad`.
     """
 
     def differentiate(x: Tensor, y: Tensor) -> tuple[Tensor, Gradients]:
-        loss = loss_of(x, y)
+        if frozen:
+            with without_gradients(frozen):
+                loss = loss_of(x, y)
+        else:
+            loss = loss_of(x, y)
         # The recorded loss is not clamped.
         clamped = loss if clamp is None else loss.clamp(max=clamp)
         if not clamped.requires_grad:
@@ -38,6 +47,28 @@ def autograd_gradients(
         return loss.detach(), torch.autograd.grad(clamped, tensors, materialize_grads=True)
 
     return differentiate
+
+
+@contextmanager
+def without_gradients(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Treat parameters as constants."""
+    try:
+        for tensor in tensors:
+            tensor.requires_grad_(False)
+        yield
+    finally:
+        for tensor in tensors:
+            tensor.requires_grad_(True)
+
+
+def first_layer(tensors: Sequence[Tensor], chosen: Sequence[Tensor]) -> int | None:
+    """The number of the layer where the chosen parameters of a perceptron begin.
+
+    None if they are not those of its last layers, of which each has a weight and a bias.
+    """
+    left = len(tensors) - len(chosen)
+    is_tail = [id(tensor) for tensor in chosen] == [id(tensor) for tensor in tensors[left:]]
+    return left // 2 if is_tail and left % 2 == 0 else None
 
 
 def analytic_gradients(

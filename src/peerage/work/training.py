@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from peerage import specs
 from peerage.errors import InputError
 from peerage.requests import Compute
-from peerage.vectors import FlatModel
+from peerage.vectors import REST, FlatModel, Layout
 from peerage.work.context import Batches, LocalContext
 from peerage.work.evaluation import score
-from peerage.work.gradients import analytic_gradients, autograd_gradients
+from peerage.work.gradients import analytic_gradients, autograd_gradients, first_layer
 from peerage.work.losses import Correction, CrossEntropy, Loss, ModelLoss
 
 
@@ -40,6 +40,9 @@ class LocalSGD:
     # default, models with batch statistics (BatchNorm) merge it, or drop it if the node has no
     # other examples; all other models keep it.
     batch_of_one: Literal["keep", "merge", "drop"] | None = None
+    # Train one part of the model. The other is a fixed function: it does not move or decay, and
+    # its layers are in evaluation mode (no dropout, running statistics stay). See `pg.Split`.
+    only: Literal["head", "core"] | None = None
 
     def __post_init__(self) -> None:
         specs.check_choices(self)
@@ -73,6 +76,16 @@ class LocalSGD:
                 f"momentum={self.momentum} and nesterov={self.nesterov} belong to sgd; "
                 "leave them out with optimizer adamw"
             )
+        if self.only and self.keep_optimizer and self.optimizer == "adamw":
+            raise InputError(
+                f"keep_optimizer with adamw counts the steps of the whole model, got "
+                f"only={self.only}; leave out keep_optimizer, or use optimizer sgd"
+            )
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise an InputError if the model has no such part."""
+        if self.only is not None:
+            layout.check_parts(f"only={self.only}")
 
     def batches(self, local: LocalContext) -> Batches:
         if self.steps is not None:
@@ -88,7 +101,7 @@ class LocalSGD:
         if self.batch_of_one is not None:
             return self.batch_of_one
         model = local.models.get(local.architecture)
-        if model is None or not model.batch_statistics:
+        if model is None or not model.batch_statistics(self.only):
             return "keep"
         return "merge" if len(local.indices) > 1 else "drop"
 
@@ -114,6 +127,7 @@ class TrainStats:
     loss: float  # mean over the training examples, before each step
     examples: int  # number of training examples, counting repetitions
     squares: Tensor | None = None  # [d] sum of g * g over the last pass, if requested
+    steps: int = 0  # number of optimiser steps
 
 
 @dataclass(frozen=True)
@@ -141,6 +155,7 @@ class Train(Compute[Trained]):
             zeros = torch.zeros_like(self.params) if self.squares else None
             return Trained(self.params, self.buffers, TrainStats(0.0, 0, zeros))
         model = local.model(self.params, self.buffers)
+        self.work.check_layout(model.layout)
         optimiser_state = (
             copy_optimiser_state(local.persistent_tensors) if self.work.keep_optimizer else None
         )
@@ -185,7 +200,7 @@ class Rollback:
         if self.local.held_out is None:
             return 0.0  # without held-out examples, training continues
         loss = score(self.model, self.local.held_out).loss
-        self.model.module.train()
+        self.model.begin_training(self.work.only)
         return loss
 
 
@@ -205,21 +220,27 @@ def train(
     """
     tensors = tensors or {}
     squares = None if gather is None else torch.zeros_like(model.params)
-    square_parts = [] if squares is None else model.like_tensors(squares)
-    model.module.train()
+    square_parts = [] if squares is None else model.like_tensors(squares, work.only)
+    model.begin_training(work.only)
+    chosen = model.of_part(model.tensors, work.only)
+    frozen = model.of_part(model.tensors, REST[work.only]) if work.only else []
     optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, persistent_tensors)
     for_correction = {} if isinstance(work.loss, ModelLoss) else tensors
     corrected = Corrected(model, work, work.correct, for_correction) if work.correct else None
-    out = corrected.parts if corrected else None
-    differentiate = analytic_gradients(
-        model.module, work.loss, work.loss_clamp, out=out
-    ) or autograd_gradients(
-        batch_loss(work.loss, model.module, tensors, rng), model.tensors, work.loss_clamp
+    out = corrected.views if corrected else None
+    first = first_layer(model.tensors, chosen)
+    analytic = (
+        None
+        if first is None
+        else analytic_gradients(model.module, work.loss, work.loss_clamp, first, out)
     )
-    parameters = [tensor.detach() for tensor in model.tensors]
+    differentiate = analytic or autograd_gradients(
+        batch_loss(work.loss, model.module, tensors, rng), chosen, work.loss_clamp, frozen
+    )
+    parameters = [tensor.detach() for tensor in chosen]
     strides = [tensor.stride() for tensor in parameters]
     versions = [parameter._version for parameter in model.frozen]
-    total, examples = torch.zeros(()), 0
+    total, examples, steps = torch.zeros(()), 0, 0
     for number, (x, y) in enumerate(batches):
         try:
             loss, gradients = differentiate(x, y)
@@ -239,17 +260,21 @@ def train(
         if corrected is None:
             # Directly from autograd to the fused kernel, without a copy into one vector.
             optimiser.step(parameters, list(gradients), optimiser.parts, work.weight_decay)
-        else:
+        elif work.only is None:
             g = corrected(gradients)
             optimiser.step([model.params], [g], optimiser.whole, weight_decay=0.0)
+        else:
+            g_parts = model.like_tensors(corrected(gradients), work.only)
+            optimiser.step(parameters, g_parts, optimiser.parts, weight_decay=0.0)
         total += loss * len(y)
         examples += len(y)
+        steps += 1
     if [parameter._version for parameter in model.frozen] != versions:
         raise InputError(
             "the model changes a frozen parameter when it trains, which must be equal on all "
             "nodes; register it as a buffer"
         )
-    return TrainStats(float(total) / examples, examples, squares)
+    return TrainStats(float(total) / examples, examples, squares, steps)
 
 
 def batch_loss(
@@ -269,7 +294,8 @@ class Corrected:
 
     Weight decay passes through the correction, so an entry that a correction sets to zero does not
     change. The decay of SGD is part of the gradient. That of AdamW is applied to the parameters,
-    as the difference that it makes to the corrected gradient.
+    as the difference that it makes to the corrected gradient. If only a part is trained, the
+    gradient of the rest is zero, and the loop ignores what the correction makes of it.
     """
 
     def __init__(
@@ -282,19 +308,29 @@ class Corrected:
         self.model, self.work, self.correct, self.tensors = model, work, correct, tensors
         self.start = model.params.clone()
         self.gradient = torch.empty_like(model.params)
-        self.parts = model.like_tensors(self.gradient)
+        self.views = model.like_tensors(self.gradient)
+        self.parts = model.of_part(self.views, work.only)
+        self.frozen = model.of_part(self.views, REST[work.only]) if work.only else []
+        self.mask: Tensor | None = None  # [d] 1 where the model is trained
+        if work.only:
+            self.mask = torch.zeros_like(model.params)
+            self.mask[model.layout.part(work.only)] = 1.0
 
     def __call__(self, gradients: tuple[Tensor, ...]) -> Tensor:
         if gradients[0] is not self.parts[0]:  # analytic gradients are written there directly
             torch._foreach_copy_(self.parts, gradients)
+        for view in self.frozen:  # a correction may have changed it in place
+            view.zero_()
         g, x, decay = self.gradient, self.model.params, self.work.weight_decay
         if decay == 0:
             return self.corrected(g)
+        decayable = x if self.mask is None else x * self.mask
         if self.work.optimizer == "sgd":
-            return self.corrected(g.add_(x, alpha=decay))
-        decayed = self.corrected(torch.add(g, x, alpha=decay))
+            return self.corrected(g.add_(decayable, alpha=decay))
+        decayed = self.corrected(torch.add(g, decayable, alpha=decay))
         plain = self.corrected(g)
-        x.sub_(decayed - plain, alpha=self.work.lr)
+        change = decayed - plain
+        x.sub_(change if self.mask is None else change * self.mask, alpha=self.work.lr)
         return plain
 
     def corrected(self, g: Tensor) -> Tensor:
@@ -321,6 +357,9 @@ class SGD:
         self, model: FlatModel, work: LocalSGD, persistent_tensors: dict[str, Tensor] | None
     ) -> None:
         self.work = work
+        if work.momentum and work.only and persistent_tensors is not None:
+            # The rest of the model may train later, and has no momentum yet.
+            persistent_tensors.setdefault("momentum", torch.zeros_like(model.params))
         # In the first step, the kernel overwrites the momentum buffer.
         self.first = persistent_tensors is None or "momentum" not in persistent_tensors
         self.whole: OptimiserState = [[]]
@@ -330,7 +369,7 @@ class SGD:
             if "momentum" not in buffers:
                 buffers["momentum"] = torch.empty_like(model.params)
             momentum = buffers["momentum"]
-            self.whole, self.parts = [[momentum]], [model.like_tensors(momentum)]
+            self.whole, self.parts = [[momentum]], [model.like_tensors(momentum, work.only)]
 
     def step(
         self, x: list[Tensor], g: list[Tensor], state: OptimiserState, weight_decay: float
@@ -364,7 +403,7 @@ class AdamW:
         ]
         self.count = persistent_tensors.setdefault("count", torch.zeros(()))
         self.whole: OptimiserState = [[moment] for moment in moments]
-        self.parts: OptimiserState = [model.like_tensors(moment) for moment in moments]
+        self.parts: OptimiserState = [model.like_tensors(moment, work.only) for moment in moments]
 
     def step(
         self, x: list[Tensor], g: list[Tensor], state: OptimiserState, weight_decay: float
