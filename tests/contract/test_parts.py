@@ -109,7 +109,7 @@ def test_peers_with_their_own_data_over_real_connections_give_the_same_bits(tmp_
     experiment = toy(Heads(work), model=MODEL, nodes=3, partition="iid", rounds=3)
     peers = run_peers(
         experiment,
-        ends=OverSockets(tmp_path),
+        transports=OverSockets(tmp_path),
         worlds=lambda me: prepare(experiment).restrict_to_node(me),
     )
     for peer, wanted in zip(peers, simulate(experiment).end, strict=True):

@@ -90,13 +90,13 @@ def test_only_payloads_count_as_traffic():
 )
 def test_all_engines_and_real_peers_agree(changes, engine):
     settings = {"algorithm": Choosy(), "engine": engine, **changes}
-    check_peers(toy(**settings), ends=InMemory())
+    check_peers(toy(**settings), transports=InMemory())
 
 
 @pytest.mark.slow
 def test_real_peers_agree_over_sockets(tmp_path):
     experiment = toy(Choosy(), faults={"loss": 0.3})
-    check_peers(experiment, ends=OverSockets(tmp_path))
+    check_peers(experiment, transports=OverSockets(tmp_path))
 
 
 def test_simulated_loss_loses_payloads_and_stops_nobody():
@@ -122,7 +122,7 @@ class Mixed(DecAvg):
 
 
 def test_swaps_mix_with_messages_to_known_nodes(engine):
-    check_peers(toy(Mixed(), rounds=2, engine=engine), ends=InMemory())
+    check_peers(toy(Mixed(), rounds=2, engine=engine), transports=InMemory())
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def test_only_who_received_and_answered_is_reached(engine):
     ids=str,
 )
 def test_real_peers_acknowledge_as_the_simulator_does(changes, engine):
-    check_peers(toy(Counting(), rounds=5, engine=engine, **changes), ends=InMemory())
+    check_peers(toy(Counting(), rounds=5, engine=engine, **changes), transports=InMemory())
 
 
 def test_acknowledgements_survive_an_interruption(tmp_path):
