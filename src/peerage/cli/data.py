@@ -61,7 +61,7 @@ def list_family(
         str,
         typer.Argument(
             help="Kind: algorithms, corrections, datasets, gains, losses, models, partitions, "
-            "topologies or recipes."
+            "shifts, topologies or recipes."
         ),
     ],
     as_json: Json = False,

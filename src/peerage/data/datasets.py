@@ -19,6 +19,7 @@ from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
 from peerage.data.partition import stratified
+from peerage.data.scaling import Scaling
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from peerage.data.tensors import Dataset, in_memory
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 TEN_DIGITS = tuple("0123456789")
+MNIST_SCALING = Scaling((0.1307,), (0.3081,), levels=255)
 DIGITS_FILE = Path("datasets/data/digits.csv.gz")  # in the folder of scikit-learn
 CLOTHES = (
     "T-shirt/top",
@@ -111,8 +113,10 @@ class Digits:
         x = pixels[:, None] / 16.0
         test = np.zeros(len(y), dtype=bool)
         test[stratified(y, 360, numpy_stream(0, "digits test set"))] = True
-        x = (x - x[~test].mean()) / x[~test].std()
-        return in_memory(x[~test], y[~test], x[test], y[test], classes=TEN_DIGITS, name="digits")
+        mean, deviation = float(x[~test].mean()), float(x[~test].std())
+        x = (x - mean) / deviation
+        loaded = in_memory(x[~test], y[~test], x[test], y[test], classes=TEN_DIGITS, name="digits")
+        return replace(loaded, scaling=Scaling((mean,), (deviation,), levels=16, precise=True))
 
 
 @functools.cache
@@ -191,8 +195,14 @@ class Cifar10:
             self._pictures(test_x),
             _labels(test_y),
             THINGS,
+            scaling=self._scaling(),
         )
         return training_subset(self.train, whole)
+
+    def _scaling(self) -> Scaling:
+        bytes_kept = not self.grey and self.side is None
+        signed = Scaling((0.5,), (0.5,), levels=255 if bytes_kept else None)
+        return signed if self.normalise == "signed" else Scaling()
 
     def _pictures(self, images: NDArray[np.uint8]) -> Tensor:
         x = _unit(images)
@@ -264,16 +274,17 @@ def _idx_dataset(name: str, cache: Path, classes: tuple[str, ...]) -> Dataset:
     files = {key: read_idx(content, key) for key, content in read_files(name, cache).items()}
     return Dataset(
         name,
-        _normalised(files[TRAIN_IMAGES][:, None], 0.1307, 0.3081),
+        _normalised(files[TRAIN_IMAGES][:, None]),
         _labels(files[TRAIN_LABELS]),
-        _normalised(files[TEST_IMAGES][:, None], 0.1307, 0.3081),
+        _normalised(files[TEST_IMAGES][:, None]),
         _labels(files[TEST_LABELS]),
         classes,
+        scaling=MNIST_SCALING,
     )
 
 
-def _normalised(images: NDArray[np.uint8], mean: float, deviation: float) -> Tensor:
-    return _unit(images).sub_(mean).div_(deviation)
+def _normalised(images: NDArray[np.uint8]) -> Tensor:
+    return _unit(images).sub_(MNIST_SCALING.mean[0]).div_(MNIST_SCALING.deviation[0])
 
 
 def _unit(images: NDArray[np.uint8]) -> Tensor:
