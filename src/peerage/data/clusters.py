@@ -135,7 +135,8 @@ def shift_training(
 ) -> tuple[Dataset, list[Ints]]:
     """The data set with every training example shifted as its owner's cluster, and the parts.
 
-    An example of two clusters is copied, and the parts of the second refer to the copy.
+    An example of two clusters is copied, and the parts of the second refer to the copy; examples
+    keep their place in a part.
     """
     owner = np.full(len(dataset.train_y), -1)
     copies: dict[tuple[int, int], int] = {}  # (example, cluster) -> index of the copy
@@ -149,24 +150,22 @@ def shift_training(
             for place in np.flatnonzero(other):
                 key = int(part[place]), cluster
                 part[place] = copies.setdefault(key, len(owner) + len(copies))
-            part.sort()
         moved.append(part)
-    rows = np.concatenate([np.arange(len(owner)), [example for example, _ in copies]])
-    owner = np.concatenate([owner, [cluster for _, cluster in copies]])
     if copies:
-        chosen = torch.from_numpy(rows.astype(np.int64))
-        groups = None if dataset.groups is None else dataset.groups[chosen]
-        dataset = replace(
-            dataset,
-            train_x=dataset.train_x[chosen],
-            train_y=dataset.train_y[chosen],
-            groups=groups,
-        )
+        examples, of = zip(*copies, strict=True)
+        dataset = _with_copies(dataset, torch.tensor([*range(len(owner)), *examples]))
+        owner = np.append(owner, of)
     x = dataset.train_x
     for cluster in range(len(clusters.sizes)):
         indices = torch.from_numpy(np.flatnonzero(owner == cluster))
         x = shifted(clusters, dataset.scaling, x, indices, cluster, original=dataset.train_x)
     return (dataset if x is dataset.train_x else replace(dataset, train_x=x)), moved
+
+
+def _with_copies(dataset: Dataset, rows: Tensor) -> Dataset:
+    groups = None if dataset.groups is None else dataset.groups[rows]
+    x, y = dataset.train_x[rows], dataset.train_y[rows]
+    return replace(dataset, train_x=x, train_y=y, groups=groups)
 
 
 def shift_test(

@@ -192,6 +192,12 @@ def test_sets(
         own_x, own_y = x, y
         if not needed or None in needed or cluster in needed:
             own_x, own_y = shift_test(experiment.clusters, dataset, x, y, cluster)
+        if not dtype.is_floating_point and not torch.equal(own_x, own_x.trunc()):
+            raise InputError(
+                f"the shift of {experiment.clusters.describe(cluster)} turned integers into "
+                f"fractions, which model {display_name(experiment.model[0], MODELS)!r} cannot look "
+                "up; use another shift"
+            )
         found.append(common if own_x is x else Examples(own_x.to(dtype), own_y))
     return found
 
