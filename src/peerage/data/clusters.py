@@ -111,10 +111,10 @@ def divide(clusters: Clusters, dataset: Dataset, seed: int, split: Divide) -> li
     for cluster, mask in enumerate(masks):
         members = np.flatnonzero(assigned == cluster)
         if not mask.any():
-            raise _no_examples(clusters, dataset, masks, members[0], cluster)
+            raise _no_examples(clusters, dataset, masks, int(members[0]), cluster)
         found = split(np.flatnonzero(mask), len(members), cluster)
-        for node, part in zip(members, found, strict=True):
-            parts[node] = part
+        for member, part in zip(members.tolist(), found, strict=True):
+            parts[member] = part
     return parts
 
 
@@ -193,7 +193,7 @@ def shifted(
     original: Tensor,
 ) -> Tensor:
     """Examples with those at the indices shifted; `x` is copied first if it is the original."""
-    for block in indices.split(BLOCK):
+    for block in torch.split(indices, BLOCK):
         if not len(block):
             continue
         before = scaling.undo(x[block])

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peerage.records.rows import Row, RunRecord
-from peerage.report.tables import labels, number, percent, pipe_table
+from peerage.report.tables import labels, number, percent, pipe_table, with_spread
 
 KINDS = {"cluster": "Clusters", "architecture": "Architectures"}  # what rows are grouped by
 TITLES = ("group", "nodes", "accuracy ± std", "nodes min..max", "best (round)", "loss")
@@ -35,12 +35,10 @@ def _line(record: RunRecord, row: Row) -> list[str]:
     rounds, values = record.group_curves("accuracy", row["by"]).get(row["group"], ([], []))
     peak = max(range(len(values)), key=values.__getitem__) if values else None
     low, high = row.get("accuracy_min"), row.get("accuracy_max")
-    mean, deviation = row.get("accuracy"), row.get("accuracy_std")
-    known = mean is not None and deviation is not None
     return [
         group_name(record, row["by"], row["group"]),
         str(row["nodes"]),
-        f"{100 * mean:.1f} ± {100 * deviation:.1f} %" if known else percent(mean),
+        with_spread(row.get("accuracy"), row.get("accuracy_std")),
         "-" if low is None or high is None else f"{100 * low:.1f}..{100 * high:.1f} %",
         "-" if peak is None else f"{percent(values[peak])} ({rounds[peak]})",
         number(row.get("loss")),
