@@ -105,8 +105,8 @@ def test_every_node_has_its_part_in_the_form_of_its_cluster() -> None:
     assert world.train.x.shape == plain.train.x.shape  # one tensor for all
     assert world.test_of(0) is world.test_of(4)
     assert world.setup["clusters"]["names"] == [
-        "cluster 0 (0 degrees)",
-        "cluster 1 (180 degrees)",
+        "cluster 0 (0°)",
+        "cluster 1 (180°)",
     ]
 
 

@@ -676,7 +676,7 @@ def grouped(folder: Path, **changes: Any) -> RunRecord:
                     | {"loss": 1.5, "confusion": [[1, 2], [3, 4]]}
                 )
     setup = read_json(folder / "setup.json")
-    names = ["cluster 0 (0 degrees)", "cluster 1 (180 degrees)"]
+    names = ["cluster 0 (0°)", "cluster 1 (180°)"]
     setup["clusters"] = {"names": names, "sizes": [2, 1], "test_examples": [7, 7]}
     write_json(folder / "setup.json", setup)
     return RunRecord.load(folder)
@@ -688,8 +688,8 @@ def in_groups(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
 
 
 LINES = [
-    ["cluster 0 (0 degrees)", "2", "80.0 ± 10.0 %", "70.0..90.0 %", "80.0 % (4)", "1.5"],
-    ["cluster 1 (180 degrees)", "1", "20.0 ± 0.0 %", "20.0..20.0 %", "30.0 % (2)", "1.5"],
+    ["cluster 0 (0°)", "2", "80.0 %", "70.0..90.0 %", "80.0 % (4)", "1.5"],
+    ["cluster 1 (180°)", "1", "20.0 %", "20.0..20.0 %", "30.0 % (2)", "1.5"],
 ]
 
 
@@ -715,7 +715,7 @@ def test_the_page_and_the_files_show_the_groups(
     assert "Clusters" in drawn(in_groups)
     assert "Architectures" not in drawn(in_groups)
     export([in_groups], tmp_path / "out.md")
-    assert "| cluster 1 (180 degrees) | 1 | 20.0 ± 0.0 % |" in (tmp_path / "out.md").read_text()
+    assert "| cluster 1 (180°) | 1 | 20.0 % |" in (tmp_path / "out.md").read_text()
     export([in_groups], tmp_path / "out.json")
     [run] = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert run["groups"] == list(in_groups.groups)

@@ -63,7 +63,7 @@ class Clusters:
         return found
 
     def describe(self, cluster: int) -> str:
-        """A name for reports, such as `cluster 1 (180 degrees)`."""
+        """A name for reports, such as `cluster 1 (180°)`."""
         about = getattr(self.shift, "describe", None)
         words = about(cluster) if about is not None else ""
         return f"cluster {cluster}" + (f" ({words})" if words else "")

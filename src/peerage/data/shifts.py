@@ -72,7 +72,7 @@ class Rotate:
         return torch.rot90(x, int(angle // 90), (2, 3))
 
     def describe(self, cluster: int) -> str:
-        return f"{self.angles[cluster]:g} degrees"
+        return f"{self.angles[cluster]:g}°"
 
 
 def _rotated(x: Tensor, angle: float) -> Tensor:

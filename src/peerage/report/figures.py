@@ -180,13 +180,15 @@ def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
         for run in runs:
             found = run.record.group_curves("accuracy", by).items()
             for place, (group, (rounds, values)) in enumerate(found):
-                name = literal(group_name(run.record, by, group))
-                curve = replace(run, dash=DASHES[place % len(DASHES)], label=f"{run.label}, {name}")
                 if len(runs) == 1:
+                    name = literal(group_name(run.record, by, group))
                     colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-                    curve = replace(
-                        run, colour=colour, marker=marker, dash="-", place=place, label=name
-                    )
+                    look: dict[str, Any] = {"colour": colour, "marker": marker, "place": place}
+                    curve = replace(run, **look, dash="-", label=name)
+                else:  # the group first, as long labels are cut off
+                    name = f"cluster {group}" if by == "cluster" else literal(str(group))
+                    dash = DASHES[place % len(DASHES)]
+                    curve = replace(run, dash=dash, label=f"{name}: {run.label}")
                 _plot(axes, curve, rounds, values)
                 ends.append((curve, float(rounds[-1]), values[-1]))
         axes.set_xlabel("round")

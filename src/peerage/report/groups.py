@@ -6,10 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from peerage.records.rows import Row, RunRecord
-from peerage.report.tables import labels, number, percent, pipe_table, with_spread
+from peerage.report.tables import labels, number, percent, pipe_table
 
 KINDS = {"cluster": "Clusters", "architecture": "Architectures"}  # what rows are grouped by
-TITLES = ("group", "nodes", "accuracy ± std", "nodes min..max", "best (round)", "loss")
+TITLES = ("group", "nodes", "accuracy", "min..max", "best (round)", "loss")
 
 
 def group_name(record: RunRecord, by: str, group: int | str) -> str:
@@ -38,7 +38,7 @@ def _line(record: RunRecord, row: Row) -> list[str]:
     return [
         group_name(record, row["by"], row["group"]),
         str(row["nodes"]),
-        with_spread(row.get("accuracy"), row.get("accuracy_std")),
+        percent(row.get("accuracy")),
         "-" if low is None or high is None else f"{100 * low:.1f}..{100 * high:.1f} %",
         "-" if peak is None else f"{percent(values[peak])} ({rounds[peak]})",
         number(row.get("loss")),

@@ -209,7 +209,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         row["label"],
         row["algorithm"],
         done if row["status"] == "finished" else f"{done}, {row['status']}",
-        with_spread(row["accuracy"], row["accuracy_std"]),
+        _with_spread(row["accuracy"], row["accuracy_std"]),
         "-" if None in spread else f"{100 * spread[0]:.1f}..{100 * spread[1]:.1f} %",
         percent(row["accuracy_last_10"]),
         "-"
@@ -223,7 +223,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def with_spread(mean: float | None, deviation: float | None) -> str:
+def _with_spread(mean: float | None, deviation: float | None) -> str:
     if mean is None or deviation is None:
         return percent(mean)
     return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"

@@ -103,7 +103,7 @@ def test_a_network_of_processes_records_the_groups(tmp_path: Path) -> None:
     )
     done = peerage(f"up {line} --start-timeout 600 --message-timeout 300 --out", tmp_path / "up")
     assert done.code == 0, done.err
-    assert "cluster 1 (180 degrees)" in done.out
+    assert "cluster 1 (180°)" in done.out
     simulated = pg.run(pg.Experiment.from_toml((tmp_path / "up" / "experiment.toml").read_text()))
     rows = read_metrics(tmp_path / "up" / "metrics.jsonl")
     assert groups(rows) == groups(simulated.rows)
