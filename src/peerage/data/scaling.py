@@ -31,7 +31,7 @@ class Scaling:
         """The values before normalising, as a new tensor in float32."""
         if self == Scaling():
             return x
-        v = x.double()
+        v = x.double() if self.levels is None else x.clone()  # levels are far apart
         v.mul_(self._shaped(self.deviation, v)).add_(self._shaped(self.mean, v))
         if self.levels is None:
             return v.float()
