@@ -177,6 +177,10 @@ def compare_runs(case: str, base: Mapping[str, Facts], head: Mapping[str, Facts]
 def _compare_rows(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> tuple[str, str]:
     if not base and not head:
         return "-", ""
+    scopes = {row.get("scope") for row in base}
+    added = sorted({str(row["scope"]) for row in head if row.get("scope") not in scopes})
+    if base:  # rows of a newer kind are not compared
+        head = [row for row in head if row.get("scope") in scopes]
     if len(base) != len(head):
         return "differs", f"{len(base)} rows before, {len(head)} now"
     new: set[str] = set()
@@ -186,7 +190,11 @@ def _compare_rows(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> tup
             if key not in now or now[key] != value:
                 row = " ".join(f"{k} {before[k]}" for k in ("round", "node") if k in before)
                 return "differs", f"{row or 'row'}: {key} {value} before, {now.get(key)} now"
-    return "equal", f"new in rows: {', '.join(sorted(new))}" if new else ""
+    texts = [
+        f"new in rows: {', '.join(sorted(new))}" if new else "",
+        f"new rows: {', '.join(added)}" if added else "",
+    ]
+    return "equal", "; ".join(filter(None, texts))
 
 
 def _compare_values(name: str, base: object, head: object) -> tuple[str, str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithms.local import Local as Local
     from peerage.data import Dataset as Dataset
     from peerage.data import in_memory as in_memory
+    from peerage.data.clusters import Clusters as Clusters
     from peerage.errors import PeerageError as PeerageError
     from peerage.experiment import Engine as Engine
     from peerage.experiment import Evaluation as Evaluation
@@ -61,6 +62,7 @@ _HOMES = {
     "DESA": "peerage.algorithms.desa",
     "HWA": "peerage.algorithms.hwa",
     "Algorithm": "peerage.algorithm",
+    "Clusters": "peerage.data.clusters",
     "Compute": "peerage.requests",
     "CrossEntropy": "peerage.work.losses",
     "CurvaturePenalty": "peerage.work.losses",

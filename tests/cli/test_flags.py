@@ -13,10 +13,11 @@ from peerage.errors import InputError
 @pytest.mark.parametrize("name", FLAGS)
 def test_every_flag_sets_a_key_that_exists(name: str) -> None:
     section, _, key = FLAGS[name].key.rpartition(".")
-    experiment = pg.Experiment()
+    experiment = pg.Experiment(nodes=2, clusters="1/1:rotate")
     table: Any = getattr(experiment, section) if section else experiment
     known = [f.name for f in fields(table)] if is_dataclass(table) else type(table).model_fields
-    assert {key, *FLAGS[name].excludes} <= set(known)
+    rest = FLAGS[name].rest
+    assert {key, *FLAGS[name].excludes, *([] if rest is None else [rest])} <= set(known)
 
 
 def test_no_two_flags_set_the_same_key() -> None:
@@ -27,6 +28,20 @@ def test_flags_become_the_tables_of_a_file() -> None:
     given = {"nodes": 3, "lr": 0.5, "centralised": False, "init": "shared", "seed": None}
     expected = {"nodes": 3, "local": {"lr": 0.5}, "pooled": False, "init": {"start": "shared"}}
     assert read_changes(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30/2", {"sizes": "30/2"}),
+        ("30/2:rotate", {"sizes": "30/2", "shift": "rotate"}),
+        ("3/1:rotate:angles=0+90", {"sizes": "3/1", "shift": "rotate:angles=0+90"}),
+    ],
+)
+def test_clusters_are_sizes_and_a_shift(text: str, expected: dict[str, Any]) -> None:
+    assert read_changes({"clusters": text}) == {"clusters": expected}
+    both = {"clusters": {**expected, "shuffle": True}}
+    assert read_changes({"clusters": text, "shuffle-clusters": True}) == both
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ def test_plan_by_hand() -> None:
     assert twice["payload"] == 2
 
 
+def test_plan_counts_the_links_within_clusters() -> None:
+    line = "plan --topology ring --nodes 10 --dataset digits --algorithm decavg"
+    found = answer(f"{line} --clusters 7/3:rotate")
+    assert (found["clusters"], found["links_within"]) == ([7, 3], 0.8)
+    assert answer(line)["links_within"] is None
+    assert "7/3 nodes; 80.0 % of the links are within" in peerage(f"{line} --clusters 7/3").out
+
+
 def test_plan_knows_the_shape_that_options_give() -> None:
     line = "plan --nodes 4 --topology ring --algorithm decavg --model logistic --dataset cifar10"
     assert answer(line)["parameters"] == 3072 * 10 + 10

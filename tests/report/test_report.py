@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from peerage.errors import DiskError, InputError
-from peerage.files import write_json
+from peerage.files import read_json, write_json
 from peerage.records.rows import MetricWriter, RunRecord
-from peerage.report import figures, tables, terminal
-from peerage.report.html import Picture, headline, notes, page, write_report
+from peerage.report import figures, groups, tables, terminal
+from peerage.report.export import export
+from peerage.report.html import CURVES, Picture, headline, notes, page, write_report
 from peerage.report.series import Series
 
 TOML = """nodes = {nodes}
@@ -654,3 +655,92 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
 def test_a_report_about_nothing_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one run"):
         write_report([], tmp_path / "report.html")
+
+
+# Groups
+
+
+def grouped(folder: Path, **changes: Any) -> RunRecord:
+    """Three nodes in two clusters; the minority is best before the end."""
+    make_run(folder, {0: [0.1, 0.1, 0.1], 4: [0.7, 0.9, 0.2]}, **changes)
+    curves = {0: {0: 0.1, 2: 0.6, 4: 0.8}, 1: {0: 0.1, 2: 0.3, 4: 0.2}}
+    with MetricWriter(folder / "metrics.jsonl") as metrics:
+        for cluster, curve in curves.items():
+            for round, accuracy in curve.items():
+                row = {"scope": "group", "round": round, "by": "cluster", "group": cluster}
+                spread = 0.1 if cluster == 0 and round else 0.0
+                metrics.append(
+                    row
+                    | {"nodes": 2 - cluster, "accuracy": accuracy, "accuracy_std": spread}
+                    | {"accuracy_min": accuracy - spread, "accuracy_max": accuracy + spread}
+                    | {"loss": 1.5, "confusion": [[1, 2], [3, 4]]}
+                )
+    setup = read_json(folder / "setup.json")
+    names = ["cluster 0 (0°)", "cluster 1 (180°)"]
+    setup["clusters"] = {"names": names, "sizes": [2, 1], "test_examples": [7, 7]}
+    write_json(folder / "setup.json", setup)
+    return RunRecord.load(folder)
+
+
+@pytest.fixture(scope="module")
+def in_groups(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    return grouped(tmp_path_factory.mktemp("groups") / "run")
+
+
+LINES = [
+    ["cluster 0 (0°)", "2", "80.0 %", "70.0..90.0 %", "80.0 % (4)", "1.5"],
+    ["cluster 1 (180°)", "1", "20.0 %", "20.0..20.0 %", "30.0 % (2)", "1.5"],
+]
+
+
+def test_the_table_by_hand(in_groups: RunRecord) -> None:
+    assert groups.lines(in_groups) == LINES
+    console = Console(width=120, file=io.StringIO())
+    for table in groups.group_tables([in_groups]):
+        console.print(table)
+    text = console.file.getvalue()
+    assert all(cell in text for line in LINES for cell in line)
+
+
+def drawn(record: RunRecord) -> list[str]:
+    return [title for title, known, _, _ in CURVES if known(record)]
+
+
+def test_the_page_and_the_files_show_the_groups(
+    in_groups: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerage.report.html.pictures", lambda records: [])  # they take seconds
+    text = page([in_groups])
+    assert all(cell in text for line in LINES for cell in line)
+    assert "Clusters" in drawn(in_groups)
+    assert "Architectures" not in drawn(in_groups)
+    export([in_groups], tmp_path / "out.md")
+    assert "| cluster 1 (180°) | 1 | 20.0 % |" in (tmp_path / "out.md").read_text()
+    export([in_groups], tmp_path / "out.json")
+    [run] = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert run["groups"] == list(in_groups.groups)
+
+
+def test_runs_without_groups_have_neither_table_nor_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerage.report.html.pictures", lambda records: [])
+    plain = make_run(tmp_path / "run", {0: [0.1, 0.1], 4: [0.3, 0.5]})
+    assert groups.group_tables([plain]) == groups.lines(plain) == []
+    assert "Clusters" not in drawn(plain)
+    assert "<h2>Groups" not in page([plain])
+
+
+def test_every_group_has_a_curve(in_groups: RunRecord, tmp_path: Path) -> None:
+    [axes] = figures.group_curves([in_groups]).axes
+    assert [line.get_label() for line in axes.get_lines()] == [line[0] for line in LINES]
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [
+        [0.1, 0.6, 0.8],
+        [0.1, 0.3, 0.2],
+    ]
+    assert len({line.get_color() for line in axes.get_lines()}) == 2
+    other = grouped(tmp_path / "other", algorithm="decavg", label="DecAvg")
+    [axes] = figures.group_curves([in_groups, other]).axes
+    styles = [(line.get_color(), line.get_linestyle()) for line in axes.get_lines()]
+    assert len(set(styles)) == 4
+    assert len({colour for colour, _ in styles}) == 2  # one for each run

@@ -15,6 +15,9 @@ def values(hint: Any, text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
     """Values of the type that an option declares."""
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
+    if get_origin(hint) is tuple:  # a plus sign would separate the values
+        item = values(get_args(hint)[0], text.filter(lambda word: "+" not in word))
+        return st.lists(item, max_size=4).map(tuple)
     if type(None) in get_args(hint):
         (other,) = [member for member in get_args(hint) if member is not type(None)]
         return st.none() | values(other, text)

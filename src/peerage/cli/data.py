@@ -59,7 +59,7 @@ def list_family(
         str,
         Argument(
             help="Kind: algorithms, corrections, datasets, gains, losses, models, partitions, "
-            "topologies or recipes."
+            "shifts, topologies or recipes."
         ),
     ],
     as_json: Json = False,

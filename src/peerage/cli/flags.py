@@ -47,6 +47,7 @@ class Flag:
     # Other keys of the section that this flag excludes -> the values to which they are reset.
     excludes: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)  # what users write -> what is stored
+    rest: str | None = None  # key of the section that the text after the first colon sets
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -80,6 +81,10 @@ TABLE = (
          "Degree assortativity to rewire the graph to, from -1 to 1."),
     Flag("partition", "partition", str,
          "Split of the data between the nodes, e.g. iid.", "dirichlet:alpha=0.2"),
+    Flag("clusters", "clusters.sizes", str,
+         "Nodes per cluster and the shift of their examples, e.g. 30/2:rotate.", rest="shift"),
+    Flag("shuffle-clusters", "clusters.shuffle", bool,
+         "Draw the nodes of each cluster from the seed, instead of numbering them in order."),
     Flag("centralised", "pooled", bool, "Give all data to one node, as a centralised baseline."),
     Flag("rounds", "rounds", int, "Number of rounds.", 20),
     Flag("until", "until", str, "Stop once the mean reaches a target, e.g. accuracy=0.9."),
@@ -152,7 +157,11 @@ def read_changes(values: Mapping[str, Any]) -> dict[str, Any]:
         table = changes.setdefault(section, {}) if section else changes
         for other, replacement in flag.excludes.items():
             table.setdefault(other, replacement)
-        table[key] = flag.stored(values[flag.name])
+        value = flag.stored(values[flag.name])
+        if flag.rest is not None:
+            value, colon, rest = value.partition(":")
+            table |= {flag.rest: rest} if colon else {}
+        table[key] = value
     return changes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from peerage.cli.flags import FLAGS, Json, option
+from peerage.cli.flags import FLAGS, Json, option, read_changes
 from peerage.errors import check_choice
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def plan(
     optimizer: Annotated[str, option("optimizer")] = FLAGS["optimizer"].default,
     seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
+    clusters: Annotated[str | None, option("clusters")] = None,
+    shuffle_clusters: Annotated[bool | None, option("shuffle-clusters")] = None,
     as_json: Json = False,
 ) -> None:
     """Estimate mixing, gain, traffic and memory of a network."""
@@ -122,6 +124,7 @@ def plan(
     from peerage.algorithm import Dimensions
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, dataset_info
+    from peerage.experiment import Experiment
     from peerage.models import MODELS, default_model
     from peerage.models.start import weights
     from peerage.runs.plan import page, payload_factor
@@ -138,6 +141,8 @@ def plan(
         shape, classes = loaded.shape, len(loaded.classes)
     model = model or default_model(name, shape)
     module = specs.parse(model, "model", MODELS).build(shape, classes)
+    changes = {"clusters": clusters, "shuffle-clusters": shuffle_clusters}
+    found_clusters = Experiment(nodes=nodes, **read_changes(changes)).clusters
     found = plan_network(
         topology,
         _build_graph(topology, nodes, seed, assortativity),
@@ -148,6 +153,7 @@ def plan(
         payload=payload_factor(algorithm, Dimensions.of(module, nodes, classes, shape)),
         rounds=rounds,
         optimizer_floats=floats[optimizer],
+        clusters=() if found_clusters is None else found_clusters.assign(seed),
     )
     print(json.dumps(found.as_dict()) if as_json else page(found))
 

@@ -62,6 +62,9 @@ def node(
     classes: Annotated[
         str | None, Option(help="Classes in the network: number or names, e.g. cat,dog,horse.")
     ] = None,
+    shift: Annotated[
+        bool, Option("--shift", help="Apply the shift of this peer's cluster to --data.")
+    ] = False,
     rejoin: Rejoin = "own",
     bind: Annotated[
         str | None, Option(help="HOST:PORT to listen on (default: as in the network file).")
@@ -94,6 +97,7 @@ def node(
             data=data,
             test=test,
             classes=None if classes is None else parse_classes(classes),
+            shift=shift,
             rejoin=rejoin,
         )
         summary = run_node(config)

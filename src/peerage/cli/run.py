@@ -213,6 +213,7 @@ def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_js
     """Write a report of runs; print their table and chart, or only the facts as JSON."""
     from peerage.records.rows import RunRecord
     from peerage.report.export import export
+    from peerage.report.groups import group_tables
     from peerage.report.html import headline, privacy, where
     from peerage.report.peers import peer_table, traffic
     from peerage.report.tables import compare as compare_runs
@@ -230,6 +231,8 @@ def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_js
     if peers is not None:
         console.print(peers)
     console.print(rich_table(rows, console.width))
+    for table in group_tables(records):
+        console.print(table)
     curves = [record.curve("accuracy") for record in records]
     console.print(Chart(dict(zip(labels(records), curves, strict=True))))
     console.print(f"\n{headline(rows, where(records))}")

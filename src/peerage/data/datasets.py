@@ -19,6 +19,7 @@ from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
 from peerage.data.partition import check_at_least, stratified
+from peerage.data.scaling import Scaling
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import IDX_SIZES
 from peerage.data.tensors import Dataset, in_memory
@@ -26,6 +27,7 @@ from peerage.errors import InputError
 from peerage.randomness import numpy_stream
 
 TEN_DIGITS = tuple("0123456789")
+MNIST_SCALING = Scaling((0.1307,), (0.3081,), levels=255)
 DIGITS_FILE = Path("datasets/data/digits.csv.gz")  # in the folder of scikit-learn
 CLOTHES = (
     "T-shirt/top",
@@ -92,8 +94,10 @@ class Digits:
         x = pixels[:, None] / 16.0
         test = np.zeros(len(y), dtype=bool)
         test[stratified(y, 360, numpy_stream(0, "digits test set"))] = True
-        x = (x - x[~test].mean()) / x[~test].std()
-        return in_memory(x[~test], y[~test], x[test], y[test], classes=TEN_DIGITS, name="digits")
+        mean, deviation = float(x[~test].mean()), float(x[~test].std())
+        x = (x - mean) / deviation
+        loaded = in_memory(x[~test], y[~test], x[test], y[test], classes=TEN_DIGITS, name="digits")
+        return replace(loaded, scaling=Scaling((mean,), (deviation,), levels=16, precise=True))
 
 
 @functools.cache
@@ -128,8 +132,17 @@ class Mnist:
     def load(self, cache: Path) -> Dataset:
         files = read_files(self.name, cache)
         x, y, test_x, test_y = (read_idx(files[name], name) for name in IDX_SIZES)
-        train, test = (_unit(part[:, None]).sub_(0.1307).div_(0.3081) for part in (x, test_x))
-        whole = Dataset(self.name, train, _labels(y), test, _labels(test_y), self.classes)
+        mean, deviation = MNIST_SCALING.mean[0], MNIST_SCALING.deviation[0]
+        train, test = (_unit(part[:, None]).sub_(mean).div_(deviation) for part in (x, test_x))
+        whole = Dataset(
+            self.name,
+            train,
+            _labels(y),
+            test,
+            _labels(test_y),
+            self.classes,
+            scaling=MNIST_SCALING,
+        )
         return training_subset(self.train, whole)
 
 
@@ -164,9 +177,21 @@ class Cifar10:
         batches = {name: read_cifar(content, name) for name, content in files.items()}
         test_x, test_y = batches.pop("test_batch.bin")
         train_x, train_y = (np.concatenate(parts) for parts in zip(*batches.values(), strict=True))
-        x, y = self._pictures(train_x), _labels(train_y)
-        whole = Dataset("cifar10", x, y, self._pictures(test_x), _labels(test_y), THINGS)
+        whole = Dataset(
+            "cifar10",
+            self._pictures(train_x),
+            _labels(train_y),
+            self._pictures(test_x),
+            _labels(test_y),
+            THINGS,
+            scaling=self._scaling(),
+        )
         return training_subset(self.train, whole)
+
+    def _scaling(self) -> Scaling:
+        bytes_kept = not self.grey and self.side is None
+        signed = Scaling((0.5,), (0.5,), levels=255 if bytes_kept else None)
+        return signed if self.normalise == "signed" else Scaling()
 
     def _pictures(self, images: NDArray[np.uint8]) -> Tensor:
         x = _unit(images)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerage.data.partition import check_at_least, stratified
+from peerage.data.scaling import Scaling
 from peerage.data.sources import SO2SAT
 from peerage.data.tensors import Dataset
 from peerage.errors import DataError, InputError
@@ -92,6 +93,10 @@ class So2Sat:
             _standardise(test_x, mean, deviation),
             test_y,
             ZONES,
+            # A shift gets the reflectances of the files, most of which lie in [0, 1].
+            scaling=Scaling(
+                tuple(map(float, mean)), tuple(map(float, _divisor(deviation))), precise=True
+            ),
         )
 
 
@@ -121,8 +126,12 @@ def _pixels(x: Images, start: int) -> NDArray[np.float64]:
 def _standardise(x: Images, mean: Bands, deviation: Bands) -> Tensor:
     """Standardised images [N, 10, 32, 32]; changes x in place. A constant band becomes zero."""
     x -= mean
-    x /= np.where(deviation > 0, deviation, 1)
+    x /= _divisor(deviation)
     return torch.from_numpy(x).permute(0, 3, 1, 2)
+
+
+def _divisor(deviation: Bands) -> Bands:
+    return np.where(deviation > 0, deviation, 1.0)
 
 
 def _import_h5py() -> Any:

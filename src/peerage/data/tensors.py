@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerage.data.partition import stratified
+from peerage.data.scaling import Scaling
 from peerage.errors import DataError, PeerageWarning, check_choice
 from peerage.randomness import numpy_stream
 
@@ -26,7 +27,8 @@ class Dataset:
     Examples are float32: images [N, C, H, W] in channels_last memory, sequences [N, steps,
     features], or rows [N, features]; labels are int64. Whole numbers, such as token ids, are
     float32 here too; a model with an embedding converts them to int64. `groups` (int64) gives the
-    group of every training example, such as its writer.
+    group of every training example, such as its writer. `scaling` says how the examples were
+    normalised; the shift of a cluster comes before it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Dataset:
     classes: tuple[str, ...]
     groups: Tensor | None = None
     inferred_classes: bool = False  # `classes` were derived from the labels
+    scaling: Scaling = Scaling()
 
     def __post_init__(self) -> None:
         _check(f"{self.name}: training set", self.train_x, self.train_y, len(self.classes))

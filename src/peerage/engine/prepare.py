@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from peerage.data import Dataset, cache_folder, hold_out, label_counts
+from peerage.data.clusters import divide, shift_test, shift_training
 from peerage.data.datasets import DATASETS
 from peerage.data.tensors import label_caveats
 from peerage.engine.fitting import check_fit, common_dtype
@@ -41,22 +42,25 @@ def prepare(
     for caveat in label_caveats(dataset, share=share):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
     experiment = with_model(experiment, dataset.shape)
+    dataset, parts = split(experiment, dataset)
     architectures, dtype = build_architectures(experiment, dataset)
     for architecture in architectures.values():
         experiment.algorithm.check_layout(architecture.layout)
         experiment.work.check_layout(architecture.layout)
     names = list(architectures)
-    parts, validation = split(experiment, dataset)
+    parts, validation = split_validation(experiment, dataset, parts)
     if experiment.algorithm.with_hub:  # one node more, without data
         parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
     graph = build_graph(experiment, len(parts))
     check_weights(experiment, graph)
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
+    clusters = node_clusters(experiment, len(parts))
+    needed = {cluster for cluster, part in zip(clusters, parts, strict=False) if len(part)}
     world = World(
         experiment=experiment,
         graph=graph,
         train=Examples(dataset.train_x.to(dtype), dataset.train_y),
-        test=test_examples(experiment, dataset, dtype),
+        tests=test_sets(experiment, dataset, dtype, needed),
         parts=[torch.from_numpy(part) for part in parts],
         validation=[torch.from_numpy(part) for part in validation],
         label_counts=torch.from_numpy(counts),
@@ -64,6 +68,7 @@ def prepare(
         architectures=architectures,
         assignment=[names[node % len(names)] for node in range(len(parts))],
         gains=experiment.init.gain.factors(graph).tolist(),
+        clusters=clusters,
         cache=work_cache(),
     )
     for caveat in integer_caveats(world):
@@ -120,37 +125,98 @@ def check_weights(experiment: Experiment, graph: Graph) -> None:
         )
 
 
-def split(experiment: Experiment, dataset: Dataset) -> tuple[list[Any], list[Any]]:
-    """(training, validation) indices of every node."""
-    labels, classes = dataset.train_y.numpy(), len(dataset.classes)
-    rng = numpy_stream(experiment.seed, "partition")
-    if dataset.groups is not None and hasattr(experiment.partition, "split_groups"):
-        groups = dataset.groups.numpy()
-        parts = experiment.partition.split_groups(groups, experiment.nodes, rng)
+def split(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, list[Any]]:
+    """The data set, with the shifts of the clusters if there are any, and each node's examples."""
+    clusters, seed = experiment.clusters, experiment.seed
+    split = partial(split_examples, experiment, dataset)
+    if clusters is None:
+        parts = split(np.arange(len(dataset.train_y)), experiment.nodes)
     else:
-        parts = experiment.partition.split(labels, experiment.nodes, classes, rng)
-    if experiment.pooled:
-        parts = [np.concatenate(parts)]
+        parts = divide(clusters, dataset, seed, split)
+        dataset, parts = shift_training(clusters, dataset, parts, seed)
+    return dataset, [np.concatenate(parts)] if experiment.pooled else parts
+
+
+def split_examples(
+    experiment: Experiment, dataset: Dataset, indices: Any, nodes: int, cluster: int | None = None
+) -> list[Any]:
+    """The examples of every node; of those at the indices if a cluster has its own split.
+
+    The partition of a cluster gets its labels numbered from 0, so that no class is empty.
+    """
+    labels, classes, groups = dataset.train_y.numpy(), len(dataset.classes), dataset.groups
+    rng = numpy_stream(experiment.seed, "partition", *([] if cluster is None else [cluster]))
+    if cluster is not None:
+        known, labels = np.unique(labels[indices], return_inverse=True)
+        classes, groups = len(known), None if groups is None else groups[indices]
+    if groups is not None and hasattr(experiment.partition, "split_groups"):
+        parts = experiment.partition.split_groups(groups.numpy(), nodes, rng)
+    else:
+        parts = experiment.partition.split(labels, nodes, classes, rng)
+    return parts if cluster is None else [indices[part] for part in parts]
+
+
+def split_validation(
+    experiment: Experiment, dataset: Dataset, parts: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """(training, validation) indices of every node."""
     fraction = experiment.evaluation.validation
     if fraction == 0:
         return parts, [np.empty(0, dtype=np.int64)] * len(parts)
+    labels = dataset.train_y.numpy()
     streams = [numpy_stream(experiment.seed, "validation", node) for node in range(len(parts))]
     pairs = [hold_out(p, labels, fraction, r) for p, r in zip(parts, streams, strict=True)]
     return [train for train, _ in pairs], [held_out for _, held_out in pairs]
 
 
-def test_examples(experiment: Experiment, dataset: Dataset, dtype: torch.dtype) -> Examples:
-    test_set = Examples(dataset.test_x.to(dtype), dataset.test_y)
+def node_clusters(experiment: Experiment, nodes: int) -> list[int | None]:
+    """The cluster of every node; None for one that serves all clusters: a hub, or a pooled node."""
+    if experiment.clusters is None:
+        return []
+    assigned = [] if experiment.pooled else experiment.clusters.assign(experiment.seed)
+    return [*assigned, *[None] * (nodes - len(assigned))]
+
+
+def test_sets(
+    experiment: Experiment, dataset: Dataset, dtype: torch.dtype, needed: set[int | None]
+) -> list[Examples]:
+    """The test set of each needed cluster, or a single one if there are no clusters.
+
+    A peer with private data needs that of its own cluster only; the others are not shifted.
+    """
+    x, y = test_examples(experiment, dataset)
+    common = Examples(x.to(dtype), y)
+    if experiment.clusters is None:
+        return [common]
+    found = []
+    for cluster in range(len(experiment.clusters.sizes)):
+        own_x, own_y = x, y
+        if not needed or None in needed or cluster in needed:
+            own_x, own_y = shift_test(experiment.clusters, dataset, x, y, cluster)
+        if not dtype.is_floating_point and not torch.equal(own_x, own_x.trunc()):
+            raise InputError(
+                f"the shift of {experiment.clusters.describe(cluster)} turned integers into "
+                f"fractions, which model {display_name(experiment.model[0], MODELS)!r} cannot look "
+                "up; use another shift"
+            )
+        found.append(common if own_x is x else Examples(own_x.to(dtype), own_y))
+    return found
+
+
+def test_examples(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """The test examples and their labels, or `evaluation.samples` of them."""
+    x, y = dataset.test_x, dataset.test_y
     count = experiment.evaluation.samples
-    if count is None or count == len(test_set):
-        return test_set
-    if count > len(test_set):
+    if count is None or count == len(y):
+        return x, y
+    if count > len(y):
         raise InputError(
-            f"--eval-samples {count} is more than the {len(test_set)} test examples of "
-            f"{dataset.name}; use {len(test_set)} or fewer"
+            f"--eval-samples {count} is more than the {len(y)} test examples of "
+            f"{dataset.name}; use {len(y)} or fewer"
         )
-    order = numpy_stream(experiment.seed, "test").permutation(len(test_set))[:count]
-    return test_set.subset(torch.from_numpy(np.sort(order)))
+    order = numpy_stream(experiment.seed, "test").permutation(len(y))[:count]
+    chosen = torch.from_numpy(np.sort(order))
+    return x[chosen], y[chosen]
 
 
 def with_model(experiment: Experiment, shape: tuple[int, ...]) -> Experiment:

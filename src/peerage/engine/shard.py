@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peerage.algorithm import Algorithm, Node
+from peerage.engine.groups import Tested, evaluate
 from peerage.engine.router import Packet, ShardOutput
 from peerage.engine.world import World
 from peerage.errors import InputError, PeerageError
@@ -82,6 +83,7 @@ class NodeReport:
     metrics: Mapping[str, float] = field(default_factory=dict)  # by key
     notes: Mapping[str, float] = field(default_factory=dict)  # of the algorithm
     moved: Movement | None = None  # if it is recorded
+    tests: Mapping[int, Tested] = field(default_factory=dict)  # by cluster, if there are groups
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class NodeRuntime:
     train_loss: float = 0.0
     train_examples: int = 0
     scores: dict[str, float] = field(default_factory=dict)  # by metric; empty until evaluated
+    tests: dict[int, Tested] = field(default_factory=dict)  # see `NodeReport`
     start: tuple[Tensor, ...] = ()  # parameters and buffers at the start of the round
     before: Tensor | None = None  # parameters at the start of a round whose movement is recorded
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
@@ -433,7 +436,7 @@ class Shard:
         for runtime in self.members.values():
             runtime.answer = None
             runtime.train_loss, runtime.train_examples = 0.0, 0
-            runtime.scores = {}
+            runtime.scores, runtime.tests = {}, {}
             runtime.before, runtime.trained, runtime.moved = None, [], None
             runtime.start, runtime.finite, runtime.broken = (), None, False
 
@@ -448,14 +451,16 @@ class Shard:
         params = self.world.algorithm.evaluated(node)
         model = self.models[node.architecture]
         model.load(params, node.buffers)
-        runtime.scores = dict(vars(score(model, self.world.test)))
+        runtime.scores, runtime.tests = evaluate(self.world, model, node.id)
         if node.id in self.held_out:
             held_out = vars(score(model, self.held_out[node.id]))
             runtime.scores |= {VALIDATION + key: value for key, value in held_out.items()}
         self.spread.add(node.id, node.architecture, params)
 
     def _report(self) -> ShardReport:
-        reports = [NodeReport(m.node.id, m.metrics, m.node.notes, m.moved) for m in self.present]
+        reports = [
+            NodeReport(m.node.id, m.metrics, m.node.notes, m.moved, m.tests) for m in self.present
+        ]
         spread = [(name, self.store.put(total)) for name, total in self.spread.sums.items()]
         broken = [m.node.id for m in self.present if m.broken]
         return ShardReport(reports, broken, spread, self.spread.squares, self.seconds)

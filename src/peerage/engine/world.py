@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from peerage.algorithm import Algorithm, Dimensions, Node
+from peerage.data.clusters import Clusters
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.experiment import Experiment
 from peerage.graphs.faults import Faults, LinkFaults, NoLinkFaults
@@ -39,8 +40,8 @@ class World:
 
     experiment: Experiment  # with a model
     graph: Graph
-    train: Examples
-    test: Examples
+    train: Examples  # of all nodes, with the shifts of their clusters
+    tests: Sequence[Examples]  # of every cluster; a single one without clusters
     parts: Sequence[Tensor]  # node -> indices of its training examples
     validation: Sequence[Tensor]  # node -> indices of its held-out examples, often none
     label_counts: Tensor  # [n, classes] of the training examples
@@ -48,6 +49,8 @@ class World:
     architectures: Mapping[str, Architecture]
     assignment: Sequence[str]  # node -> name of its architecture
     gains: Sequence[float]  # node -> factor on the initial weights
+    # Node -> its cluster, or None if it serves all (a hub, a pooled node); empty without clusters.
+    clusters: Sequence[int | None] = ()
     cache: Path | None = None  # where local work may store expensive results
     noise_seed: int | None = field(default=None, repr=False)  # seed of the noise of a real peer
 
@@ -91,6 +94,31 @@ class World:
     def num_data_nodes(self) -> int:
         """The number of nodes with data."""
         return self.nodes if self.hub is None else self.nodes - 1
+
+    @property
+    def test(self) -> Examples:
+        """The test set, or that of the first cluster."""
+        return self.tests[0]
+
+    def cluster_of(self, node: int) -> int | None:
+        """The cluster of a node; None without clusters, and for a node that serves all of them."""
+        return self.clusters[node] if self.clusters else None
+
+    def data_of(self, node: int) -> Examples:
+        """The training examples of a node, as a copy."""
+        return self.train.subset(self.parts[node])
+
+    def test_of(self, node: int) -> Examples:
+        """The test set of a node; all test sets together for one that serves all clusters."""
+        found = list(self.tests_of(node).values())
+        return found[0] if len(found) == 1 else Examples.joined(found)
+
+    def tests_of(self, node: int) -> dict[int, Examples]:
+        """The test sets on which the model of a node is evaluated, by cluster."""
+        cluster = self.cluster_of(node)
+        if cluster is None:
+            return dict(enumerate(self.tests))
+        return {cluster: self.tests[cluster]}
 
     def model_owner(self, node: int) -> int:
         """The node that keeps a node's model between rounds: itself, or the hub."""
@@ -181,6 +209,7 @@ class World:
         """Facts about the data, the graph and the models, for reports."""
         counts = self.label_counts[: self.num_data_nodes]  # without a hub
         constants = constants_of(self.architectures)
+        clusters = self.experiment.clusters
         return {
             "allocation": counts.tolist(),
             "classes": list(self.classes),
@@ -190,7 +219,16 @@ class World:
             "topology": describe(self.graph).as_dict(),
             "parameters": [self.layout(node).size for node in range(self.nodes)],
             "test_examples": len(self.test),
+            **({"clusters": self._cluster_facts(clusters)} if clusters is not None else {}),
             **({"constants": constants} if constants else {}),
+        }
+
+    def _cluster_facts(self, clusters: Clusters) -> dict[str, Any]:
+        return {
+            "names": [clusters.describe(cluster) for cluster in range(len(clusters.sizes))],
+            "sizes": list(clusters.sizes),
+            "nodes": [self.cluster_of(node) for node in range(self.nodes)],
+            "test_examples": [len(test) for test in self.tests],
         }
 
     def restrict_to_node(self, node: int, noise_seed: int | None = None) -> "World":

@@ -16,6 +16,7 @@ from typing import Any
 from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PARTITIONS
+from peerage.data.shifts import SHIFTS
 from peerage.errors import InputError, did_you_mean
 from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
@@ -30,6 +31,7 @@ FAMILIES: dict[str, specs.Family] = {
     "losses": LOSSES,
     "models": MODELS,
     "partitions": PARTITIONS,
+    "shifts": SHIFTS,
     "topologies": TOPOLOGIES,
 }
 

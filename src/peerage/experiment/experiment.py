@@ -20,12 +20,14 @@ from peerage.algorithm import Algorithm
 from peerage.algorithms import ALGORITHMS
 from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.local import Local
+from peerage.data.clusters import Clusters
 from peerage.data.datasets import DATASETS, DatasetSpec, Digits
 from peerage.data.partition import PARTITIONS, Dirichlet, Partition
 from peerage.data.tensors import Dataset
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.readers import (
     read_algorithm,
+    read_clusters,
     read_faults,
     read_local,
     read_models,
@@ -162,6 +164,7 @@ class Experiment(Section):
     partition: Annotated[Partition, ReadBy(reader("partition", PARTITIONS, "split"))] = Dirichlet(
         alpha=0.2
     )
+    clusters: Annotated[Clusters | None, ReadBy(read_clusters)] = None  # e.g. 30/2:rotate
     rounds: int = 20  # at most, if `until` is set
     until: Annotated[StopCondition | None, ReadBy(read_until)] = None  # e.g. accuracy=0.469
     local: Annotated[LocalSGD, ReadBy(read_local)] = LocalSGD()  # same as in the algorithm
@@ -196,6 +199,12 @@ class Experiment(Section):
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
         self.faults.check(self.nodes)
+        if self.clusters is not None and sum(self.clusters.sizes) != self.nodes:
+            raise InputError(
+                f"clusters {self.clusters.text} have {sum(self.clusters.sizes)} nodes in all, but "
+                f"the experiment has {self.nodes}; make them equal, as in --nodes "
+                f"{sum(self.clusters.sizes)}"
+            )
         if self.algorithm.with_hub:
             self._check_hub()
         if self.pooled and (self.faults != Faults() or not isinstance(self.init.gain, NoGain)):

@@ -12,6 +12,8 @@ import networkx as nx
 from peerage import specs
 from peerage.algorithm import Algorithm
 from peerage.algorithms import ALGORITHMS
+from peerage.data.clusters import Clusters
+from peerage.data.shifts import SHIFTS
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.outside import load_class
 from peerage.experiment.toml import HEAD, PYTHON_OBJECT
@@ -132,6 +134,29 @@ def read_faults(value: Any) -> Faults:
         raise InputError(f"faults must be a table, got {value!r}; write [faults] and links = 0.5")
     faults: Faults = specs.construct(Faults, value, "faults")
     return faults
+
+
+def read_clusters(value: Any) -> Clusters | None:
+    """Clusters from an object, a table, or text: sizes and a shift, as in `30/2:rotate`."""
+    if value is None or isinstance(value, Clusters):
+        return value
+    if isinstance(value, str):
+        sizes, colon, shift = value.partition(":")
+        value = {"sizes": sizes, **({"shift": shift} if colon else {})}
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"clusters cannot be {shorten(repr(value), 80)}; write 30/2:rotate, or a table with "
+            "sizes and a shift"
+        )
+    known = [field.name for field in fields(Clusters)]
+    for key in value:
+        if key not in known:
+            raise InputError(f"clusters has no key {key!r}; {did_you_mean(key, known)}")
+    if "sizes" not in value:
+        raise InputError("clusters requires sizes; write --clusters 30/2:rotate")
+    shift = reader("shift", SHIFTS, "__call__")(value.get("shift", "none"))
+    shuffle = specs.convert(value.get("shuffle", False), bool, "clusters: shuffle")
+    return Clusters(value["sizes"], shift, shuffle)
 
 
 def read_noise(value: Any) -> Noise:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from peerage import specs
 from peerage.algorithm import Algorithm
 from peerage.algorithms import ALGORITHMS
+from peerage.data.clusters import Clusters
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS
+from peerage.data.shifts import SHIFTS
 from peerage.errors import InputError
 from peerage.experiment.outside import source_file
 from peerage.graphs.faults import Faults
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 PYTHON_OBJECT = "python-object"  # stands for a value that a file cannot hold
 HEAD = "head"  # key of a model's table: the modules of its head; see `Split`
 # Tables whose single keys may be changed.
-SECTIONS = ("local", "init", "faults", "noise", "evaluation", "engine")
+SECTIONS = ("clusters", "local", "init", "faults", "noise", "evaluation", "engine")
 
 
 def table_of(experiment: "Experiment") -> dict[str, Any]:
@@ -40,6 +42,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
     unused = None if evaluation.spread else {"spread"}
     has_local = hasattr(experiment.algorithm, "local")
     rewired = experiment.assortativity is not None
+    clusters = experiment.clusters
     return {
         "nodes": experiment.nodes,
         "rounds": experiment.rounds,
@@ -52,6 +55,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
         "model": models[0] if len(models) == 1 else models,
         "topology": _family_table(experiment.topology, "topology", TOPOLOGIES),
         "partition": _family_table(experiment.partition, "partition", PARTITIONS),
+        **({"clusters": _clusters_table(clusters)} if clusters is not None else {}),
         **({"local": local_table(experiment.local)} if has_local else {}),
         "init": {
             "start": init.start,
@@ -132,6 +136,14 @@ def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:
         return {"name": f"{file}:{cls.__name__}", **options}
     scalars = {key: v for key, v in options.items() if isinstance(v, str | bool | int | float)}
     return {"name": PYTHON_OBJECT, "value": cls.__qualname__, **scalars}
+
+
+def _clusters_table(clusters: Clusters) -> dict[str, Any]:
+    return {
+        "sizes": list(clusters.sizes),
+        "shift": _family_table(clusters.shift, "shift", SHIFTS),
+        "shuffle": clusters.shuffle,
+    }
 
 
 def _noise_table(noise: Noise) -> dict[str, Any]:

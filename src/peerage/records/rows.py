@@ -11,6 +11,12 @@ the wall time). If the round was evaluated, it has metrics (`records/metrics.py`
 `layers` (tensor -> sigma `ap` and `an`, P4) and `moved` (by training, by all else, in total, and a
 cosine). The row of a node (`scope` is "node") has `round`, `node`, metrics, and `notes` of the
 algorithm. A number that is not finite is null.
+
+If there are clusters or several architectures, an evaluated round has a row for each (`scope` is
+"group"): `by` ("cluster" or "architecture"), `group` (its number or name), `nodes` that were
+evaluated, metrics as in the row of the network, and `confusion`: for each label, the numbers of
+test examples by predicted label, summed over the nodes. The model of a node that serves all
+clusters counts once in each; `nodes` is then the size of the cluster.
 """
 
 import json
@@ -85,6 +91,7 @@ class RunRecord:
     environment: dict[str, Any]
     network: tuple[Row, ...]
     nodes: tuple[Row, ...]
+    groups: tuple[Row, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -102,6 +109,7 @@ class RunRecord:
             environment=read_json(folder / "environment.json"),
             network=tuple(row for row in rows if row["scope"] == "network"),
             nodes=tuple(row for row in rows if row["scope"] == "node"),
+            groups=tuple(row for row in rows if row["scope"] == "group"),
         )
 
     @property
@@ -142,6 +150,18 @@ class RunRecord:
         """The value of each node in a round, by node; nodes without a finite value are left out."""
         rows = (row for row in self.nodes if row["round"] == round)
         return {row["node"]: float(row[key]) for row in rows if row.get(key) is not None}
+
+    def group_curves(
+        self, key: str, by: str = "cluster"
+    ) -> dict[int | str, tuple[list[int], list[float]]]:
+        """Rounds and values of a metric for every group of this kind, in the order of groups."""
+        found: dict[int | str, tuple[list[int], list[float]]] = {}
+        for row in self.groups:
+            if row["by"] == by and row.get(key) is not None:
+                rounds, values = found.setdefault(row["group"], ([], []))
+                rounds.append(row["round"])
+                values.append(float(row[key]))
+        return found
 
     def notes(self, name: str) -> dict[int, tuple[list[int], list[float]]]:
         """Rounds and values of the notes with this name, by node."""

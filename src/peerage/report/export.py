@@ -8,7 +8,7 @@ from typing import Any
 from peerage.errors import InputError
 from peerage.files import write_bytes
 from peerage.records.rows import RunRecord
-from peerage.report import figures
+from peerage.report import figures, groups
 from peerage.report.html import write_report
 from peerage.report.tables import comma_separated, compare, markdown
 
@@ -47,11 +47,12 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "experiment": record.experiment,
         "environment": record.environment,
         "rounds": rounds,
+        **({"groups": list(record.groups)} if record.groups else {}),
     }
 
 
 TEXTS = {
-    ".md": lambda records: markdown(compare(records)),
+    ".md": lambda records: markdown(compare(records)) + groups.markdown(records),
     ".csv": lambda records: comma_separated(compare(records)),
     ".json": curves,
 }

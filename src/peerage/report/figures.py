@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +27,7 @@ from peerage.files import write_bytes
 from peerage.records.metrics import BY_KEY
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord
+from peerage.report.groups import group_name
 from peerage.report.tables import duration, labels, phase_means, size
 
 # The colours of Okabe and Ito, without yellow and with grey instead of black.
@@ -174,6 +175,36 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
         linear = axes.get_yscale() == "linear"
         ends = [(run, *curve[-1]) for run, curve in zip(runs, points, strict=True) if curve]
         _label_ends(axes, [end for end in ends if end[-1] > 0 or linear])
+    return figure
+
+
+def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
+    """The accuracy of every group of nodes over the rounds, as the mean over its nodes.
+
+    In one run, each group has a colour; of several runs, each has a colour and each group a dash.
+    """
+    with _figure() as (figure, axes):
+        ends = []
+        runs = styled_runs([record for record in records if record.group_curves("accuracy", by)])
+        for run in runs:
+            found = run.record.group_curves("accuracy", by).items()
+            for place, (group, (rounds, values)) in enumerate(found):
+                if len(runs) == 1:
+                    name = literal(group_name(run.record, by, group))
+                    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+                    look: dict[str, Any] = {"colour": colour, "marker": marker, "place": place}
+                    curve = replace(run, **look, dash="-", label=name)
+                else:  # the group first, as long labels are cut off
+                    name = f"cluster {group}" if by == "cluster" else literal(str(group))
+                    dash = DASHES[place % len(DASHES)]
+                    curve = replace(run, dash=dash, label=f"{name}: {run.label}")
+                _plot(axes, curve, list(zip(rounds, values, strict=True)))
+                ends.append((curve, float(rounds[-1]), values[-1]))
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        percent_axis(axes)
+        axes.set_ylabel(BY_KEY["accuracy"].label + MEAN)
+        _label_ends(axes, ends)
     return figure
 
 

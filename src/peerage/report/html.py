@@ -16,7 +16,7 @@ from peerage.errors import InputError
 from peerage.files import disk_errors, write_bytes
 from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric
 from peerage.records.rows import RunRecord
-from peerage.report import figures, peers, tables
+from peerage.report import figures, groups, peers, tables
 from peerage.report.tables import differing, labels, number, percent, value_text
 
 ENDS = 10  # lowest and highest nodes shown if there are too many to show all
@@ -40,8 +40,19 @@ def _curves(metric: Metric) -> Curves:
     )
 
 
+def _group_curves(by: str) -> Curves:
+    return (
+        groups.KINDS[by],
+        lambda record: bool(record.group_curves("accuracy", by)),
+        partial(figures.group_curves, by=by),
+        f"Accuracy of each {by}, as the mean over its nodes; each node is evaluated on its own "
+        "test set.",
+    )
+
+
 CURVES: tuple[Curves, ...] = (
     *(_curves(metric) for metric in METRICS if metric.source in ("test", "network")),
+    *map(_group_curves, groups.KINDS),
     (
         "Traffic",
         lambda record: any(row["bytes_total"] > 0 for row in record.network),
@@ -112,6 +123,8 @@ def page(records: Sequence[RunRecord]) -> str:
             _sheet("Data and graph", [facts(record) for record in records]),
             _sheet("Environment", [_texts(record.environment) for record in records]),
         ],
+        group_titles=groups.TITLES,
+        group_tables=[(name, groups.lines(r)) for name, r in zip(names, records, strict=True)],
         peer_titles=peers.TITLES,
         peer_tables=[(name, peers.lines(r)) for name, r in zip(names, records, strict=True)],
         node_tables=[_node_table(record) for record in records],
@@ -197,7 +210,7 @@ def facts(record: RunRecord) -> dict[str, str]:
     degrees = [graph.get(f"degree_{which}") for which in ("min", "mean", "max")]
     return {
         "examples per node": _span(record.setup["examples"]),
-        "test examples": number(record.setup.get("test_examples")),
+        "test examples": _test_examples(record),
         "parameters per node": _span(record.setup["parameters"]),
         "links": number(len(record.setup["edges"])),
         "neighbours (fewest, mean, most)": ", ".join(map(number, degrees)),
@@ -206,6 +219,13 @@ def facts(record: RunRecord) -> dict[str, str]:
         "gain": number(graph.get("gain")),
         **_privacy_facts(record),
     }
+
+
+def _test_examples(record: RunRecord) -> str:
+    clusters = record.setup.get("clusters")
+    if clusters is None:
+        return number(record.setup.get("test_examples"))
+    return f"{_span(clusters['test_examples'])} per cluster"
 
 
 def _has_hub(record: RunRecord) -> bool:

@@ -5,7 +5,7 @@ as such, and whatever cannot be known in advance is shown as unknown.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from textwrap import wrap
@@ -71,6 +71,8 @@ class NetworkPlan:
     payload: float | None  # numbers per parameter in a message
     sent: Range | None  # bytes per node and round
     memory: Range | None  # bytes per node
+    clusters: tuple[int, ...] = ()  # nodes in each cluster
+    links_within: float | None = None  # share of the links that join nodes of one cluster
 
     @property
     def gain_sqrt(self) -> float:
@@ -117,12 +119,14 @@ def plan(
     payload: float | None,
     rounds: int,
     optimizer_floats: int = 1,
+    clusters: Sequence[int] = (),
 ) -> NetworkPlan:
     """The plan of a network; `topology`, `model` and `algorithm` are names to show.
 
     In a round, a node sends `payload` numbers per parameter to each out-neighbour, or None if that
     is unknown. It holds its model, gradients, `optimizer_floats` numbers per parameter (1 with
     momentum, 2 with Adam) and the messages of its neighbours; data and activations are not counted.
+    `clusters` gives the cluster of every node, if there are any.
     """
     for name, value in (("parameters", parameters), ("layers", layers), ("rounds", rounds)):
         if value < 1:
@@ -162,7 +166,15 @@ def plan(
         payload=payload,
         sent=None if message is None else _range(message * out_neighbours),
         memory=None if message is None else _range(model_bytes + message * neighbours),
+        clusters=tuple(np.bincount(clusters).tolist()) if clusters else (),
+        links_within=_links_within(links, clusters) if clusters and links.nnz else None,
     )
+
+
+def _links_within(links: Any, clusters: Sequence[int]) -> float:
+    """The share of the links that join two nodes of the same cluster."""
+    number, pairs = np.array(clusters), links.tocoo()
+    return float((number[pairs.row] == number[pairs.col]).mean())
 
 
 def payload_factor(algorithm: str, dimensions: Dimensions) -> float | None:
@@ -202,6 +214,10 @@ def _graph_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
         ("mixing time", _mixing_text(plan)),
         ("settled", _settled_text(plan)),
     ]
+    if plan.links_within is not None:
+        sizes = "/".join(map(str, plan.clusters))
+        share = percent(plan.links_within)
+        rows.append(("clusters", f"{sizes} nodes; {share} of the links are within a cluster"))
     if plan.dynamic:
         rows.insert(1, ("note", "the graph changes every round; the numbers are those of round 0"))
     return rows

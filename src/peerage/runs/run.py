@@ -36,7 +36,7 @@ from peerage.privacy import privacy_report
 from peerage.records import checkpoint
 from peerage.records.environment import environment
 from peerage.records.rows import MetricWriter, Row, read_metrics, read_status, truncate_after
-from peerage.runs.summary import digest, network_row, node_rows, summary_of
+from peerage.runs.summary import digest, group_rows, network_row, node_rows, summary_of
 from peerage.vectors import named_tensors
 
 Watch = Callable[[Row], None]  # called with the network row of every finished round
@@ -83,7 +83,7 @@ class Result:
         return self.architectures[node].module(self.evaluated[node], self.buffers[node])
 
     def frame(self, scope: str = "network") -> Any:
-        """The rows of one scope (`network` or `node`) as a pandas DataFrame."""
+        """The rows of one scope (`network`, `node` or `group`) as a pandas DataFrame."""
         try:
             import pandas as pd
         except ImportError:
@@ -318,8 +318,9 @@ class _Run:
         row = network_row(round, report, self.bytes_total, len(report.nodes) - hubs)
         if self.experiment.evaluation.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
+        groups = group_rows(self.world, round, report)
         # The network row comes last: it marks the rows of the round as complete.
-        for new in [*node_rows(round, report), row]:
+        for new in [*node_rows(round, report), *groups, row]:
             self.rows.append(new)
             if self.writer is not None:
                 self.writer.append(new)

@@ -332,6 +332,9 @@ def _read(table: dict[str, Any], folder: Path) -> Experiment:
             "peerage.RunRecord.load(folder).state_dict(node, experiment=...)"
         )
     init = {key: value for key, value in table.get("init", {}).items() if not _is_object(value)}
+    clusters = table.get("clusters")
+    if isinstance(clusters, Mapping) and _is_object(clusters.get("shift")):
+        table = {**table, "clusters": None}
     return Experiment(**{k: v for k, v in table.items() if not _is_object(v)} | {"init": init})
 
 

@@ -3,7 +3,8 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS
+from peerage.engine.groups import Tested, grouped_by
 from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
@@ -39,6 +41,8 @@ def summary_of(
     evaluated = [row for row in network if row.get("accuracy") is not None]
     best = max(evaluated, key=lambda row: float(row["accuracy"]), default=None)
     final: Row = evaluated[-1] if evaluated else {}
+    groups = [_without_counts(row) for row in rows if row["scope"] == "group"]
+    groups = [row for row in groups if row.pop("round") == final.get("round")]
     return {
         "run": run,
         "status": status,
@@ -56,7 +60,12 @@ def summary_of(
         "best_round": best["round"] if best else None,
         "message": message,
         **({} if privacy is None else {"privacy": privacy}),
+        **({"groups": groups} if groups else {}),
     }
+
+
+def _without_counts(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in ("scope", "confusion")}
 
 
 def network_row(round: int, report: RoundReport, bytes_total: int, nodes: int) -> Row:
@@ -95,6 +104,67 @@ def node_row(round: int, n: NodeReport) -> Row:
         # As in the file, where a number that is not finite is null.
         row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
     return row
+
+
+def group_rows(world: World, round: int, report: RoundReport) -> Iterator[Row]:
+    """Rows of the groups with nodes that were evaluated; see `peerage.records.rows`."""
+    evaluated = [n for n in report.nodes if n.tests]
+    if "cluster" in grouped_by(world):
+        assert world.experiment.clusters is not None
+        for cluster, size in enumerate(world.experiment.clusters.sizes):
+            found = [n for n in evaluated if cluster in n.tests]
+            shared = any(world.cluster_of(n.node) is None for n in found)
+            yield from _group_row(
+                {"scope": "group", "round": round, "by": "cluster", "group": cluster},
+                [(n, {cluster: n.tests[cluster]}) for n in found],
+                size if shared else len(found),
+            )
+    if "architecture" in grouped_by(world):
+        for name in world.architectures:
+            found = [n for n in evaluated if world.assignment[n.node] == name]
+            yield from _group_row(
+                {"scope": "group", "round": round, "by": "architecture", "group": name},
+                [(n, n.tests) for n in found],
+                len(found),
+            )
+
+
+def _group_row(
+    row: Row, members: Sequence[tuple[NodeReport, Mapping[int, Tested]]], nodes: int
+) -> Iterator[Row]:
+    """The row of a group, or none without members; each comes with its tests in the group."""
+    if not members:
+        return
+    reports = []
+    for n, tests in members:  # a node that serves all clusters has other scores in each
+        scores = next(iter(tests.values())).metrics if len(tests) == 1 else {}
+        reports.append(replace(n, metrics={**n.metrics, **scores}))
+    counts = [np.array(found.confusion) for _, tests in members for found in tests.values()]
+    values = _values(RoundReport(reports, 0, {}, {}), (m for m in METRICS if m.source != "network"))
+    yield {**row, "nodes": nodes, **values, "confusion": np.sum(counts, axis=0).tolist()}
+
+
+def tests_table(n: NodeReport) -> Row:
+    """What a real peer records of its tests, from which `tests_of` makes them again."""
+    if not n.tests:
+        return {}
+    return {
+        "tests": [
+            {"cluster": cluster, **found.metrics, "confusion": found.confusion}
+            for cluster, found in n.tests.items()
+        ]
+    }
+
+
+def tests_of(row: Row) -> dict[int, Tested]:
+    """The tests in the row of a real peer."""
+    return {
+        test["cluster"]: Tested(
+            {m.key: math.nan if test[m.key] is None else test[m.key] for m in SCORES},
+            test["confusion"],
+        )
+        for test in row.get("tests", [])
+    }
 
 
 def digest(parameters: Sequence[Tensor], layouts: Sequence[Layout]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from peerage.errors import CheckpointError
 from peerage.experiment import Experiment
@@ -50,6 +51,8 @@ def verify(
     result = run(experiment, watch=watch)
     old = [_without(row, TIMES) for row in read_metrics(folder / "metrics.jsonl")]
     new = [_without(row, TIMES) for row in result.rows]
+    if not any(row["scope"] == "group" for row in old):  # recorded by an older version
+        new = [row for row in new if row["scope"] != "group"]
     digest = str(record.summary["digest"])
     difference = network_difference(old, new) if real else first_difference(old, new)
     if not difference and digest != result.digest:
@@ -61,7 +64,7 @@ def first_difference(old: list[Row], new: list[Row]) -> str:
     for a, b in zip(old, new, strict=False):
         for key in {**a, **b}:
             if a.get(key) != b.get(key):
-                where = f"node {a['node']}, " if a.get("scope") == "node" else ""
+                where = "" if a.get("scope") == "network" else f"{_source(a)}, "
                 return f"{where}round {a['round']}: {key} was {a.get(key)}, is now {b.get(key)}"
     return (
         "" if len(old) == len(new) else f"{len(old)} rows were recorded, the new run has {len(new)}"
@@ -74,16 +77,21 @@ def network_difference(old: list[Row], new: list[Row]) -> str:
     for row in new:
         found = recorded.pop(_place(row), None)
         if found is None:
-            source = f"node {row['node']}" if row["scope"] == "node" else "the network"
-            return f"{source} recorded nothing for round {row['round']}"
+            return f"{_source(row)} recorded nothing for round {row['round']}"
         difference = first_difference([found], [_without(row, UNSEEN)])
         if difference:
             return difference
     return f"{len(recorded)} recorded rows are missing from the new run" if recorded else ""
 
 
-def _place(row: Row) -> tuple[str, int, int | None]:
-    return row["scope"], row["round"], row.get("node")
+def _place(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in ("scope", "round", "node", "by", "group"))
+
+
+def _source(row: Row) -> str:
+    if row["scope"] == "group":
+        return f"{row['by']} {row['group']}"
+    return f"node {row['node']}" if row["scope"] == "node" else "the network"
 
 
 def _without(row: Row, keys: Collection[str]) -> Row:

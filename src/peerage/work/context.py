@@ -1,7 +1,7 @@
 """The data and model of one node, as compute requests use them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,13 @@ class Examples:
         # Gathering rows of a row-major tensor is twice as fast as of a channels-last one.
         self.x = x.permute(0, 2, 3, 1).contiguous() if self.images else x.contiguous()
         self.y = y
+
+    @classmethod
+    def joined(cls, parts: Sequence["Examples"]) -> "Examples":
+        """The examples of several sets, one after the other."""
+        x = torch.cat([part.x for part in parts])
+        y = torch.cat([part.y for part in parts])
+        return cls(x.permute(0, 3, 1, 2) if parts[0].images else x, y)
 
     def __len__(self) -> int:
         return len(self.y)

@@ -20,14 +20,21 @@ class Score:
     loss: float
 
 
-def score(model: FlatModel, examples: Examples) -> Score:
-    """Accuracy and mean cross-entropy of the loaded model."""
+def score(model: FlatModel, examples: Examples, confusion: Tensor | None = None) -> Score:
+    """Accuracy and mean cross-entropy of the loaded model.
+
+    Adds every example to `confusion`, [classes, classes] int64, at its label and the predicted one.
+    """
     model.module.eval()
     right, loss = 0, 0.0
     with torch.no_grad():
         for x, y in examples.in_order(CHUNK):
             logits = model.module(x)
-            right += int((logits.argmax(1) == y).sum())
+            predicted = logits.argmax(1)
+            right += int((predicted == y).sum())
+            if confusion is not None:
+                cells = y * len(confusion) + predicted
+                confusion += cells.bincount(minlength=confusion.numel()).view_as(confusion)
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
     return Score(right / len(examples), loss / len(examples))
 

@@ -25,7 +25,7 @@ from peerage.engine.prepare import prepare
 from peerage.errors import DiskError, InputError, PeerageWarning
 from peerage.models import MODELS, default_model
 from peerage.net.deploy import export as exporting
-from peerage.net.deploy.collect import final_models
+from peerage.net.deploy.collect import final_models, report_of
 from peerage.net.deploy.export import assign_hosts, export, parse_host, read_hosts
 from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.deploy.up import free_ports
@@ -33,7 +33,8 @@ from peerage.net.peer.network import Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity
 from peerage.net.wire.address import Address
-from peerage.runs.summary import digest
+from peerage.records.rows import RunRecord, read_metrics
+from peerage.runs.summary import digest, group_rows
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 2"
 WITH_HUB = "--algorithm fedavg --nodes 2 --partition iid --model logistic --epochs 1 --rounds 2"
@@ -545,7 +546,7 @@ def test_export_reports_errors_before_it_writes_anything(flags, message, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [SETTINGS, WITH_HUB])
+@pytest.mark.parametrize("line", [SETTINGS, WITH_HUB, f"{SETTINGS} --clusters 2/1:rotate"])
 def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place):
     ports = free_ports(3)
     Path("hosts.txt").write_text("".join(f"127.0.0.1:{port}\n" for port in ports))
@@ -575,6 +576,9 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
     ]
     simulated = peerage(f"run {line} --engine serial --json --out", place / "simulated")
     assert digest(*final_models(peers, world)) == json.loads(simulated.lines[-1])["digest"]
+    by_round = zip(*(read_metrics(home / "run" / "metrics.jsonl") for home in homes), strict=True)
+    found = [g for rows in by_round for g in group_rows(world, rows[0]["round"], report_of(rows))]
+    assert found == list(RunRecord.load(place / "simulated").groups)
 
 
 def started(home: Path) -> subprocess.Popen[str]:

@@ -23,7 +23,15 @@ from peerage.records import checkpoint
 from peerage.records.environment import environment
 from peerage.records.metrics import METRICS
 from peerage.records.rows import MetricWriter, Row
-from peerage.runs.summary import digest, network_row, node_rows, summary_of, totals
+from peerage.runs.summary import (
+    digest,
+    group_rows,
+    network_row,
+    node_rows,
+    summary_of,
+    tests_of,
+    totals,
+)
 from peerage.vectors import Layout
 
 REMEDY = "run `peerage up` again"  # after the disk was full
@@ -43,7 +51,7 @@ class RecordCollector:
         world, noise = self.world, self.world.noise
         by_peer = [peer.rows for peer in peers]
         rows = [row for peer_rows in by_peer for row in peer_rows]
-        network = self._metrics(rows, status)
+        shared = self._metrics(rows, status)
         write_json(self.home / "setup.json", world.setup, REMEDY)
         versions = environment() | algorithm_record(world.experiment.algorithm)
         write_json(self.home / "environment.json", versions, REMEDY)
@@ -54,7 +62,7 @@ class RecordCollector:
             privacy = privacy_report(noise, sent, secret=True)
         summary = summary_of(
             world,
-            network,
+            shared,
             run=self.home.name,
             status=status,
             seconds=perf_counter() - self.started,
@@ -70,11 +78,11 @@ class RecordCollector:
         return summary
 
     def _metrics(self, rows: Sequence[Row], status: str) -> list[Row]:
-        """Write the rows of all peers, round by round; return the rows of the network."""
+        """Write the rows of all peers, round by round; return those of groups and network."""
         by_round: dict[int, list[Row]] = {}
         for row in rows:
             by_round.setdefault(row["round"], []).append(row)
-        total, network = 0, []
+        total, shared = 0, []
         path = self.home / "metrics.jsonl"
         path.unlink(missing_ok=True)
         with MetricWriter(path, REMEDY) as writer:
@@ -84,10 +92,14 @@ class RecordCollector:
                 present = set(self.world.present(round - 1))
                 known = [n for n in report.nodes if n.node in present]
                 peers = sum(n.node < self.world.num_data_nodes for n in known)
-                network.append(network_row(round, report, total, peers))
-                for row in (*node_rows(round, report), network[-1]):
+                new = [
+                    *group_rows(self.world, round, report),
+                    network_row(round, report, total, peers),
+                ]
+                shared += new
+                for row in (*node_rows(round, report), *new):
                     writer.append(row)
-        return network
+        return shared
 
 
 def _peer_summary(peer: PeerProcess, rows: Sequence[Row]) -> dict[str, Any]:
@@ -116,6 +128,7 @@ def report_of(rows: Iterable[Row]) -> RoundReport:
             row["node"],
             {m.key: _number(row[m.key]) for m in METRICS if m.key in row},
             {name: _number(value) for name, value in row.get("notes", {}).items()},
+            tests=tests_of(row),
         )
         for row in rows
     ]

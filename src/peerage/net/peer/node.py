@@ -51,6 +51,7 @@ class PeerConfig:
     data: str | None = None  # a private data set, instead of a part of the experiment's
     test: str | None = None  # a data set whose test set replaces that of `data`
     classes: Classes | None = None  # of the whole network; `data` may lack some
+    shift: bool = False  # whether `data` get the shift of this peer's cluster
     rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
 
     def __post_init__(self) -> None:
@@ -108,9 +109,12 @@ def prepare_for(network: Network, me: int, config: PeerConfig) -> World:
         for flag, value in (("--test", config.test), ("--classes", config.classes)):
             if value is not None:
                 raise InputError(f"{flag} requires --data")
+        if config.shift:
+            raise InputError("--shift requires --data; examples of the experiment are shifted")
         return prepare(network.experiment)
     test = None if config.test is None else _load(config.test)
-    return prepare_own(network.experiment, me, _load(config.data), config.classes, test)
+    data = _load(config.data)
+    return prepare_own(network.experiment, me, data, config.classes, test, shift=config.shift)
 
 
 def _load(text: str) -> Dataset:

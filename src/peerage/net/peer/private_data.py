@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from peerage.data import Dataset
+from peerage.data.clusters import Clusters
+from peerage.data.shifts import Labels, NoShift
 from peerage.data.tensors import class_numbers
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
@@ -34,16 +36,40 @@ def prepare_own(
     data: Dataset,
     classes: Classes | None = None,
     test: Dataset | None = None,
+    *,
+    shift: bool = False,
 ) -> World:
     """The world of one node with this data, evaluated on the test set of `test` if given.
 
     `classes` are those of the whole network; `World.classes` has their names. If the experiment
-    names no model, all peers use the default model of the experiment's data set.
+    names no model, all peers use the default model of the experiment's data set. With `shift`, the
+    data and the test set get the shift of the node's cluster.
     """
+    if shift and experiment.clusters is None:
+        raise InputError("--shift requires clusters, which the experiment does not have; remove it")
+    if shift and test is not None and test.scaling != data.scaling:
+        raise InputError(
+            f"--shift requires --data and --test that are normalised alike, but {test.name} and "
+            f"{data.name} are not; remove --test, or shift the examples in your files"
+        )
     data = with_classes(data, classes)
     if test is not None:
         data = with_test_set(data, with_classes(test, classes))
-    return prepare(experiment.model_copy(update={"partition": AllToNode(me)}), data, share=True)
+    changes = {
+        "partition": AllToNode(me),
+        "clusters": _own_clusters(experiment.clusters, shift),
+    }
+    return prepare(experiment.model_copy(update=changes), data, share=True)
+
+
+def _own_clusters(clusters: Clusters | None, shift: bool) -> Clusters | None:
+    """The clusters without their shift, or with one for which all examples belong to the node."""
+    if clusters is None:
+        return None
+    if not shift:
+        return replace(clusters, shift=NoShift())
+    own = clusters.shift
+    return replace(clusters, shift=replace(own, fraction=True) if isinstance(own, Labels) else own)
 
 
 def parse_classes(text: str) -> Classes:

@@ -15,7 +15,7 @@ from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
 from peerage.records import checkpoint
 from peerage.records.rows import MetricWriter, Row, replace_last_row, truncate_after
-from peerage.runs.summary import node_row
+from peerage.runs.summary import node_row, tests_table
 
 FILE = "part-0.safetensors"
 PAUSED = "paused.json"  # in the folder of a peer that waits because no other is reachable
@@ -85,7 +85,7 @@ class PeerRecorder:
         self.bytes_total += sent
         self.finished = round
         row = node_row(round, node_report)
-        row |= {"bytes": sent, "heard": list(received)}
+        row |= {**tests_table(node_report), "bytes": sent, "heard": list(received)}
         row |= {"seconds": _rounded(report.seconds, seconds), **self._new_counts()}
         self.rows.append(row)
         if self._writer is not None:

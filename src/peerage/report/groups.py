@@ -1,0 +1,72 @@
+"""Reports about groups of nodes: clusters with their own data, and architectures."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from peerage.records.rows import Row, RunRecord
+from peerage.report.tables import labels, number, percent, pipe_table
+
+KINDS = {"cluster": "Clusters", "architecture": "Architectures"}  # what rows are grouped by
+TITLES = ("group", "nodes", "accuracy", "min..max", "best (round)", "loss")
+
+
+def group_name(record: RunRecord, by: str, group: int | str) -> str:
+    """The name of a group for people; that of a cluster mentions its shift."""
+    names = record.setup.get("clusters", {}).get("names", [])
+    if by == "cluster":
+        return str(names[int(group)]) if int(group) < len(names) else f"cluster {group}"
+    return str(group)
+
+
+def last_rows(record: RunRecord) -> list[Row]:
+    """The rows of all groups in the last round in which any of them was evaluated."""
+    last = max((row["round"] for row in record.groups), default=None)
+    return [row for row in record.groups if row["round"] == last]
+
+
+def lines(record: RunRecord) -> list[list[str]]:
+    """One table row per group, as text; empty without groups."""
+    return [_line(record, row) for row in last_rows(record)]
+
+
+def _line(record: RunRecord, row: Row) -> list[str]:
+    rounds, values = record.group_curves("accuracy", row["by"]).get(row["group"], ([], []))
+    peak = max(range(len(values)), key=values.__getitem__) if values else None
+    low, high = row.get("accuracy_min"), row.get("accuracy_max")
+    return [
+        group_name(record, row["by"], row["group"]),
+        str(row["nodes"]),
+        percent(row.get("accuracy")),
+        "-" if low is None or high is None else f"{100 * low:.1f}..{100 * high:.1f} %",
+        "-" if peak is None else f"{percent(values[peak])} ({rounds[peak]})",
+        number(row.get("loss")),
+    ]
+
+
+def group_tables(records: Sequence[RunRecord]) -> list[Table]:
+    """The tables of groups for a terminal, one for each run that has groups."""
+    tables = []
+    for name, record in zip(labels(records), records, strict=True):
+        found = lines(record)
+        if not found:
+            continue
+        title = Text(name) if len(records) > 1 else None
+        table = Table(header_style="bold", title=title, title_justify="left")
+        for place, heading in enumerate(TITLES):
+            table.add_column(heading, justify="left" if place == 0 else "right")
+        for line in found:
+            table.add_row(*map(Text, line))
+        tables.append(table)
+    return tables
+
+
+def markdown(records: Sequence[RunRecord]) -> str:
+    """The groups of all runs as a Markdown table; empty without groups."""
+    rows = [
+        [name, *line]
+        for name, record in zip(labels(records), records, strict=True)
+        for line in lines(record)
+    ]
+    return "\n" + pipe_table([["run", *TITLES], *rows], left=2) if rows else ""
