@@ -85,6 +85,7 @@ class LocalContext:
     allocate: Callable[[int], Tensor] = torch.empty  # memory for a result [d]
     cache: Path | None = None  # folder for expensive results that can be reused
     orders: int = field(default=0)  # number of shuffles so far in this round
+    label_proportions: Tensor | None = None  # [classes], of the node's training examples
 
     def model(self, params: Tensor, buffers: Tensor) -> FlatModel:
         """The model of the node's architecture, loaded with these values."""
@@ -94,8 +95,12 @@ class LocalContext:
 
     def seed_dropout(self) -> None:
         """Seed torch's global generator for this node; dropout layers draw from it."""
+        self.seed_torch("dropout", self.orders)
+
+    def seed_torch(self, purpose: str, *index: int) -> None:
+        """Seed torch's global generator for a purpose of this node in this round."""
         torch.default_generator.manual_seed(
-            stream_seed(self.seed, "dropout", self.node, self.round, self.orders)
+            stream_seed(self.seed, purpose, self.node, self.round, *index)
         )
 
     def stream(self, purpose: str) -> torch.Generator:
