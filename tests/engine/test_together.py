@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 
 import pytest
-import torch
 from support.mutual import BAD, EVERY, SETTINGS, RotatingMutual
 from torch import Tensor
 

@@ -145,7 +145,7 @@ def obvious(
                     kl = (p * (p.log() - z[n].log_softmax(1))).sum(1).mean()
                     divergence = divergence + share * kl
             losses[n] = loss.gamma * supervision(z[n], y) + loss.alpha * divergence
-        for n, module in modules.items():
+        for n in modules:
             optimisers[n].zero_grad()
             losses[n].backward()
             totals[n] += float(losses[n].detach()) * len(y)
@@ -433,7 +433,7 @@ def test_models_that_do_not_fit_are_refused():
         TrainTogether(SGD, {}, MutualKL())
     with pytest.raises(InputError, match="model 3 is both a pupil and a teacher"):
         TrainTogether(SGD, {3: pupil}, MutualKL(), {3: pupil})
-    with pytest.raises(PeerageError, match="cannot train model 3: no node has .* 'vgg'"):
+    with pytest.raises(PeerageError, match=r"cannot train model 3: no node has .* 'vgg'"):
         TrainTogether(SGD, {3: replace(pupil, architecture="vgg")}, MutualKL()).run(local())
     with pytest.raises(PeerageError, match=r"its params have shape \(2,\)"):
         TrainTogether(SGD, {3: replace(pupil, params=torch.ones(2))}, MutualKL()).run(local())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from peerage.algorithm import Algorithm, Node
 from peerage.engine.router import Packet, ShardOutput
+from peerage.engine.store import Store
 from peerage.engine.together import SharedRequest, SharedTraining
 from peerage.engine.world import World
 from peerage.errors import InputError, PeerageError
@@ -42,18 +43,6 @@ from peerage.work.together import TrainedTogether, TrainTogether
 from peerage.work.training import Train, Trained
 
 log = logging.getLogger("peerage.engine")
-
-
-class Store(Protocol):
-    """Holds payloads between sending and receiving."""
-
-    shards: int  # number of shards that share it
-
-    def empty(self, size: int) -> Tensor: ...
-    def put(self, tensor: Tensor) -> Any: ...
-    def open(self, place: Any) -> Tensor: ...
-    def to_private(self, tensor: Tensor) -> Tensor: ...
-    def clear(self) -> None: ...
 
 
 class InProcessStore:
@@ -401,8 +390,8 @@ class Shard:
                 runtime.trained.append((request.pupils[own].params, trained.models[own].params))
         for key in trained.diverged:
             log.warning(
-                "node %d, round %d: the model of sender %d became NaN or infinite in train_together; "
-                "it is left out, and returned unchanged",
+                "node %d, round %d: the model of sender %d became NaN or infinite in "
+                "train_together; it is left out, and returned unchanged",
                 own,
                 runtime.node.round + 1,
                 key,

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from peerage.engine.router import ShardOutput
+from peerage.engine.store import Store
 from peerage.vectors import Weights
 from peerage.work.context import LocalContext
 from peerage.work.together import Cohort, TrainedTogether, TrainTogether, advance
@@ -22,14 +23,6 @@ from peerage.work.training import Logits, Trained, TrainStats
 
 # key -> references to its logits of even and odd batches, and the shape of those of an example
 Slots = dict[int, tuple[Any, Any, tuple[int, ...]]]
-
-
-class Store(Protocol):
-    """The parts of a shard's store that are needed here."""
-
-    def empty(self, size: int) -> Tensor: ...
-    def put(self, tensor: Tensor) -> Any: ...
-    def open(self, place: Any) -> Tensor: ...
 
 
 @dataclass(frozen=True)
