@@ -31,8 +31,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def convolutional(*extra: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 4, 3), *extra, nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+def convolutional(*extra: nn.Module, bias: bool = True) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=bias), *extra, nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    )
 
 
 class Recurrent(nn.Module):
@@ -49,7 +51,8 @@ class Recurrent(nn.Module):
 MODULES = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 6), nn.ReLU(), nn.Linear(6, 3)),
     "cnn": convolutional,
-    "norm": lambda: convolutional(nn.BatchNorm2d(4)),
+    # Batch statistics remove a bias: its gradient is rounding, which AdamW would blow up.
+    "norm": lambda: convolutional(nn.BatchNorm2d(4), bias=False),
     "dropout": lambda: convolutional(nn.Dropout(0.5)),
     "lstm": Recurrent,
 }
@@ -288,7 +291,7 @@ def test_a_loss_sees_logits_from_before_any_update():
             assert not batch.logits[key].requires_grad
         torch.testing.assert_close(batch.logits[9], module_of(teachers[9]).eval()(x).detach())
         assert torch.equal(logits, batch.logits[own])
-        assert batch.sizes == {3: 127, 4: 219, 9: 135}
+        assert batch.sizes == {3: 127, 4: 219, 9: 131}
         assert batch.proportions is PROPORTIONS
         masked = F.cross_entropy(logits[:, [0, 2]], y // 2)
         torch.testing.assert_close(batch.loss(logits, y), masked)
@@ -322,14 +325,6 @@ def test_a_sum_over_the_batch_is_a_multiple_of_the_mean():
 # Models that are not finite
 
 
-def overflowing(key: int) -> Weights:
-    """A model whose first update makes it infinite; its first logits are finite."""
-    model = weights("mlp", key)
-    params = model.params.clone()
-    local().models["mlp"].layout.view(params, "3.weight").fill_(1e37)
-    return Weights(params, model.buffers, "mlp")
-
-
 @pytest.mark.parametrize("teacher", [False, True])
 def test_a_model_that_is_not_finite_is_left_out(teacher):
     """The others go on as if it had not been there."""
@@ -348,15 +343,21 @@ def test_a_model_that_is_not_finite_is_left_out(teacher):
         assert found.stats[1].examples == 0
 
 
+class Exploding(Seen):
+    """Its gradients are too large for the model with key 5."""
+
+    def __call__(self, own: int, logits: Tensor, batch: MutualBatch) -> Tensor:
+        return super().__call__(own, logits, batch) * (1e38 if own == 5 else 1.0)
+
+
 def test_a_pupil_that_explodes_is_left_out_from_then_on():
-    seen = Seen()
-    good, bad = weights("cnn", 3), overflowing(5)
-    work = LocalSGD(steps=3, batch_size=8, lr=1e30)
-    found = TrainTogether(replace(work, lr=1e38), {5: bad, 3: good}, seen).run(local())
-    assert 5 in found.diverged
-    assert found.models[5] is bad
-    assert seen.batches[0][2].keys == (3, 5)
-    assert 5 not in seen.batches[-1][2].keys
+    seen, pupils = Exploding(), several("cnn", "mlp", "mlp")
+    work = LocalSGD(steps=3, batch_size=8, lr=100.0)
+    found = TrainTogether(work, pupils, seen).run(local())
+    assert found.diverged == (5,)
+    assert found.models[5] is pupils[5]
+    assert [batch.keys for _, _, batch in seen.batches] == [(3, 4, 5)] * 3 + [(3, 4)] * 4
+    assert found.stats[3].examples == 24
 
 
 def test_a_pupil_that_explodes_in_the_last_batch_is_named():

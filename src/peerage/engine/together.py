@@ -128,7 +128,9 @@ class CohortPart:
         logits = next(self.loop, None)
         if logits is None:
             return None
-        rows = self.cohort.work.batch_size + 1  # a last batch of one example may be merged
+        work, examples = self.cohort.work, len(self.cohort.local.indices)
+        # A last batch of one example may be merged into the one before.
+        rows = work.batch_size if work.steps else min(work.batch_size, examples) + 1
         for key, z in logits.items():
             shape = tuple(z.shape[1:])
             even, odd = (self.store.put(self.store.empty(rows * prod(shape))) for _ in range(2))

@@ -130,13 +130,11 @@ class Cohort:
         for key, weights in models.items():
             check_model(key, weights, local)
         self.local, self.loss, self.keys = local, request.loss, set(keys)
-        self.work = replace(
-            request.work,
-            batch_of_one=request.work.resolve_batch_of_one(
-                local, (architectures[key] for key in request.pupils)
-            ),
-            loss=with_proportions(request.work.loss, local.label_proportions),
-        )
+        work = request.work
+        assert not isinstance(work.loss, ModelLoss)  # `check_work` rejects it
+        self.supervision = with_proportions(work.loss, local.label_proportions)
+        trained = [architectures[key] for key in request.pupils]
+        self.work = replace(work, batch_of_one=work.resolve_batch_of_one(local, trained))
         self.sizes = {key: weights.params.numel() for key, weights in models.items()}
         self.orders = local.orders  # before training; names the random streams
         self.number = -1  # of the current batch
@@ -207,7 +205,7 @@ class Cohort:
         assert logits is not None
         self._leave_out(key for key, z in logits.items() if not all_finite(z))
         known = {key: logits[key] for key in sorted(logits) if key not in self.diverged}
-        batch = MutualBatch(known, y, self.sizes, self.local.label_proportions, self.work.loss)
+        batch = MutualBatch(known, y, self.sizes, self.local.label_proportions, self.supervision)
         for pupil in self.pupils:
             own, pupil.logits = pupil.logits, None  # frees the graph after the update
             assert own is not None
