@@ -3,7 +3,7 @@
 import multiprocessing
 import resource
 import statistics
-from time import perf_counter
+from time import process_time
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ WORK = LocalSGD(steps=BATCHES, batch_size=64, lr=0.001, momentum=0.9, weight_dec
 
 
 def measure(repeats: int) -> dict[str, float]:
-    """The median ratio of seconds per batch, and the peak memory of the process, which is new."""
+    """The median ratio of processor seconds per batch, and the peak memory of a new process."""
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     process = context.Process(target=_measure, args=(repeats, queue))
@@ -66,17 +66,17 @@ def _measure(repeats: int, queue) -> None:
     before = _peak_memory()
 
     def separate() -> float:
-        start = perf_counter()
+        start = process_time()
         for x, y in WORK.batches(local):
             for name in names:
                 loss = F.cross_entropy(models[name].module(x), y)
                 torch.autograd.grad(loss, models[name].tensors)
-        return (perf_counter() - start) / BATCHES
+        return (process_time() - start) / BATCHES
 
     def mutual() -> float:
-        start = perf_counter()
+        start = process_time()
         TrainTogether(WORK, pupils, MutualKL(gamma=0.5, alpha=0.5)).run(local)
-        return (perf_counter() - start) / BATCHES
+        return (process_time() - start) / BATCHES
 
     separate(), mutual()  # warm up
     queue.put(([(separate(), mutual()) for _ in range(repeats)], before, _peak_memory()))
