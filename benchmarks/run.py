@@ -23,6 +23,7 @@ import jobs
 import memory
 import network
 import peers
+import together
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -156,6 +157,12 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         "the same for 50 rounds, with building the graph: peak GB",
         diffusion.peak,
         diffusion.PEAK_BOUND,
+        False,
+    ),
+    "together": (
+        f"{together.NAME}: mutual learning / separate forward and backward passes",
+        together.measure,
+        together.BOUND,
         False,
     ),
     "fednl": (

@@ -47,20 +47,28 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.runs.verify import verify as verify
     from peerage.vectors import Layout as Layout
     from peerage.vectors import Weights as Weights
+    from peerage.work.losses import ACE as ACE
+    from peerage.work.losses import WSM as WSM
     from peerage.work.losses import CrossEntropy as CrossEntropy
     from peerage.work.losses import CurvaturePenalty as CurvaturePenalty
     from peerage.work.losses import Proximal as Proximal
     from peerage.work.losses import VirtualTeacher as VirtualTeacher
+    from peerage.work.mutual import MutualBatch as MutualBatch
+    from peerage.work.mutual import MutualKL as MutualKL
+    from peerage.work.mutual import MutualLoss as MutualLoss
+    from peerage.work.together import TrainedTogether as TrainedTogether
     from peerage.work.training import LocalSGD as LocalSGD
     from peerage.work.training import TrainStats as TrainStats
 
 # Public name -> the module that defines it. Names are imported on first use, so that
 # `peerage --help` and the certificate commands start without torch.
 _HOMES = {
+    "ACE": "peerage.work.losses",
     "ALGORITHMS": "peerage.algorithms",
     "CFA": "peerage.algorithms.cfa",
     "DESA": "peerage.algorithms.desa",
     "HWA": "peerage.algorithms.hwa",
+    "WSM": "peerage.work.losses",
     "Algorithm": "peerage.algorithm",
     "Clusters": "peerage.data.clusters",
     "Compute": "peerage.requests",
@@ -85,6 +93,9 @@ _HOMES = {
     "Local": "peerage.algorithms.local",
     "LocalSGD": "peerage.work.training",
     "Message": "peerage.requests",
+    "MutualBatch": "peerage.work.mutual",
+    "MutualKL": "peerage.work.mutual",
+    "MutualLoss": "peerage.work.mutual",
     "Node": "peerage.algorithm",
     "PeerageError": "peerage.errors",
     "Proximal": "peerage.work.losses",
@@ -92,6 +103,7 @@ _HOMES = {
     "RunRecord": "peerage.runs.saved",
     "Split": "peerage.models.start",
     "TrainStats": "peerage.work.training",
+    "TrainedTogether": "peerage.work.together",
     "Verdict": "peerage.runs.verify",
     "VirtualTeacher": "peerage.work.losses",
     "Weights": "peerage.vectors",

@@ -33,6 +33,8 @@ from peerage.requests import (
 from peerage.vectors import Layout, Weights, find_head, float_buffers, trained_parameters
 from peerage.work.candidates import Losses, read_candidates
 from peerage.work.curvature import BatchStream, Curvature, Gradient, Part
+from peerage.work.mutual import MutualLoss
+from peerage.work.together import TrainedTogether, TrainTogether
 from peerage.work.training import LocalSGD, Train, TrainStats
 
 S = TypeVar("S")  # the state of a node, which it keeps between rounds
@@ -194,6 +196,23 @@ class Node(Generic[S]):
         trained = await Train(work, self.params, self.buffers, tensors, squares)
         self.params, self.buffers = trained.params, trained.buffers
         return trained.stats
+
+    @recorded
+    async def train_together(
+        self,
+        work: LocalSGD,
+        pupils: Mapping[int, Weights],
+        loss: MutualLoss,
+        teachers: Mapping[int, Weights] | tuple[()] = (),
+    ) -> TrainedTogether:
+        """Train several models, by sender, each with a loss that sees the logits of all.
+
+        The node keeps its own model until the algorithm assigns one. Teachers never change.
+        """
+        trained = await TrainTogether(work, dict(pupils), loss, dict(teachers))
+        if trained.diverged:
+            self.note(diverged=len(trained.diverged))
+        return trained
 
     @recorded
     async def curvature(

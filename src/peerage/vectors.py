@@ -6,6 +6,7 @@ vector [d]. `canonical` returns the row-major order, for digests and files for o
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -255,8 +256,6 @@ class FlatModel:
         self.tensors = [parameter for _, parameter in named]
         self.scratch: dict[str, Tensor] = {}  # temporary tensors for the current computation
         self._batch_statistics: dict[str | None, bool] = {}  # by trained part
-        for slot, parameter in zip(self.layout.slots, self.tensors, strict=True):
-            parameter.data = slot.view(self.params)
         self.frozen = [parameter for _, parameter in frozen_parameters(module)]
         for parameter in self.frozen:
             if parameter.dim() == 4:  # the order of the flat vector
@@ -264,8 +263,9 @@ class FlatModel:
         buffers = float_buffers(module)
         self.buffer_layout = Layout.of(buffers, head_modules)
         self.buffers = self.buffer_layout.flatten(dict(buffers))
-        for slot, (_, buffer) in zip(self.buffer_layout.slots, buffers, strict=True):
-            buffer.data = slot.view(self.buffers)
+        self.viewed = [*self.tensors, *(buffer for _, buffer in buffers)]
+        self.views = self.make_views()
+        self.activate()
 
     def begin_training(self, only: str | None = None) -> None:
         """Put the module into training mode; with `only`, all but this part into evaluation mode.
@@ -286,6 +286,27 @@ class FlatModel:
             found = any(isinstance(layer, _BatchNorm) and layer.training for layer in layers)
             self._batch_statistics[only] = found
         return self._batch_statistics[only]
+
+    def sibling(self, params: Tensor, buffers: Tensor) -> "FlatModel":
+        """Another model with the same module and its own vectors; activate it before each use."""
+        other = copy(self)
+        other.params, other.buffers, other.scratch = params, buffers, {}
+        other.views = other.make_views()
+        return other
+
+    def activate(self) -> None:
+        """Let the module compute with the vectors of this model.
+
+        A graph that autograd recorded for a sibling needs that sibling again, because it refers to
+        the parameters of the module. The values of parameters are not copied.
+        """
+        for tensor, view in zip(self.viewed, self.views, strict=True):
+            tensor.data = view
+
+    def make_views(self) -> list[Tensor]:
+        """Views of the two vectors, one for each trained parameter and each float buffer."""
+        buffers = [slot.view(self.buffers) for slot in self.buffer_layout.slots]
+        return [*self.like_tensors(self.params), *buffers]
 
     def load(self, params: Tensor, buffers: Tensor | None = None) -> None:
         self.params.copy_(params)

@@ -9,8 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerage import CrossEntropy, VirtualTeacher
+from peerage import (
+    ACE,
+    DESA,
+    WSM,
+    CrossEntropy,
+    Experiment,
+    LocalSGD,
+    VirtualTeacher,
+    in_memory,
+    run,
+)
 from peerage.errors import InputError
+from peerage.testing import Parts
+from peerage.work.losses import with_proportions
 
 # Logits whose softmax is (1/2, 1/4, 1/4) and (1/8, 3/4, 1/8).
 LOGITS = torch.tensor([[2.0, 1.0, 1.0], [1.0, 6.0, 1.0]]).log()
@@ -161,3 +173,66 @@ def test_bad_values_name_themselves_and_the_remedy(options, message):
     with pytest.raises(InputError) as caught:
         VirtualTeacher(**options)
     assert str(caught.value) == message
+
+
+# Losses with label proportions
+
+
+def test_wsm_with_uniform_proportions_is_cross_entropy_up_to_a_constant():
+    logits, labels = batch(5)
+    logits.requires_grad_()
+    ours = WSM()(logits, labels, torch.full((5,), 0.2))
+    theirs = F.cross_entropy(logits, labels)
+    torch.testing.assert_close(ours, theirs - math.log(5))
+    torch.testing.assert_close(gradient(ours, logits), gradient(theirs, logits))
+
+
+def test_wsm_by_hand():
+    # -log(1/2) + log(0.75 / 2 + 0.25 / 4), with the class that the data lacks left out.
+    b = torch.tensor([0.75, 0.25, 0.0])
+    expected = math.log(2) + math.log(0.75 / 2 + 0.25 / 4)
+    assert float(WSM()(LOGITS[:1], LABELS[:1], b)) == pytest.approx(expected)
+
+
+def test_ace_is_cross_entropy_over_the_classes_that_are_there():
+    logits, labels = batch(5)
+    labels = torch.tensor([0, 2, 4])[labels % 3]
+    logits.requires_grad_()
+    b = torch.tensor([0.1, 0.0, 0.4, 0.0, 0.5])
+    ours = ACE()(logits, labels, b)
+    theirs = F.cross_entropy(logits[:, [0, 2, 4]], labels // 2)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(gradient(ours, logits), gradient(theirs, logits))
+    for absent in (1, 3):
+        assert not gradient(WSM()(logits, labels, b), logits)[:, absent].any()
+
+
+def test_losses_get_the_proportions_of_the_nodes_own_data():
+    """Each node has two of three classes; the last bias of the absent class does not move."""
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(30) % 3
+    parts = [torch.arange(30)[y != absent] for absent in range(3)]
+    for loss in ("wsm", "ace", "cross-entropy"):
+        experiment = Experiment(
+            algorithm="local",
+            dataset=in_memory(x, y, x, y),
+            model="logistic",
+            nodes=3,
+            topology="complete",
+            partition=Parts(tuple(tuple(part.tolist()) for part in parts)),
+            rounds=1,
+            local={"loss": loss, "epochs": 2},
+            init={"bias": "zero"},
+            engine={"name": "serial"},
+        )
+        for absent, params in enumerate(run(experiment).parameters):
+            assert (float(params[-3:][absent]) == 0.0) == (loss != "cross-entropy")
+        stored = Experiment(local={"loss": loss})
+        assert Experiment.from_toml(stored.to_toml()).local == stored.local
+
+
+def test_a_loss_with_proportions_needs_them():
+    with pytest.raises(InputError, match=r"WSM\(\) needs the label proportions"):
+        with_proportions(WSM())
+    with pytest.raises(InputError, match="desa takes the loss on the local data"):
+        DESA(local=LocalSGD(loss=WSM()))

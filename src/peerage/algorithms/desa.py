@@ -20,6 +20,7 @@ from peerage.vectors import head_layer
 from peerage.work.losses import (
     Loss,
     ModelLoss,
+    ProportionLoss,
     distillation,
     supervised_contrastive,
     with_features,
@@ -75,7 +76,7 @@ class DESA(Algorithm[ByClass]):
         return Synthesis(self.ipc, self.iterations, self.batch, self.width, self.augment)
 
     def own_loss(self) -> Loss:
-        if isinstance(self.local.loss, ModelLoss):
+        if isinstance(self.local.loss, ModelLoss | ProportionLoss):
             raise InputError(
                 f"desa takes the loss on the local data from `local`, got {self.local.loss}; "
                 "use a loss of logits and labels, such as CrossEntropy()"

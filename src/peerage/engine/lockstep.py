@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peerage.engine.router import MessageRouter, ShardOutput, check_combined, check_finite
 from peerage.engine.shard import InProcessStore, NodeReport, Shard, ShardReport
+from peerage.engine.together import answer_together
 from peerage.engine.world import World
 from peerage.isolation import exclusive_torch
 from peerage.records.phases import no_time
@@ -106,6 +107,10 @@ class Lockstep:
             check_finite(round, outputs)
             for output in outputs:
                 router.accept(output)
+            if any(output.together for output in outputs):
+                shards = len(self.team.shard_nodes)
+                outputs = answer_together(self.team.call, self.owner, shards, outputs)
+                continue
             deliveries = router.deliver()
             if not deliveries:
                 return router.bytes

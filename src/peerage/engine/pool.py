@@ -30,6 +30,7 @@ ALIGNMENT = 64  # bytes: a cache line, as in torch's allocator
 MAP_NORESERVE = 0x4000  # the mmap module has no name for it before Python 3.13
 LEAST_ARENA = 1 << 26  # bytes; smaller arenas are useless
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+WITHIN_ROUND = ("resume", "together", "resume_together")  # calls for which workers wait
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class SharedStore:
 
     def __init__(self, arenas: Sequence[Arena], worker: int) -> None:
         self.arenas, self.worker, self.used = arenas, worker, 0
+        self.shards = len(arenas)
 
     def empty(self, size: int) -> Tensor:
         """An empty vector [size] in shared memory, which can be sent without a copy."""
@@ -197,6 +199,6 @@ def _work(pipe: Connection, world: World, nodes: Sequence[int], store: SharedSto
         method, arguments = pipe.recv()
         waited = perf_counter() - start
         answer = getattr(shard, method)(*arguments)
-        if method == "resume":
+        if method in WITHIN_ROUND:
             shard.seconds["wait"] += waited
         pipe.send((True, answer))

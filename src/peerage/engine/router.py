@@ -32,6 +32,8 @@ class ShardOutput:
     packets: list[Packet] = field(default_factory=list)
     waiting: dict[int, tuple[int, ...]] = field(default_factory=dict)  # node -> senders
     finished: list[int] = field(default_factory=list)
+    # Node -> models that it trains together and other shards could; 0 if they cannot.
+    together: dict[int, int] = field(default_factory=dict)
     diverged: list[int] = field(default_factory=list)  # in training
     broken: list[int] = field(default_factory=list)  # before training, in the previous round
     spoilt: dict[int, str] = field(default_factory=dict)  # sender -> tensor that is not finite

@@ -1,11 +1,12 @@
 """A shard: runs the coroutines of some nodes, in a worker, in `serial` or in a real peer."""
 
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -15,6 +16,8 @@ from torch import Tensor
 from peerage.algorithm import Algorithm, Node
 from peerage.engine.groups import Tested, evaluate
 from peerage.engine.router import Packet, ShardOutput
+from peerage.engine.store import Store
+from peerage.engine.together import SharedRequest, SharedTraining
 from peerage.engine.world import World
 from peerage.errors import InputError, PeerageError
 from peerage.graphs.graph import Neighbours
@@ -38,24 +41,19 @@ from peerage.state import Classes, check_state, classes_in, map_tensors, pack, u
 from peerage.vectors import all_finite
 from peerage.work.context import LocalContext
 from peerage.work.evaluation import ConsensusSums, Movement, movement, score
+from peerage.work.together import TrainedTogether, TrainTogether
 from peerage.work.training import Train, Trained
 
 RECEIVED = "received"  # key of a node's acknowledgements among its persistent tensors
 GRAPHS_KEPT = 8  # graphs of other rounds that `Node.graph_at` keeps
 
-
-class Store(Protocol):
-    """Holds payloads between sending and receiving."""
-
-    def empty(self, size: int) -> Tensor: ...
-    def put(self, tensor: Tensor) -> Any: ...
-    def open(self, place: Any) -> Tensor: ...
-    def to_private(self, tensor: Tensor) -> Tensor: ...
-    def clear(self) -> None: ...
+log = logging.getLogger("peerage.engine")
 
 
 class InProcessStore:
     """The store of a single process: a payload is the tensor itself."""
+
+    shards = 1
 
     def empty(self, size: int) -> Tensor:
         """An empty vector [size] that may be sent."""
@@ -150,6 +148,7 @@ class Shard:
         self.sent: list[VersionedTensor] = []  # must not change in this round
         self.evaluating = False
         self.round_function: RoundFunction = world.algorithm.round
+        self.shared_training = SharedTraining(store, self._context_of_request)
 
     def _make_runtime(self, node: int) -> NodeRuntime:
         world = self.world
@@ -158,13 +157,12 @@ class Shard:
         params, buffers = architecture.initial(world.seed, start, float(world.gains[node]))
         if world.model_owner(node) != node:
             params, buffers = torch.empty(0), torch.empty(0)
-        counts = world.label_counts[node]
         runtime = NodeRuntime(
             Node(
                 id=node,
                 num_nodes=world.nodes,
                 num_examples=len(world.parts[node]),
-                label_proportions=counts / counts.sum().clamp(min=1),
+                label_proportions=world.label_proportions(node),
                 architecture=architecture.name,
                 layout=architecture.layout,
                 params=params,
@@ -235,27 +233,53 @@ class Shard:
             runtime.start = (node.params, node.buffers)
             recorded = evaluate and self.world.experiment.evaluation.spread
             runtime.before = node.params if recorded else None
-            runtime.local = LocalContext(
-                node=node.id,
-                round=round,
-                seed=self.world.seed,
-                data=self.world.train,
-                indices=self.world.parts[node.id],
-                architecture=node.architecture,
-                models=self.models,
-                persistent_tensors=runtime.persistent_tensors,
-                held_out=self.held_out.get(node.id),
-                allocate=self.store.empty,
-                cache=self.world.cache,
-            )
+            runtime.local = self._context(node.id, round, runtime.persistent_tensors)
             runtime.coroutine = None
         return self._advance(runtime.node.id for runtime in self.present)
+
+    def _context(
+        self, node: int, round: int, persistent_tensors: dict[str, Tensor], orders: int = 0
+    ) -> LocalContext:
+        return LocalContext(
+            node=node,
+            round=round,
+            seed=self.world.seed,
+            data=self.world.train,
+            indices=self.world.parts[node],
+            architecture=self.world.assignment[node],
+            models=self.models,
+            persistent_tensors=persistent_tensors,
+            held_out=self.held_out.get(node),
+            allocate=self.store.empty,
+            cache=self.world.cache,
+            orders=orders,
+            label_proportions=self.world.label_proportions(node),
+        )
+
+    def _context_of_request(self, request: SharedRequest) -> LocalContext:
+        """The context of a node of another shard, for which this one trains some models."""
+        known = {} if request.position is None else {"position": torch.tensor(request.position)}
+        return self._context(request.node, request.round, known, request.orders)
 
     @exclusive_torch()
     def resume(self, deliveries: Mapping[int, list[Packet]]) -> ShardOutput:
         for node, packets in deliveries.items():
             self.members[node].answer = tuple(self._timed("exchange", self._open, packets))
         return self._advance(deliveries)
+
+    @exclusive_torch()
+    def together(self, method: str, *arguments: Any) -> Any:
+        """Take part in the training of several models; see `SharedTraining`."""
+        return self._timed("train", getattr(self.shared_training, method), *arguments)
+
+    @exclusive_torch()
+    def resume_together(self, answers: Mapping[int, Any]) -> ShardOutput:
+        """Continue nodes whose models were trained together, or are trained now (None)."""
+        for node, found in answers.items():
+            request, trained = self._timed("train", self.shared_training.answer, node, found)
+            self.members[node].answer = trained
+            self._note_together(self.members[node], request, trained)
+        return self._advance(answers)
 
     @exclusive_torch()
     def finish(self) -> ShardReport:
@@ -283,7 +307,8 @@ class Shard:
     def _advance(self, nodes: Iterable[int]) -> ShardOutput:
         output = ShardOutput()
         for node in sorted(nodes):
-            received = _with_versions(self.members[node].answer or ())
+            answer = self.members[node].answer
+            received = _with_versions(answer if isinstance(answer, tuple) else ())
             try:
                 self._drive(self.members[node], output)
             except PeerageError:
@@ -308,8 +333,13 @@ class Shard:
                 output.finished.append(node.id)
                 return
             runtime.answer = None
+            if isinstance(request, TrainTogether) and self.store.shards > 1:
+                output.together[node.id] = self.shared_training.ask(request, runtime.local)
+                return
             if isinstance(request, Compute):
                 runtime.answer = self._timed(request.phase, request.run, runtime.local)
+                if isinstance(request, TrainTogether):
+                    self._note_together(runtime, request, runtime.answer)
                 if isinstance(request, Train) and runtime.before is not None:
                     runtime.trained.append((request.params, runtime.answer.params))
                 if isinstance(request, Train) and not self._note(runtime, runtime.answer):
@@ -361,6 +391,26 @@ class Shard:
         runtime.train_loss += stats.loss * stats.examples
         runtime.train_examples += stats.examples
         return trained.finite
+
+    def _note_together(
+        self, runtime: NodeRuntime, request: TrainTogether, trained: TrainedTogether
+    ) -> None:
+        """Record the training of the node's own model, if it is among them, and log failures."""
+        own = runtime.node.id
+        if own in request.pupils:
+            stats = trained.stats[own]
+            runtime.train_loss += stats.loss * stats.examples
+            runtime.train_examples += stats.examples
+            if runtime.before is not None:
+                runtime.trained.append((request.pupils[own].params, trained.models[own].params))
+        for key in trained.diverged:
+            log.warning(
+                "node %d, round %d: the model of sender %d became NaN or infinite in "
+                "train_together; it is left out, and returned unchanged",
+                own,
+                runtime.node.round + 1,
+                key,
+            )
 
     def _packet(self, node: Node[Any], request: Send) -> Packet:
         unknown = [

@@ -199,6 +199,11 @@ class World:
             kind.layout, kind.buffer_layout, self.nodes, len(self.classes), self.test.example
         )
 
+    def label_proportions(self, node: int) -> Tensor:
+        """[classes] of the node's training examples; zeros if it has none."""
+        counts = self.label_counts[node]
+        return counts / counts.sum().clamp(min=1)
+
     def expected_cost(self, node: int) -> int:
         """The expected cost of a round, in examples, or 1 if all nodes take as many steps."""
         steps = getattr(getattr(self.algorithm, "local", None), "steps", None)

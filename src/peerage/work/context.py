@@ -95,6 +95,7 @@ class LocalContext:
     orders: int = field(default=0)  # number of shuffles so far in this round
     # Number of samples so far in this round, by stream: they do not change the order of batches.
     samples: Counter[str] = field(default_factory=Counter)
+    label_proportions: Tensor | None = None  # [classes], of the node's training examples
 
     def model(self, params: Tensor, buffers: Tensor, architecture: str | None = None) -> FlatModel:
         """The model of an architecture, by default the node's, loaded with these values."""
@@ -104,8 +105,12 @@ class LocalContext:
 
     def seed_dropout(self) -> None:
         """Seed torch's global generator for this node; dropout layers draw from it."""
+        self.seed_torch("dropout", self.orders)
+
+    def seed_torch(self, purpose: str, *index: int) -> None:
+        """Seed torch's global generator for a purpose of this node in this round."""
         torch.default_generator.manual_seed(
-            stream_seed(self.seed, "dropout", self.node, self.round, self.orders)
+            stream_seed(self.seed, purpose, self.node, self.round, *index)
         )
 
     def stream(self, purpose: str) -> torch.Generator:

@@ -37,16 +37,22 @@ def autograd_gradients(
                 loss = loss_of(x, y)
         else:
             loss = loss_of(x, y)
-        # The recorded loss is not clamped.
-        clamped = loss if clamp is None else loss.clamp(max=clamp)
-        if not clamped.requires_grad:
-            raise InputError(
-                "the loss does not depend on any parameter that is trained; check that the model "
-                "uses its trained layers, and that the loss can be differentiated"
-            )
-        return loss.detach(), torch.autograd.grad(clamped, tensors, materialize_grads=True)
+        return loss_gradients(loss, tensors, clamp)
 
     return differentiate
+
+
+def loss_gradients(
+    loss: Tensor, tensors: Sequence[Tensor], clamp: float | None
+) -> tuple[Tensor, Gradients]:
+    """The loss, which is not clamped, and its gradients."""
+    clamped = loss if clamp is None else loss.clamp(max=clamp)
+    if not clamped.requires_grad:
+        raise InputError(
+            "the loss does not depend on any parameter that is trained; check that the model "
+            "uses its trained layers, and that the loss can be differentiated"
+        )
+    return loss.detach(), torch.autograd.grad(clamped, tensors, materialize_grads=True)
 
 
 @contextmanager

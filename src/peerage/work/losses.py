@@ -28,6 +28,24 @@ class ModelLoss:
         raise NotImplementedError
 
 
+class ProportionLoss:
+    """A loss that depends on the label proportions [classes] of the data set in use."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, proportions: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def with_proportions(loss: Loss | ProportionLoss, proportions: Tensor | None = None) -> Loss:
+    """The loss as a function of logits and labels alone."""
+    if not isinstance(loss, ProportionLoss):
+        return loss
+    if proportions is None:
+        raise InputError(
+            f"{loss!r} needs the label proportions of the data; use it in the training of a node"
+        )
+    return lambda logits, labels: loss(logits, labels, proportions)
+
+
 @dataclass(frozen=True)
 class CrossEntropy:
     """The mean negative log-probability of the labels."""
@@ -68,6 +86,35 @@ class VirtualTeacher:
         if self.share == 1:
             return divergence
         return (1 - self.share) * F.cross_entropy(logits, labels) + self.share * divergence
+
+
+ABSENT = -1e9  # the logarithm of the proportion of a class that the data lacks
+
+
+@dataclass(frozen=True)
+class ACE(ProportionLoss):
+    """Cross-entropy over the classes of the node's data; the logits of others do not change.
+
+    -z_y + log sum_{c: b_c > 0} exp z_c, where b are the label proportions. The original takes the
+    classes of each batch. Caccia et al., 2022. arXiv:2104.05025.
+    """
+
+    def __call__(self, logits: Tensor, labels: Tensor, proportions: Tensor) -> Tensor:
+        return F.cross_entropy(logits.masked_fill(proportions == 0, ABSENT), labels)
+
+
+@dataclass(frozen=True)
+class WSM(ProportionLoss):
+    """Cross-entropy with a softmax weighted by the label proportions of the node's data.
+
+    -z_y + log sum_c b_c exp z_c, where b are the label proportions. With uniform proportions it is
+    the cross-entropy minus log C. Legate, Caccia, Belilovsky, 2023. arXiv:2304.05260.
+    """
+
+    def __call__(self, logits: Tensor, labels: Tensor, proportions: Tensor) -> Tensor:
+        log_b = proportions.log().clamp(min=ABSENT)
+        own = logits.gather(1, labels.unsqueeze(1)).squeeze(1)  # [B]
+        return (torch.logsumexp(logits + log_b, 1) - own).mean()
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -152,5 +199,10 @@ class CurvaturePenalty:
         return torch.addcmul(g, a, x, value=2 * self.strength).sub_(b, alpha=2 * self.strength)
 
 
-LOSSES = {"cross-entropy": CrossEntropy, "virtual-teacher": VirtualTeacher}
+LOSSES = {
+    "cross-entropy": CrossEntropy,
+    "virtual-teacher": VirtualTeacher,
+    "ace": ACE,
+    "wsm": WSM,
+}
 CORRECTIONS = {"proximal": Proximal}

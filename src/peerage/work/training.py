@@ -1,8 +1,8 @@
 """The settings of local training, and the only training loop of the project."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,21 @@ from peerage.requests import Compute
 from peerage.vectors import REST, FlatModel, Layout
 from peerage.work.context import Batches, LocalContext
 from peerage.work.evaluation import score
-from peerage.work.gradients import analytic_gradients, autograd_gradients, first_layer
-from peerage.work.losses import Correction, CrossEntropy, Loss, ModelLoss
+from peerage.work.gradients import (
+    Differentiate,
+    Gradients,
+    analytic_gradients,
+    autograd_gradients,
+    first_layer,
+)
+from peerage.work.losses import (
+    Correction,
+    CrossEntropy,
+    Loss,
+    ModelLoss,
+    ProportionLoss,
+    with_proportions,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class LocalSGD:
     # training of the round, as the authors' code of P0 does.
     early_stop: Literal["none", "rollback"] = "none"
     loss_clamp: float | None = None  # a batch with a larger loss gives no gradient; 10 in P4's code
-    loss: Loss | ModelLoss = CrossEntropy()
+    loss: Loss | ModelLoss | ProportionLoss = CrossEntropy()
     correct: Correction | None = None
     # A last batch of a single example is kept, merged into the batch before, or dropped. By
     # default, models with batch statistics (BatchNorm) merge it, or drop it if the node has no
@@ -96,12 +109,18 @@ class LocalSGD:
     def epoch(self, local: LocalContext) -> Batches:
         return local.epoch(self.batch_size, self.resolve_batch_of_one(local))
 
-    def resolve_batch_of_one(self, local: LocalContext) -> str:
-        """Whether this node keeps, merges or drops a last batch of one example."""
+    def resolve_batch_of_one(
+        self, local: LocalContext, architectures: Iterable[str] = ()
+    ) -> Literal["keep", "merge", "drop"]:
+        """Whether this node keeps, merges or drops a last batch of one example.
+
+        It depends on the models that are trained, which by default is the node's own.
+        """
         if self.batch_of_one is not None:
             return self.batch_of_one
-        model = local.models.get(local.architecture)
-        if model is None or not model.batch_statistics(self.only):
+        names = tuple(architectures) or (local.architecture,)
+        models = [local.models[name] for name in names if name in local.models]
+        if not any(model.batch_statistics(self.only) for model in models):
             return "keep"
         return "merge" if len(local.indices) > 1 else "drop"
 
@@ -154,21 +173,24 @@ class Train(Compute[Trained]):
         if self.work.batches_per_pass(local) == 0:
             zeros = torch.zeros_like(self.params) if self.squares else None
             return Trained(self.params, self.buffers, TrainStats(0.0, 0, zeros))
+        work = self.work
+        if isinstance(work.loss, ProportionLoss):
+            work = replace(work, loss=with_proportions(work.loss, local.label_proportions))
         model = local.model(self.params, self.buffers)
         self.work.check_layout(model.layout)
         optimiser_state = (
-            copy_optimiser_state(local.persistent_tensors) if self.work.keep_optimizer else None
+            copy_optimiser_state(local.persistent_tensors) if work.keep_optimizer else None
         )
         local.seed_dropout()
-        guard = Rollback(model, self.work, local) if self.work.early_stop == "rollback" else None
+        guard = Rollback(model, work, local) if work.early_stop == "rollback" else None
         stats = train(
             model,
-            self.work,
-            guard.batches() if guard else self.work.batches(local),
+            work,
+            guard.batches() if guard else work.batches(local),
             optimiser_state,
             self.tensors,
-            gather=self.work.last_pass(local) if self.squares else None,
-            rng=local.stream("lesson") if isinstance(self.work.loss, ModelLoss) else None,
+            gather=work.last_pass(local) if self.squares else None,
+            rng=local.stream("lesson") if isinstance(work.loss, ModelLoss) else None,
         )
         if guard and guard.worse:
             return Trained(self.params, self.buffers, stats)
@@ -204,6 +226,119 @@ class Rollback:
         return loss
 
 
+Logits = Mapping[int, Tensor]  # of several models on one batch, by the key of the model
+
+
+class Learners(Protocol):
+    """The models that one training loop trains: one alone, or several."""
+
+    def predict(self, x: Tensor) -> Logits | None:
+        """The logits that the losses of other models see; None if there are no others."""
+
+    def gradients(
+        self, x: Tensor, y: Tensor, logits: Logits | None
+    ) -> Iterable[tuple["Learner", Tensor, Gradients]]:
+        """Every model with its loss and gradients, given the logits of all models."""
+
+
+def training(learners: Learners, batches: Batches) -> Generator[Logits, Logits, None]:
+    """The training loop: for every batch, all models predict, then each is updated once.
+
+    It yields the logits of these models and is sent those of all models. The two differ only if
+    several processes train the models. For one model alone, it yields nothing.
+    """
+    for x, y in batches:
+        try:
+            found = learners.predict(x)
+            logits = found if found is None else (yield found)
+            for learner, loss, gradients in learners.gradients(x, y, logits):
+                learner.update(loss, gradients, len(y))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise InputError(
+                "the model has batch statistics and cannot train on a batch of one example; "
+                "use --batch-size 2 or more, and --batch-of-one merge or drop"
+            ) from None
+
+
+class Learner:
+    """One model in training: its parameters, its optimiser and the sums of its statistics."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        work: LocalSGD,
+        persistent_tensors: dict[str, Tensor] | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+        gather: range | None = None,
+    ) -> None:
+        """Squared gradients are summed over the batches whose numbers are in `gather`."""
+        self.model, self.work, self.gather = model, work, gather
+        self.squares = None if gather is None else torch.zeros_like(model.params)
+        self.square_parts = (
+            [] if self.squares is None else model.like_tensors(self.squares, work.only)
+        )
+        kind: type[SGD] | type[AdamW] = AdamW if work.optimizer == "adamw" else SGD
+        self.optimiser = kind(model, work, persistent_tensors)
+        self.corrected = (
+            Corrected(model, work, work.correct, tensors or {}) if work.correct else None
+        )
+        # Not the parameters themselves: several models may use one module in turn, and autograd
+        # would take an update of one for a change of them all.
+        self.parameters = model.like_tensors(model.params, work.only)
+        self.strides = [tensor.stride() for tensor in self.parameters]
+        self.versions = [parameter._version for parameter in model.frozen]
+        self.total, self.examples, self.number = torch.zeros(()), 0, 0
+
+    def update(self, loss: Tensor, gradients: Gradients, examples: int) -> None:
+        """One step of the optimiser, for a batch of so many examples."""
+        if [gradient.stride() for gradient in gradients] != self.strides:
+            # The fused kernels assume that all tensors have the same memory layout.
+            pairs = zip(self.parameters, gradients, strict=True)
+            gradients = tuple(torch.empty_like(p).copy_(g) for p, g in pairs)
+        if self.gather is not None and self.number in self.gather:
+            torch._foreach_addcmul_(self.square_parts, gradients, gradients)
+        optimiser = self.optimiser
+        if self.corrected is None:
+            # Directly from autograd to the fused kernel, without a copy into one vector.
+            decay = self.work.weight_decay
+            optimiser.step(self.parameters, list(gradients), optimiser.parts, decay)
+        elif self.work.only is None:
+            g = self.corrected(gradients)
+            optimiser.step([self.model.params], [g], optimiser.whole, weight_decay=0.0)
+        else:
+            g_parts = self.model.like_tensors(self.corrected(gradients), self.work.only)
+            optimiser.step(self.parameters, g_parts, optimiser.parts, weight_decay=0.0)
+        self.total += loss * examples
+        self.examples += examples
+        self.number += 1
+
+    def stats(self) -> TrainStats:
+        if [parameter._version for parameter in self.model.frozen] != self.versions:
+            raise InputError(
+                "the model changes a frozen parameter when it trains, which must be equal on all "
+                "nodes; register it as a buffer"
+            )
+        loss = float(self.total) / max(self.examples, 1)
+        return TrainStats(loss, self.examples, self.squares, self.number)
+
+
+class Alone:
+    """One model that learns from the data alone."""
+
+    def __init__(self, learner: Learner, differentiate: Differentiate) -> None:
+        self.learner, self.differentiate = learner, differentiate
+
+    def predict(self, x: Tensor) -> None:
+        return None
+
+    def gradients(
+        self, x: Tensor, y: Tensor, logits: Logits | None
+    ) -> tuple[tuple[Learner, Tensor, Gradients]]:
+        return ((self.learner, *self.differentiate(x, y)),)
+
+
 def train(
     model: FlatModel,
     work: LocalSGD,
@@ -219,15 +354,12 @@ def train(
     the `tensors` and draws from `rng`; with any other loss, the correction gets them.
     """
     tensors = tensors or {}
-    squares = None if gather is None else torch.zeros_like(model.params)
-    square_parts = [] if squares is None else model.like_tensors(squares, work.only)
     model.begin_training(work.only)
+    for_correction = {} if isinstance(work.loss, ModelLoss) else tensors
+    learner = Learner(model, work, persistent_tensors, for_correction, gather)
     chosen = model.of_part(model.tensors, work.only)
     frozen = model.of_part(model.tensors, REST[work.only]) if work.only else []
-    optimiser = (AdamW if work.optimizer == "adamw" else SGD)(model, work, persistent_tensors)
-    for_correction = {} if isinstance(work.loss, ModelLoss) else tensors
-    corrected = Corrected(model, work, work.correct, for_correction) if work.correct else None
-    out = corrected.views if corrected else None
+    out = learner.corrected.views if learner.corrected else None
     first = first_layer(model.tensors, chosen)
     analytic = (
         None
@@ -237,48 +369,13 @@ def train(
     differentiate = analytic or autograd_gradients(
         batch_loss(work.loss, model.module, tensors, rng), chosen, work.loss_clamp, frozen
     )
-    parameters = [tensor.detach() for tensor in chosen]
-    strides = [tensor.stride() for tensor in parameters]
-    versions = [parameter._version for parameter in model.frozen]
-    total, examples, steps = torch.zeros(()), 0, 0
-    for number, (x, y) in enumerate(batches):
-        try:
-            loss, gradients = differentiate(x, y)
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise InputError(
-                "the model has batch statistics and cannot train on a batch of one example; "
-                "use --batch-size 2 or more, and --batch-of-one merge or drop"
-            ) from None
-        if [gradient.stride() for gradient in gradients] != strides:
-            # The fused kernels assume that all tensors have the same memory layout.
-            pairs = zip(parameters, gradients, strict=True)
-            gradients = tuple(torch.empty_like(p).copy_(g) for p, g in pairs)
-        if gather is not None and number in gather:
-            torch._foreach_addcmul_(square_parts, gradients, gradients)
-        if corrected is None:
-            # Directly from autograd to the fused kernel, without a copy into one vector.
-            optimiser.step(parameters, list(gradients), optimiser.parts, work.weight_decay)
-        elif work.only is None:
-            g = corrected(gradients)
-            optimiser.step([model.params], [g], optimiser.whole, weight_decay=0.0)
-        else:
-            g_parts = model.like_tensors(corrected(gradients), work.only)
-            optimiser.step(parameters, g_parts, optimiser.parts, weight_decay=0.0)
-        total += loss * len(y)
-        examples += len(y)
-        steps += 1
-    if [parameter._version for parameter in model.frozen] != versions:
-        raise InputError(
-            "the model changes a frozen parameter when it trains, which must be equal on all "
-            "nodes; register it as a buffer"
-        )
-    return TrainStats(float(total) / examples, examples, squares, steps)
+    for _ in training(Alone(learner, differentiate), batches):
+        pass  # one model alone yields nothing
+    return learner.stats()
 
 
 def batch_loss(
-    loss: Loss | ModelLoss,
+    loss: Loss | ModelLoss | ProportionLoss,
     module: nn.Module,
     tensors: Mapping[str, Tensor],
     rng: torch.Generator | None,
@@ -286,7 +383,8 @@ def batch_loss(
     """The loss as a function of examples and labels."""
     if isinstance(loss, ModelLoss):
         return loss.prepare(module, tensors, rng or torch.Generator())
-    return lambda x, y: loss(module(x), y)
+    plain = with_proportions(loss)
+    return lambda x, y: plain(module(x), y)
 
 
 class Corrected:
