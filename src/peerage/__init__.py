@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.runs.saved import RunRecord as RunRecord
     from peerage.runs.verify import Verdict as Verdict
     from peerage.runs.verify import verify as verify
+    from peerage.runs.watch import STOP as STOP
+    from peerage.runs.watch import Watcher as Watcher
     from peerage.vectors import Layout as Layout
     from peerage.vectors import Weights as Weights
     from peerage.work.losses import CrossEntropy as CrossEntropy
@@ -60,6 +62,7 @@ _HOMES = {
     "CFA": "peerage.algorithms.cfa",
     "DESA": "peerage.algorithms.desa",
     "HWA": "peerage.algorithms.hwa",
+    "STOP": "peerage.runs.watch",
     "Algorithm": "peerage.algorithm",
     "Compute": "peerage.requests",
     "CrossEntropy": "peerage.work.losses",
@@ -92,6 +95,7 @@ _HOMES = {
     "TrainStats": "peerage.work.training",
     "Verdict": "peerage.runs.verify",
     "VirtualTeacher": "peerage.work.losses",
+    "Watcher": "peerage.runs.watch",
     "Weights": "peerage.vectors",
     "in_memory": "peerage.data",
     "resume": "peerage.runs.run",

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,20 +56,51 @@ def summary_of(
         "best_accuracy": best["accuracy"] if best else None,
         "best_round": best["round"] if best else None,
         "message": message,
+        **({"models": final["models"]} if "models" in final else {}),
         **({} if privacy is None else {"privacy": privacy}),
     }
 
 
-def network_row(round: int, report: RoundReport, bytes_total: int, nodes: int) -> Row:
-    row: Row = {"scope": "network", "round": round, "nodes": nodes}
+def network_row(
+    round: int,
+    report: RoundReport,
+    bytes_total: int,
+    nodes: int,
+    *,
+    without: int | None = None,
+    final: bool = False,
+) -> Row:
+    """The row of the network; its means leave out the node `without`, a hub."""
+    report = replace(report, nodes=[n for n in report.nodes if n.node != without])
+    row: Row = {"scope": "network", "round": round, **_mark(final), "nodes": nodes}
     row |= _values(report, (m for m in METRICS if m.source == "training"))
     row |= {"bytes": report.bytes, "bytes_total": bytes_total}
     row |= _values(report, (m for m in METRICS if m.source != "training"))
     moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
     if moved:
         row["moved"] = {key: float(np.mean([one[key] for one in moved])) for key in moved[0]}
+    if any(n.models for n in report.nodes):
+        row["models"] = _models(report)
     row["seconds"] = report.seconds
     return row
+
+
+def _mark(final: bool) -> Row:
+    return {"final": True} if final else {}
+
+
+def _models(report: RoundReport) -> dict[str, Row]:
+    """Statistics of the other models by name, over the nodes that have such a model."""
+    names = dict.fromkeys(name for n in report.nodes for name in n.models)
+    return {
+        name: _values(
+            RoundReport(
+                [replace(n, metrics=n.models.get(name, {})) for n in report.nodes], 0, {}, {}
+            ),
+            METRICS,
+        )
+        for name in names
+    }
 
 
 def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
@@ -83,14 +115,16 @@ def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
     return row
 
 
-def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
+def node_rows(round: int, report: RoundReport, final: bool = False) -> Iterator[Row]:
     """Rows of the nodes that were evaluated."""
-    return (node_row(round, n) for n in report.nodes if "accuracy" in n.metrics)
+    return (node_row(round, n, final) for n in report.nodes if "accuracy" in n.metrics)
 
 
-def node_row(round: int, n: NodeReport) -> Row:
-    row: Row = {"scope": "node", "round": round, "node": n.node}
+def node_row(round: int, n: NodeReport, final: bool = False) -> Row:
+    row: Row = {"scope": "node", "round": round, **_mark(final), "node": n.node}
     row |= {m.key: n.metrics[m.key] for m in METRICS if m.key in n.metrics}
+    if n.models:
+        row["models"] = {name: dict(scores) for name, scores in n.models.items()}
     if n.notes:
         # As in the file, where a number that is not finite is null.
         row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}

@@ -3,12 +3,14 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from peerage.errors import CheckpointError
 from peerage.experiment import Experiment
 from peerage.records.metrics import METRICS
 from peerage.records.rows import Row, RunRecord, read_metrics
-from peerage.runs.run import Watch, is_network_run, load_experiment, run
+from peerage.runs.run import is_network_run, load_experiment, run
+from peerage.runs.watch import STOP, Models, Watch, Watcher
 
 # Keys that real peers do not record, as they depend on the models of all nodes.
 UNSEEN = (*(m.key for m in METRICS if m.source == "network"), "layers", "moved")
@@ -46,7 +48,7 @@ def verify(
     experiment = load_experiment(folder, experiment)
     if real and record.unrepeatable:
         raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
-    result = run(experiment, watch=watch)
+    result = run(experiment, watch=_until_round(record.rounds, watch))
     old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
     new = [_without_time(row) for row in result.rows]
     digest = str(record.summary["digest"])
@@ -54,6 +56,19 @@ def verify(
     if not difference and digest != result.digest:
         difference = "the final parameters differ, although all metrics agree"
     return Verdict(not difference, digest, result.digest, difference)
+
+
+def _until_round(last: int, watch: Watch | None) -> Watcher:
+    """A watcher that ends the run after the last recorded round, where perhaps another did."""
+
+    def look(row: Row, models: Models) -> Any:
+        if isinstance(watch, Watcher):
+            watch.look(row, models)
+        elif watch is not None:
+            watch(row)
+        return STOP if row["round"] == last else None
+
+    return Watcher(look)
 
 
 def first_difference(old: list[Row], new: list[Row]) -> str:
@@ -81,8 +96,8 @@ def network_difference(old: list[Row], new: list[Row]) -> str:
     return f"{len(recorded)} recorded rows are missing from the new run" if recorded else ""
 
 
-def _place(row: Row) -> tuple[str, int, int | None]:
-    return row["scope"], row["round"], row.get("node")
+def _place(row: Row) -> tuple[str, int, bool, int | None]:
+    return row["scope"], row["round"], bool(row.get("final")), row.get("node")
 
 
 def _without(row: Row, keys: Collection[str]) -> Row:

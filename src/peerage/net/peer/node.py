@@ -66,7 +66,8 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
     world = prepare_for(network, me, config).restrict_to_node(me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that sums are in the same order as in the simulator
     with _locked_folder(config.folder):
-        needed = ("classes", "example", "constants")  # to build its model without its data
+        # What is needed to build its model without its data.
+        needed = ("classes", "example", "constants", "models_at")
         facts = {key: world.setup[key] for key in needed if key in world.setup}
         write_json(config.folder / "setup.json", facts)
         transport = GrpcTransport(
@@ -158,7 +159,8 @@ def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
     received, expected = row["heard"]
     log.info(
-        "round %d of %d%s, received %d of %d messages",
+        "%sround %d of %d%s, received %d of %d messages",
+        "step after " if row.get("final") else "",
         row["round"],
         peer.world.rounds,
         accuracy,

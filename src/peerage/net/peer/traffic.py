@@ -41,7 +41,7 @@ def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
         members,
         tensors,
         largest + LAYOUT_LIMIT,
-        world.rounds,
+        world.steps,
         network.pack,
     )
 
