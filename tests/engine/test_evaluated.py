@@ -192,7 +192,9 @@ def test_a_time_that_is_unknown_is_refused():
 # Clients with their own models
 
 
-@pytest.mark.parametrize("algorithm", [Personal(), Clustered(), Personal(clients=2)], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [Personal(), Clustered(), Personal(clients=2)], ids=lambda one: type(one).__name__
+)
 def test_clients_keep_their_models_and_the_network_is_their_mean(algorithm):
     result = pg.run(toy(algorithm, rounds=3))
     network = rows(result, "network")[-1]
@@ -229,7 +231,9 @@ def test_a_client_that_is_not_selected_keeps_its_model():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [Peaks(), Personal(), Clustered()], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [Peaks(), Personal(), Clustered()], ids=lambda one: type(one).__name__
+)
 def test_every_engine_gives_the_same_models_and_rows(algorithm):
     changes: dict[str, Any] = {"rounds": 3, "evaluation": {"validation": 0.25}}
     if not algorithm.with_hub:

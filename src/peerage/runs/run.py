@@ -307,7 +307,7 @@ class _Run:
             report = engine.round(round, evaluate=round + 1 in evaluated)
             self._record(round + 1, report, engine)
             if self._is_over() or self._save_is_due(round + 1):
-                self._save(engine, round + 1, stopped=self.stopped)
+                self._save(engine, round + 1)
 
     def _finish(self, engine: Lockstep) -> None:
         """Run the step after the last round, and evaluate final models that were not yet."""
@@ -321,10 +321,10 @@ class _Run:
         self._record(done, report, engine, final=True)
         self._save(engine, done, final=True)
 
-    def _save(self, engine: Lockstep, round: int, **marks: bool) -> None:
+    def _save(self, engine: Lockstep, round: int, *, final: bool = False) -> None:
         if self.folder is not None:
             start = perf_counter()
-            checkpoint.save(engine, self.folder, round, **marks)
+            checkpoint.save(engine, self.folder, round, final=final, stopped=self.stopped)
             self.last_save = (perf_counter(), perf_counter() - start)
 
     def _is_over(self) -> bool:

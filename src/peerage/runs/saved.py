@@ -115,15 +115,15 @@ class SavedRun:
     def mean(self, name: str | None = None) -> SavedModel:
         """The mean of the models of the last round, unless they are personal."""
         remedy = "choose --node best or the number of a node"
-        name = self.origin["algorithm"]
+        algorithm = self.origin["algorithm"]
         if self.algorithm is None:
             raise InputError(
-                f"algorithm {name} is a Python object, so it is unknown whether its models have a "
-                f"mean; {remedy}, or give the experiment in Python"
+                f"algorithm {algorithm} is a Python object, so it is unknown whether its models "
+                f"have a mean; {remedy}, or give the experiment in Python"
             )
         if self.algorithm.personal:
             raise InputError(
-                f"algorithm {name} gives every node a personal model, and such models have no "
+                f"algorithm {algorithm} gives every node a personal model, and such models have no "
                 f"meaningful mean; {remedy}"
             )
         rounds = {node: self._checkpoint(node).round for node in self.kept}
