@@ -170,7 +170,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             result.append(
                 f"{name} stopped after reaching {until} in round {record.rounds} of {planned}."
             )
-        elif planned and record.status == "finished" and record.rounds < planned:
+        elif planned and record.status == "finished" and 0 < record.rounds < planned:
             result.append(f"{name} was stopped in round {record.rounds} of {planned} by a watcher.")
         if record.summary.get("message"):
             result.append(f"{name}: {record.summary['message']}")

@@ -48,7 +48,7 @@ def verify(
     experiment = load_experiment(folder, experiment)
     if real and record.unrepeatable:
         raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
-    result = run(experiment, watch=_until_round(record.rounds, watch))
+    result = run(experiment, watch=_until_round(int(record.summary["rounds"]), watch))
     old = [_without_time(row) for row in read_metrics(folder / "metrics.jsonl")]
     new = [_without_time(row) for row in result.rows]
     digest = str(record.summary["digest"])

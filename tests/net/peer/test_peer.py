@@ -340,10 +340,10 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
     real = checkpoint.save
     states = []
 
-    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+    def save(engine: Peer, folder: Path, round: int, remedy: str, **marks: bool) -> None:
         if folder.name == "1" and round == 4:
             raise DiskError("disk is full while writing a checkpoint")
-        real(engine, folder, round, remedy)
+        real(engine, folder, round, remedy, **marks)
 
     async def act(stage: Stage) -> None:
         await stage.until(0, 10)
@@ -429,7 +429,7 @@ def test_one_who_runs_another_experiment_is_left_out(caplog):
 def test_disks_that_are_full_everywhere_end_everybody(tmp_path, monkeypatch):
     """Peers that have stopped must not keep each other alive."""
 
-    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+    def save(engine: Peer, folder: Path, round: int, remedy: str, **marks: bool) -> None:
         raise DiskError("disk is full while writing a checkpoint")
 
     async def act(stage: Stage) -> None:
@@ -444,10 +444,10 @@ def test_disks_that_are_full_everywhere_end_everybody(tmp_path, monkeypatch):
 def test_nobody_waits_for_a_peer_that_has_stopped(tmp_path, monkeypatch):
     real = checkpoint.save
 
-    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+    def save(engine: Peer, folder: Path, round: int, remedy: str, **marks: bool) -> None:
         if folder.name == "1" and round == 2:
             raise DiskError("disk is full while writing a checkpoint")
-        real(engine, folder, round, remedy)
+        real(engine, folder, round, remedy, **marks)
 
     async def act(stage: Stage) -> None:
         async with asyncio.timeout(BROKEN):  # far less than one patience
