@@ -192,6 +192,22 @@ def test_a_time_that_is_unknown_is_refused():
 # Clients with their own models
 
 
+def test_a_place_of_models_that_is_unknown_is_refused():
+    @dataclass(frozen=True)
+    class Nowhere(Personal):
+        models_at = "client"
+
+    with pytest.raises(InputError, match="models_at of the algorithm must be one of hub, clients"):
+        pg.Experiment(algorithm=Nowhere())
+
+
+def test_clients_may_have_different_architectures():
+    models = ["mlp:hidden=8", "mlp:hidden=2"]
+    with pytest.raises(InputError, match="requires equal architectures"):
+        toy(pg.FedAvg(), model=models)
+    assert len(toy(Personal(), model=models).model) == 2
+
+
 @pytest.mark.parametrize(
     "algorithm", [Personal(), Clustered(), Personal(clients=2)], ids=lambda one: type(one).__name__
 )

@@ -105,7 +105,7 @@ class Lockstep:
         start = perf_counter()
         sent = self._run_exchanges(rounds, self._all("final", rounds), final=True)
         reports = self._all("finish")
-        check_combined(rounds, (node for report in reports for node in report.broken))
+        check_combined(rounds - 1, (node for report in reports for node in report.broken))
         return self._merge(reports, sent, perf_counter() - start)
 
     def _run_exchanges(self, round: int, outputs: list[ShardOutput], final: bool = False) -> int:

@@ -226,6 +226,8 @@ class Experiment(Section):
 
     def _check_hub(self) -> None:
         name = display_name(self.algorithm, ALGORITHMS)
+        choices = ("hub", "clients", "both")
+        check_choice("models_at of the algorithm", self.algorithm.models_at, choices)
         if self.topology != HUB:
             raise InputError(
                 f"algorithm {name!r} has a hub, so its topology is star:centre=last; remove "
