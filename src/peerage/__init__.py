@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.runs.saved import RunRecord as RunRecord
     from peerage.runs.verify import Verdict as Verdict
     from peerage.runs.verify import verify as verify
+    from peerage.runs.watch import STOP as STOP
+    from peerage.runs.watch import Watcher as Watcher
     from peerage.vectors import Layout as Layout
     from peerage.vectors import Weights as Weights
     from peerage.work.losses import ACE as ACE
@@ -68,6 +70,7 @@ _HOMES = {
     "CFA": "peerage.algorithms.cfa",
     "DESA": "peerage.algorithms.desa",
     "HWA": "peerage.algorithms.hwa",
+    "STOP": "peerage.runs.watch",
     "WSM": "peerage.work.losses",
     "Algorithm": "peerage.algorithm",
     "Clusters": "peerage.data.clusters",
@@ -106,6 +109,7 @@ _HOMES = {
     "TrainedTogether": "peerage.work.together",
     "Verdict": "peerage.runs.verify",
     "VirtualTeacher": "peerage.work.losses",
+    "Watcher": "peerage.runs.watch",
     "Weights": "peerage.vectors",
     "in_memory": "peerage.data",
     "resume": "peerage.runs.run",

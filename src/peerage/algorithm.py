@@ -8,7 +8,7 @@ device, socket, clock or file.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from peerage.work.training import LocalSGD, Train, TrainStats
 S = TypeVar("S")  # the state of a node, which it keeps between rounds
 # Of an architecture. The tensor, which is an error, lets type checkers accept `**payload`.
 Name = str | Tensor | None
+Evaluated = Tensor | Weights | Mapping[str, Tensor | Weights]  # see `Algorithm.evaluated`
 
 
 @dataclass(frozen=True)
@@ -407,6 +408,10 @@ class Algorithm(Generic[S]):
     personal: ClassVar[bool] = False
     # Whether messages say whose messages arrived in the round before; see `Node.reached`.
     acknowledge: ClassVar[bool] = False
+    # When models are evaluated in a round, unless the experiment sets it (`--eval-at`).
+    evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-training"
+    # Which nodes keep and evaluate models if there is a hub: see `peerage.hub`.
+    models_at: ClassVar[Literal["hub", "clients", "both"]] = "hub"
 
     def __post_init__(self) -> None:
         specs.check_choices(self)
@@ -421,6 +426,12 @@ class Algorithm(Generic[S]):
     async def round(self, node: Node[S]) -> None:
         """Run one round on one node."""
         raise NotImplementedError
+
+    async def final(self, node: Node[S]) -> None:
+        """Run once after the last round, even if a target or a watcher ends the run early.
+
+        It may exchange messages with any node. Models are evaluated again after it.
+        """
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         """Every tensor that a message may contain, with its shape and type.
@@ -437,9 +448,11 @@ class Algorithm(Generic[S]):
         """Warnings about these hyperparameters, one line each."""
         return ()
 
-    def evaluated(self, node: Node[S]) -> Tensor:
-        """[d] the parameters that metrics evaluate and that a run returns as the node's model.
+    def evaluated(self, node: Node[S]) -> Evaluated:
+        """The model that metrics evaluate and that a run returns as the node's model.
 
-        It may read everything that the node holds after a round, but must not change it.
+        Parameters [d] have the buffers and the architecture of the node; `Weights` have their own.
+        Several models are a mapping from their names; accuracy and loss of the node are those of
+        the first. It may read everything that the node holds after a round, but must not change it.
         """
         return node.params

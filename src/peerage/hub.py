@@ -1,8 +1,15 @@
 """The hub pattern: one node without data broadcasts a model, collects answers and merges them.
 
 The hub is an extra node with the highest number; all other nodes are its clients. Clients exchange
-messages only with the hub. They keep no model between rounds, because every round begins with the
-hub's model. So the hub's model is the only one that is evaluated.
+messages only with the hub.
+
+`models_at` says which nodes keep a model between rounds and have it evaluated:
+
+- `hub` (default): every round of a client begins with the hub's model, and the hub keeps and
+  evaluates the only model;
+- `clients`: every client keeps its own model, which the hub's message does not replace. The
+  models of the clients are evaluated, and the metrics of the network are means over them;
+- `both`: as `clients`, and the hub's model is evaluated in a row of its own.
 """
 
 from collections.abc import Mapping
@@ -46,7 +53,8 @@ class HubAlgorithm(Algorithm[S]):
         else:
             # A client's only neighbour is the hub, whose message may have been lost.
             for message in (await node.receive()).messages:
-                node.params, node.buffers = message.payload["x"], message.payload["b"]
+                if self.models_at == "hub":
+                    node.params, node.buffers = message.payload["x"], message.payload["b"]
                 await node.send(message.sender, **await self.answer(node, message.payload))
 
     def selected_clients(self, node: Node[S]) -> tuple[int, ...]:
@@ -62,7 +70,10 @@ class HubAlgorithm(Algorithm[S]):
         return {"x": node.params, "b": node.buffers}
 
     async def answer(self, node: Node[S], hub_message: Mapping[str, Tensor]) -> Payload:
-        """The reply of a client; `node.params` is already the hub's model."""
+        """The reply of a client.
+
+        `node.params` is already the hub's model, or the client's own if it keeps one.
+        """
         raise NotImplementedError
 
     def merge(self, node: Node[S], inbox: Inbox) -> None:

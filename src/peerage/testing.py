@@ -300,10 +300,10 @@ class Tap(SerialTeam):
         super().__init__(world)
         self.lossy = lossy
         self.sent: list[tuple[str, int, Tensor, Tensor]] = []  # name, sender, tensor, copy
-        self.arrived: list[int] = []  # round -> bytes
+        self.arrived: list[int] = []  # round -> bytes; then those of a final step
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if method == "begin":
+        if method in ("begin", "final"):
             self.arrived.append(0)
         elif method == "resume":
             deliveries: dict[int, list[Packet]] = arguments[0][0]
@@ -313,7 +313,7 @@ class Tap(SerialTeam):
                 deliveries = {node: packets[first::2] for node, packets in deliveries.items()}
             arguments = [(deliveries,)]
         answers = super().call(method, arguments)
-        if method in ("begin", "resume"):
+        if method in ("begin", "final", "resume"):
             for packet in answers[0].packets:
                 for name, tensor in packet.payload.items():
                     self.sent.append((name, packet.sender, tensor, tensor.clone()))
@@ -326,7 +326,7 @@ class Simulated:
 
     start: list[Tensor]
     end: list[Tensor]
-    bytes: list[int]  # round -> bytes as the engine counts them
+    bytes: list[int]  # round -> bytes as the engine counts them; then those of a final step
     tap: Tap
 
 
@@ -338,6 +338,8 @@ def simulate(experiment: Experiment, *, lossy: bool = False) -> Simulated:
         start = [engine.parameters(node) for node in owners]
         sent = [engine.round(round, evaluate=False).bytes for round in range(world.rounds)]
         end = [engine.parameters(node) for node in owners]
+        if world.steps > world.rounds:  # a final step, which `end` does not include
+            sent.append(engine.final(world.rounds).bytes)
     return Simulated(start, end, sent, tap)
 
 

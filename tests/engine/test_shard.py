@@ -602,9 +602,11 @@ def test_a_checkpoint_of_another_model_is_rejected(tmp_path):
 
 def test_copies_of_a_model_and_of_what_is_evaluated():
     shard = shard_of(Halves())
-    params, evaluated, buffers = shard.model(1)
+    (params, buffers, evaluated), models = shard.model(1)
     assert torch.equal(evaluated, params / 2)
     assert buffers.numel() == 0
+    assert models == {"": (2, 1, "mlp")}
     plain = shard_of(pg.DecAvg())
-    params, evaluated, _ = plain.model(1)
-    assert evaluated is params
+    places, models = plain.model(1)
+    assert (len(places), models) == (2, {"": (0, 1, "mlp")})  # nothing is copied twice
+    assert plain.model(None) == ([], {})

@@ -258,7 +258,11 @@ def test_accuracies_rise_to_the_target_and_losses_fall(
     [
         ("acuracy=0.9", "until 'acuracy=0.9' does not start with a known metric; did"),
         ("acuracy=0.9", "did you mean 'accuracy'?"),
-        ("accuracy>=0.9", "did you mean 'accuracy'?"),
+        ("alpha=0.9", "for another number of the records, write a comparison such as alpha>=0.9"),
+        (">=0.9", "does not start with a known metric"),
+        ("alpha>=much", "until 'alpha>=much' has no number for alpha"),
+        ("models.a.accuracy=2", "cannot be reached; accuracy lies between 0 and 1"),
+        ("models.a.validation_loss=2", "needs held-out examples; add --validation 0.2"),
         ("0.9", "does not start with a known metric; known: accuracy, accuracy_min"),
         ("accuracy", "until 'accuracy' has no number for accuracy; write accuracy=0.9"),
         ("accuracy=90", "until accuracy=90.0 cannot be reached; accuracy lies between 0 and 1"),
@@ -273,6 +277,54 @@ def test_an_impossible_stop_condition_is_rejected(until: str, message: str) -> N
         pg.Experiment(until=until)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "reached", "short"),
+    [
+        ("accuracy >= 0.5", "accuracy=0.5", {"accuracy": 0.6}, {"accuracy": 0.4}),
+        ("accuracy<=0.5", "accuracy<=0.5", {"accuracy": 0.4}, {"accuracy": 0.6}),
+        ("bytes_total>=10", "bytes_total>=10.0", {"bytes_total": 10}, {"bytes_total": 9}),
+        (
+            "models.a.loss=0.5",
+            "models.a.loss=0.5",
+            {"models": {"a": {"loss": 0.4}}},
+            {"models": {"a": {"loss": 0.6}}},
+        ),
+    ],
+)
+def test_until_may_compare_any_number(
+    text: str, written: str, reached: dict[str, Any], short: dict[str, Any]
+) -> None:
+    experiment = pg.Experiment(until=text)
+    until = experiment.until
+    assert until is not None
+    assert experiment.table()["until"] == written
+    assert pg.Experiment.from_toml(experiment.to_toml()) == experiment
+    assert until.reached({"round": 1, **reached})
+    assert not until.reached({"round": 1, **short})
+
+
+def test_until_takes_the_mean_of_a_note_and_names_what_is_known() -> None:
+    until = StopCondition("alpha", 0.5, ">=")
+    nodes = [{"notes": {"alpha": value}} for value in (0.4, 0.7, None)]
+    assert until.reached({"round": 1}, nodes)
+    assert not until.reached({"round": 1}, nodes[:1])
+    assert not until.reached({"round": 1}, nodes[2:])  # a note that is not finite
+    message = "did not record; did you mean 'alpha'? known: alpha, loss, round"
+    with pytest.raises(InputError) as caught:
+        StopCondition("alhpa", 0.5, ">=").reached({"round": 1, "loss": 2.0}, nodes)
+    assert message in str(caught.value)
+
+
+def test_the_time_of_evaluation_is_written_as_always() -> None:
+    plain = pg.Experiment(algorithm="decavg")
+    assert plain == pg.Experiment(algorithm="decavg", evaluation=pg.Evaluation(at="exchange"))
+    assert 'at = "exchange"' in plain.to_toml()
+    assert run_key(plain)["evaluation"] == {}
+    late = pg.Experiment(algorithm="decavg", evaluation={"at": "after-aggregation"})
+    assert late == pg.Experiment(algorithm="decavg", evaluation={"at": "end"})
+    assert run_key(late)["evaluation"] == {"at": "end"}
 
 
 def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:

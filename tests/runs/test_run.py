@@ -466,7 +466,7 @@ def test_without_a_number_checkpoints_take_a_twentieth_of_the_time(
     now = [0.0]
     saved: list[int] = []
 
-    def save(engine: Any, folder: Path, round: int) -> None:
+    def save(engine: Any, folder: Path, round: int, **marks: bool) -> None:
         saved.append(round)
         now[0] += 2.0
 

@@ -22,6 +22,12 @@ def model(
             "not needed if there is one model."
         ),
     ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the model, if the algorithm evaluates several (default: first)."
+        ),
+    ] = None,
     format: Annotated[
         str | None,
         Option(help="Format: safetensors, pt or onnx (default: by the ending of --out)."),
@@ -38,14 +44,15 @@ def model(
     from peerage.runs.saved import open_run
 
     check_target(out, format, force)
-    chosen = open_run(folder, network=network).choose(node)
+    chosen = open_run(folder, network=network).choose(node, model_name)
     written = write_model(chosen, out, format, force=force)
     facts = chosen.facts
     if as_json:
         print(json.dumps({"model": str(out), "format": written, **facts}))
         return
+    named = f" ({model_name})" if model_name else ""
     whose = f"mean of {len(facts['nodes'])} nodes" if "nodes" in facts else f"node {facts['node']}"
     print(
-        f"{out}: {facts['architecture']} of {whose} after round {facts['round']} of "
+        f"{out}: {facts['architecture']}{named} of {whose} after round {facts['round']} of "
         f"{facts['rounds_planned']}, {facts['parameters']:,} parameters"
     )

@@ -26,7 +26,7 @@ from peerage.errors import InputError, PeerageError
 
 if TYPE_CHECKING:
     from peerage.experiment import Experiment
-    from peerage.runs.run import Watch
+    from peerage.runs.watch import Watch
 
 RUNS = Path("runs")
 

@@ -14,8 +14,10 @@ from peerage.engine.shard import InProcessStore, NodeReport, Shard, ShardReport
 from peerage.engine.together import answer_together
 from peerage.engine.world import World
 from peerage.isolation import exclusive_torch
+from peerage.records.checkpoint import Checkpoint
 from peerage.records.phases import no_time
 from peerage.requests import PRE_ROUND
+from peerage.vectors import Weights
 from peerage.work.evaluation import Deviations, consensus_distance
 
 
@@ -61,11 +63,11 @@ class RoundReport:
 
 
 class Model(NamedTuple):
-    """The tensors of a node's model."""
+    """The tensors of a node, and its evaluated models, which may have the same tensors."""
 
     params: Tensor  # [d] `node.params`
-    evaluated: Tensor  # [d] `Algorithm.evaluated(node)`: the same tensor, unless overridden
-    buffers: Tensor  # [b]
+    buffers: Tensor  # [b] `node.buffers`
+    evaluated: dict[str, Weights]  # `Algorithm.evaluated(node)` by name, the headline first
 
 
 class Lockstep:
@@ -99,10 +101,18 @@ class Lockstep:
             return 0
         return self._run_exchanges(PRE_ROUND, self._all("pre_round"))
 
-    def _run_exchanges(self, round: int, outputs: list[ShardOutput]) -> int:
+    def final(self, rounds: int) -> RoundReport:
+        """Run the step after `rounds` rounds, which are all, and evaluate the models again."""
+        start = perf_counter()
+        sent = self._run_exchanges(rounds, self._all("final", rounds), final=True)
+        reports = self._all("finish")
+        check_combined(rounds - 1, (node for report in reports for node in report.broken))
+        return self._merge(reports, sent, perf_counter() - start)
+
+    def _run_exchanges(self, round: int, outputs: list[ShardOutput], final: bool = False) -> int:
         """Deliver messages until every node has finished; returns the bytes sent."""
-        absent = set(range(self.world.nodes)).difference(self.world.present(round))
-        router = MessageRouter(self.world.link_faults(round), absent)
+        absent = set(range(self.world.nodes)).difference(self.world.present(round - final))
+        router = MessageRouter(self.world.link_faults(round, final), absent)
         while True:
             check_finite(round, outputs)
             for output in outputs:
@@ -119,17 +129,20 @@ class Lockstep:
                 per_shard[self.owner[node]][node] = packets
             outputs = self.team.call("resume", [(packets,) for packets in per_shard])
 
-    def evaluate_models(self, sent: int = 0) -> RoundReport:
-        """Evaluate the models without a round; `sent` bytes are reported with the result."""
+    def evaluate_models(self, sent: int = 0, round: int = PRE_ROUND) -> RoundReport:
+        """Evaluate the models after a round; `sent` bytes are reported with the result."""
         start = perf_counter()
-        return self._merge(self._all("evaluate_models"), sent, perf_counter() - start)
+        reports = self._all("evaluate_models", round)
+        check_combined(round, (node for report in reports for node in report.broken))
+        return self._merge(reports, sent, perf_counter() - start)
 
     def deviations(self, round: int) -> dict[str, dict[str, float]]:
         """Deviations over parameters and over the present nodes, tensor by tensor (P4)."""
         found = Deviations()
         with exclusive_torch():
             present = self.world.present(round)
-            for node in dict.fromkeys(self.world.model_owner(node) for node in present):
+            owners = dict.fromkeys(self.world.model_owner(node) for node in present)
+            for node in (owner for owner in owners if owner != self.world.uncounted_hub):
                 architecture = self.world.architecture(node)
                 found.add(architecture.name, architecture.layout.views(self.parameters(node)))
             return found.layers()
@@ -142,13 +155,14 @@ class Lockstep:
     def model(self, node: int) -> Model:
         """Copies of the model tensors of a node that keeps a model."""
         shard = self.owner[node]
-        arguments = [
-            (node if i == shard else nodes[0],) for i, nodes in enumerate(self.team.shard_nodes)
-        ]
-        place, other, buffers = self.team.call("model", arguments)[shard]
-        params = self.team.open(place).clone()
-        evaluated = params if other is place else self.team.open(other).clone()
-        return Model(params, evaluated, self.team.open(buffers).clone())
+        arguments = [(node if i == shard else None,) for i in range(len(self.team.shard_nodes))]
+        places, models = self.team.call("model", arguments)[shard]
+        tensors = [self.team.open(place).clone() for place in places]
+        evaluated = {
+            name: Weights(tensors[params], tensors[buffers], architecture)
+            for name, (params, buffers, architecture) in models.items()
+        }
+        return Model(tensors[0], tensors[1], evaluated)
 
     def parameters(self, node: int) -> Tensor:
         """A copy of a node's parameters, [d]."""
@@ -161,10 +175,9 @@ class Lockstep:
         trees = {node: tree for answer in answers for node, tree in answer.items()}
         return trees, {node: names[self.owner[int(node)]] for node in trees}
 
-    def restore(
-        self, folder: Path, trees: Mapping[str, Any], parts: Mapping[str, str], rounds: int
-    ) -> None:
-        self._all("restore", str(folder), trees, parts, rounds)
+    def restore(self, saved: Checkpoint) -> None:
+        arguments = (saved.trees, saved.parts, saved.round, saved.final)
+        self._all("restore", str(saved.folder), *arguments)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         return self.team.call(method, [arguments] * len(self.team.shard_nodes))
@@ -179,6 +192,6 @@ class Lockstep:
         for report in reports:
             for name, values in report.squares.items():
                 squares.setdefault(name, {}).update(values)
-        several = sums and self.world.hub is None  # a hub keeps the only model
+        several = sums and not self.world.models_at_hub
         metrics = {"consensus": consensus_distance(sums, squares)} if several else {}
         return RoundReport(nodes, sent, metrics, {**seconds, "total": wall})

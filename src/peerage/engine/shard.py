@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peerage.algorithm import Algorithm, Node
+from peerage.engine.evaluated import ONLY, ScoreCache, Scores, models_of
 from peerage.engine.groups import Tested, evaluate
 from peerage.engine.router import Packet, ShardOutput
 from peerage.engine.store import Store
@@ -38,7 +39,7 @@ from peerage.requests import (
     check_dtype,
 )
 from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
-from peerage.vectors import all_finite
+from peerage.vectors import Weights, all_finite
 from peerage.work.context import LocalContext
 from peerage.work.evaluation import ConsensusSums, Movement, movement, score
 from peerage.work.together import TrainedTogether, TrainTogether
@@ -82,6 +83,7 @@ class NodeReport:
     notes: Mapping[str, float] = field(default_factory=dict)  # of the algorithm
     moved: Movement | None = None  # if it is recorded
     tests: Mapping[int, Tested] = field(default_factory=dict)  # by cluster, if there are groups
+    models: Mapping[str, Scores] = field(default_factory=dict)  # of other models, by name
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,10 @@ class NodeRuntime:
     answer: Any = None
     train_loss: float = 0.0
     train_examples: int = 0
-    scores: dict[str, float] = field(default_factory=dict)  # by metric; empty until evaluated
+    scores: Scores = field(default_factory=dict)  # of the headline; empty until evaluated
     tests: dict[int, Tested] = field(default_factory=dict)  # see `NodeReport`
+    others: dict[str, Scores] = field(default_factory=dict)  # of other models, by name
+    cache: ScoreCache = field(default_factory=ScoreCache)
     start: tuple[Tensor, ...] = ()  # parameters and buffers at the start of the round
     before: Tensor | None = None  # parameters at the start of a round whose movement is recorded
     trained: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # before, after training
@@ -147,6 +151,7 @@ class Shard:
         self.spread = ConsensusSums()
         self.sent: list[VersionedTensor] = []  # must not change in this round
         self.evaluating = False
+        self.early = False  # whether models are evaluated after training, before the exchange
         self.round_function: RoundFunction = world.algorithm.round
         self.shared_training = SharedTraining(store, self._context_of_request)
 
@@ -188,9 +193,14 @@ class Shard:
         return runtime
 
     def _begin_round(
-        self, node: Node[Any], round: int, neighbours: Neighbours, out_neighbours: Neighbours
+        self,
+        node: Node[Any],
+        round: int,
+        neighbours: Neighbours,
+        out_neighbours: Neighbours,
+        final: bool = False,
     ) -> None:
-        edge_weights = self.world.edge_weights(node.id, round)
+        edge_weights = self.world.edge_weights(node.id, round - final)
         node.begin_round(round, neighbours, out_neighbours, edge_weights, self.mean_cache)
 
     # The round
@@ -198,6 +208,11 @@ class Shard:
     @exclusive_torch()
     def begin(self, round: int, evaluate: bool) -> ShardOutput:
         return self._start(round, evaluate, self.world.algorithm.round)
+
+    @exclusive_torch()
+    def final(self, rounds: int) -> ShardOutput:
+        """Begin the step after `rounds` rounds, with the graph and the nodes of the last one."""
+        return self._start(rounds, True, self.world.algorithm.final, final=True)
 
     @exclusive_torch()
     def pre_round(self) -> ShardOutput:
@@ -210,20 +225,24 @@ class Shard:
         if self.world.model_owner(node.id) == node.id:
             node.params = self.world.architecture(node.id).amplified(node.params, gain)
 
-    def _start(self, round: int, evaluate: bool, round_function: RoundFunction) -> ShardOutput:
-        """Start the round of every present node."""
+    def _start(
+        self, round: int, evaluate: bool, round_function: RoundFunction, final: bool = False
+    ) -> ShardOutput:
+        """Start the round of every present node, or the `final` step after the last round."""
         self.round_function = round_function
+        self.early = self.world.experiment.evaluated_at == "exchange" and not final
         self.store.clear()
         self.mean_cache.clear()
         self.opened.clear()
-        self._reset(round, evaluate)
-        graph, out_neighbours = self.world.neighbours(round), self.world.out_neighbours(round)
+        self._reset(round - final, evaluate)
+        graph = self.world.neighbours(round - final)
+        out_neighbours = self.world.out_neighbours(round - final)
         for runtime in self.present:
             node = runtime.node
             if self.world.algorithm.acknowledge:
                 received = runtime.persistent_tensors.get(RECEIVED)
                 node.acknowledgements = Acknowledgements(node.id, received)
-            self._begin_round(node, round, graph, out_neighbours)
+            self._begin_round(node, round, graph, out_neighbours, final)
             # Before the first round, messages hold nothing about the data.
             node.privacy_filter = (
                 PrivacyFilter()
@@ -292,16 +311,18 @@ class Shard:
             if runtime.node.acknowledgements is not None:
                 runtime.persistent_tensors[RECEIVED] = runtime.node.acknowledgements.saved()
             self._settle(runtime)
-            self._evaluate_if_due(runtime)
+            self._evaluate_if_due(runtime, settled=True)
         return self._report()
 
     @exclusive_torch()
-    def evaluate_models(self) -> ShardReport:
-        """Evaluate the models without a round."""
+    def evaluate_models(self, round: int = PRE_ROUND) -> ShardReport:
+        """Evaluate the models after a round, without another one."""
         self.store.clear()
-        self._reset(PRE_ROUND, evaluate=True)
+        self._reset(round, evaluate=True)
         for runtime in self.present:
-            self._evaluate_if_due(runtime)
+            if round != PRE_ROUND:
+                self._check_kept(runtime)
+            self._evaluate_if_due(runtime, settled=True)
         return self._report()
 
     def _advance(self, nodes: Iterable[int]) -> ShardOutput:
@@ -349,7 +370,7 @@ class Shard:
                     runtime.coroutine.close()
                     return
             elif isinstance(request, Send | Receive):
-                if self.world.experiment.evaluation.at == "exchange" and runtime.train_examples:
+                if self.early and runtime.train_examples:
                     self._evaluate_if_due(runtime)
                 if isinstance(request, Receive):
                     output.waiting[node.id] = request.senders
@@ -362,10 +383,10 @@ class Shard:
     def _coroutine(self, node: Node[Any]) -> Coroutine[Any, Any, None]:
         coroutine: Any = self.round_function(node)
         if not isinstance(coroutine, Coroutine):
-            name = type(self.world.algorithm).__name__
+            name, step = type(self.world.algorithm).__name__, self.round_function.__name__
             raise PeerageError(
-                f"{name}.round returned {coroutine!r} instead of a coroutine; "
-                "define it as `async def round(self, node)`"
+                f"{name}.{step} returned {coroutine!r} instead of a coroutine; "
+                f"define it as `async def {step}(self, node)`"
             )
         return coroutine
 
@@ -457,9 +478,13 @@ class Shard:
             )
         # Checking takes time. In other rounds, training or sending finds the error a round later.
         if self.evaluating or node.round + 1 == node.rounds:
-            kept = (node.params, node.buffers)
-            runtime.broken = not all(self._is_finite(runtime, tensor) for tensor in kept)
+            self._check_kept(runtime)
         self._keep(runtime)
+
+    def _check_kept(self, runtime: NodeRuntime) -> None:
+        """Note whether the parameters or buffers of a node are NaN or infinite."""
+        kept = (runtime.node.params, runtime.node.buffers)
+        runtime.broken = not all(self._is_finite(runtime, tensor) for tensor in kept)
 
     def _keep(self, runtime: NodeRuntime) -> None:
         """Give each tensor that a node keeps its own memory, which no other node can change."""
@@ -486,30 +511,47 @@ class Shard:
         for runtime in self.members.values():
             runtime.answer = None
             runtime.train_loss, runtime.train_examples = 0.0, 0
-            runtime.scores, runtime.tests = {}, {}
+            runtime.scores, runtime.tests, runtime.others = {}, {}, {}
             runtime.before, runtime.trained, runtime.moved = None, [], None
             runtime.start, runtime.finite, runtime.broken = (), None, False
 
-    def _evaluate_if_due(self, runtime: NodeRuntime) -> None:
-        """Evaluate a node that keeps a model, once in a round with evaluation."""
-        owns_model = self.world.model_owner(runtime.node.id) == runtime.node.id
-        if self.evaluating and owns_model and not runtime.broken and not runtime.scores:
-            self._timed("evaluate", self._evaluate, runtime)
+    def _evaluate_if_due(self, runtime: NodeRuntime, settled: bool = False) -> None:
+        """Evaluate a node once in a round with evaluation; `settled` after its end."""
+        due = self.evaluating and self.world.is_evaluated(runtime.node.id)
+        if due and not runtime.broken and not runtime.scores:
+            self._timed("evaluate", self._evaluate, runtime, settled)
 
-    def _evaluate(self, runtime: NodeRuntime) -> None:
+    def _evaluate(self, runtime: NodeRuntime, settled: bool) -> None:
         node = runtime.node
-        params = self.world.algorithm.evaluated(node)
-        model = self.models[node.architecture]
-        model.load(params, node.buffers)
-        runtime.scores, runtime.tests = evaluate(self.world, model, node.id)
-        if node.id in self.held_out:
-            held_out = vars(score(model, self.held_out[node.id]))
-            runtime.scores |= {VALIDATION + key: value for key, value in held_out.items()}
-        self.spread.add(node.id, node.architecture, params)
+        models = models_of(self.world.algorithm, node)
+        results = {}
+        for name, model in models.items():
+            result = runtime.cache.find(name, model)
+            if result is None:
+                result = self._score(node.id, model)
+                if settled:  # within a round, a tensor may be in memory that is reused after it
+                    runtime.cache.keep(name, model, result)
+            results[name] = result
+        headline, first = next(iter(models.items()))
+        runtime.scores, runtime.tests = results.pop(headline)
+        runtime.others = {name: scores for name, (scores, _) in results.items()}
+        if node.id != self.world.uncounted_hub:
+            self.spread.add(node.id, first.architecture, first.params)
+
+    def _score(self, node: int, weights: Weights) -> tuple[Scores, dict[int, Tested]]:
+        """The scores of a model on the test set and on the node's held-out examples."""
+        model = self.models[weights.architecture]
+        model.load(weights.params, weights.buffers)
+        scores, tests = evaluate(self.world, model, node)
+        if node in self.held_out:
+            held_out = vars(score(model, self.held_out[node]))
+            scores |= {VALIDATION + key: value for key, value in held_out.items()}
+        return scores, tests
 
     def _report(self) -> ShardReport:
         reports = [
-            NodeReport(m.node.id, m.metrics, m.node.notes, m.moved, m.tests) for m in self.present
+            NodeReport(m.node.id, m.metrics, m.node.notes, m.moved, m.tests, m.others)
+            for m in self.present
         ]
         spread = [(name, self.store.put(total)) for name, total in self.spread.sums.items()]
         broken = [m.node.id for m in self.present if m.broken]
@@ -532,17 +574,27 @@ class Shard:
 
     # Saving
 
-    def model(self, node: int) -> tuple[Any, Any, Any]:
-        """References to copies of the node's parameters, evaluated parameters and buffers.
+    def model(self, node: int | None) -> tuple[list[Any], dict[str, tuple[int, int, str]]]:
+        """References to a node's parameters, its buffers and other tensors of evaluated models.
 
-        The first two are the same object if the algorithm evaluates `node.params`.
+        Then by name the parameters and buffers of each evaluated model, as positions in the list,
+        and its architecture. Both are empty for None, a node of another shard.
         """
         self.store.clear()
+        if node is None:
+            return [], {}
         owner = self.members[node].node
-        params, evaluated = owner.params, self.world.algorithm.evaluated(owner)
-        place = self.store.put(params)
-        other = place if evaluated is params else self.store.put(evaluated)
-        return place, other, self.store.put(owner.buffers)
+        models = models_of(self.world.algorithm, owner)
+        positions: dict[int, int] = {}  # id of a tensor -> its position
+        places: list[Any] = []
+        for tensor in (owner.params, owner.buffers, *_tensors(models.values())):
+            if id(tensor) not in positions:
+                positions[id(tensor)] = len(places)
+                places.append(self.store.put(tensor))
+        return places, {
+            name: (positions[id(model.params)], positions[id(model.buffers)], model.architecture)
+            for name, model in models.items()
+        }
 
     def save(self, path: str) -> dict[str, Any]:
         """Write the tensors that survive a round; returns the JSON part of the state."""
@@ -557,14 +609,23 @@ class Shard:
                 "memory": pack(runtime.persistent_tensors, tensors, f"{id}.memory"),
             }
             if saves_evaluated(self.world.algorithm) and self.world.model_owner(id) == id:
-                tensors[f"{id}.evaluated"] = self.world.algorithm.evaluated(runtime.node)
+                models = models_of(self.world.algorithm, runtime.node)
+                trees[str(id)] |= pack_models(models, runtime.node, tensors)
         save_file(_with_own_storage(tensors), path)
         return trees
 
     def restore(
-        self, folder: str, trees: Mapping[str, Any], parts: Mapping[str, str], rounds: int = 0
+        self,
+        folder: str,
+        trees: Mapping[str, Any],
+        parts: Mapping[str, str],
+        rounds: int = 0,
+        final: bool = False,
     ) -> None:
-        """Load what `save` wrote after `rounds` rounds; `parts` maps nodes to files."""
+        """Load what `save` wrote after `rounds` rounds, or after the step that follows the last.
+
+        `parts` maps nodes to files.
+        """
         for id, runtime in self.members.items():
             node, tree = runtime.node, trees[str(id)]
             with safe_open(Path(folder) / parts[str(id)], framework="pt") as file:
@@ -580,9 +641,9 @@ class Shard:
             node.buffers = tensors.get(f"{id}.buffers", node.buffers)
             node.state = unpack(tree["state"], tensors, node.state)
             runtime.persistent_tensors = unpack(tree["memory"], tensors, {})
-        self._begin_last_round(rounds)
+        self._begin_last_round(rounds, final)
 
-    def _begin_last_round(self, rounds: int) -> None:
+    def _begin_last_round(self, rounds: int, final: bool) -> None:
         """Begin each node's last round again, as `evaluated` may depend on it."""
         graph = cache(
             lambda round: (self.world.neighbours(round), self.world.out_neighbours(round))
@@ -590,12 +651,35 @@ class Shard:
         for id, runtime in self.members.items():
             present = (r for r in reversed(range(rounds)) if self.world.faults.present(id, r))
             last = next(present, 0)
-            self._begin_round(runtime.node, last, *graph(last))
+            in_final = final and self.world.faults.present(id, rounds - 1)
+            self._begin_round(runtime.node, last + in_final, *graph(last), final=in_final)
 
 
 def saves_evaluated(algorithm: Algorithm[Any]) -> bool:
     """Whether checkpoints hold the evaluated parameters besides `node.params`."""
     return type(algorithm).evaluated is not Algorithm.evaluated
+
+
+def pack_models(
+    models: Mapping[str, Weights], node: Node[Any], tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Add the tensors of evaluated models for a file; returns their architectures by name.
+
+    A single model with the buffers and the architecture of the node is stored without a name.
+    """
+    plain = models.get(ONLY)
+    if plain and plain.buffers is node.buffers and plain.architecture == node.architecture:
+        tensors[f"{node.id}.evaluated"] = plain.params
+        return {}
+    for name, model in models.items():
+        tensors[f"{node.id}.model.{name}.params"] = model.params
+        if model.buffers.numel():
+            tensors[f"{node.id}.model.{name}.buffers"] = model.buffers
+    return {"models": {name: model.architecture for name, model in models.items()}}
+
+
+def _tensors(models: Iterable[Weights]) -> list[Tensor]:
+    return [tensor for model in models for tensor in (model.params, model.buffers)]
 
 
 def _with_versions(messages: Iterable[Message]) -> list[VersionedTensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peerage.algorithm import Algorithm, Dimensions, Node
 from peerage.data.clusters import Clusters
+from peerage.engine.evaluated import has_final
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.experiment import Experiment
 from peerage.graphs.faults import Faults, LinkFaults, NoLinkFaults
@@ -122,15 +123,39 @@ class World:
 
     def model_owner(self, node: int) -> int:
         """The node that keeps a node's model between rounds: itself, or the hub."""
-        return node if self.hub is None else self.hub
+        return self.hub if self.models_at_hub and self.hub is not None else node
+
+    @property
+    def models_at_hub(self) -> bool:
+        """Whether the hub keeps the only model."""
+        return self.hub is not None and self.algorithm.models_at == "hub"
+
+    def is_evaluated(self, node: int) -> bool:
+        """Whether the models of this node are evaluated."""
+        where = "hub" if node == self.hub else "clients"
+        return self.hub is None or self.algorithm.models_at in (where, "both")
+
+    @property
+    def uncounted_hub(self) -> int | None:
+        """The hub, if means over the network leave it out because clients keep models."""
+        return None if self.models_at_hub else self.hub
+
+    @property
+    def steps(self) -> int:
+        """The number of rounds, and of the step after the last one if there is one."""
+        return self.rounds + has_final(self.algorithm)
 
     def neighbours(self, round: int) -> Neighbours:
         """The nodes from which each node receives in this round."""
-        return self._among_present(self.graph.neighbours, round)
+        return self._among_present(self.graph.neighbours, self._real(round))
 
     def out_neighbours(self, round: int) -> Neighbours:
         """The nodes to which each node sends; the neighbours, unless the graph is directed."""
-        return self._among_present(self.graph.out_neighbours, round)
+        return self._among_present(self.graph.out_neighbours, self._real(round))
+
+    def _real(self, round: int) -> int:
+        """The round itself, or the last one for the step after it."""
+        return round - (self.rounds <= round < self.steps)
 
     def _among_present(self, graph: Callable[[int], Neighbours], round: int) -> Neighbours:
         """The graph among the present nodes; a dynamic graph is drawn for these alone."""
@@ -150,12 +175,16 @@ class World:
 
     def present(self, round: int) -> list[int]:
         """The nodes that take part in this round; before the first, those of the first."""
-        return [node for node in range(self.nodes) if self.faults.present(node, max(round, 0))]
+        return [node for node in range(self.nodes) if self.is_present(node, round)]
 
-    def link_faults(self, round: int) -> LinkFaults:
-        """The link faults of this round."""
+    def is_present(self, node: int, round: int) -> bool:
+        """Whether a node takes part in this round."""
+        return self.faults.present(node, max(self._real(round), 0))
+
+    def link_faults(self, round: int, final: bool = False) -> LinkFaults:
+        """The link faults of this round, or of the step after the last round, number `round`."""
         faulty = self.faults != Faults()
-        return LinkFaults(self.faults, self.seed, round) if faulty else NoLinkFaults()
+        return LinkFaults(self.faults, self.seed, round, final) if faulty else NoLinkFaults()
 
     def privacy_filter(self, node: int, persistent_tensors: dict[str, Tensor]) -> PrivacyFilter:
         """The privacy filter of a node; a hub needs none, as it has only released data."""
@@ -215,6 +244,7 @@ class World:
         counts = self.label_counts[: self.num_data_nodes]  # without a hub
         constants = constants_of(self.architectures)
         clusters = self.experiment.clusters
+        clients_keep_models = self.hub is not None and not self.models_at_hub
         return {
             "allocation": counts.tolist(),
             "classes": list(self.classes),
@@ -225,6 +255,7 @@ class World:
             "parameters": [self.layout(node).size for node in range(self.nodes)],
             "test_examples": len(self.test),
             **({"clusters": self._cluster_facts(clusters)} if clusters is not None else {}),
+            **({"models_at": self.algorithm.models_at} if clients_keep_models else {}),
             **({"constants": constants} if constants else {}),
         }
 

@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
@@ -24,7 +25,7 @@ from peerage.data.clusters import Clusters
 from peerage.data.datasets import DATASETS, DatasetSpec, Digits
 from peerage.data.partition import PARTITIONS, Dirichlet, Partition
 from peerage.data.tensors import Dataset
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError, check_choice, did_you_mean
 from peerage.experiment.readers import (
     read_algorithm,
     read_clusters,
@@ -48,6 +49,8 @@ from peerage.privacy import Noise
 from peerage.work.training import LocalSGD
 
 HUB = Star(centre="last")  # the graph of an algorithm with a hub
+# When models are evaluated, as users write it, and as experiments store it.
+EVALUATION_TIMES = {"after-training": "exchange", "after-aggregation": "end"}
 
 
 class GraphBuilder(Protocol):
@@ -102,9 +105,15 @@ class Evaluation(Section):
     every: int = 1  # rounds; initial and final models are always evaluated
     growth: float | None = None  # instead of `every`: factor between round numbers (P4: 1.1)
     samples: int | None = None  # examples of the test set, drawn once; all by default
-    at: Literal["exchange", "end"] = "exchange"  # after local training, or after aggregation
+    # After local training (exchange) or after aggregation (end); by default, as the algorithm says.
+    at: Literal["exchange", "end"] | None = None
     validation: float = 0.0  # share of each node's data that is held out for validation
     spread: bool = False  # also record the spread and movement of parameters (P4 Fig. 5)
+
+    @field_validator("at", mode="before")
+    @classmethod
+    def _read_at(cls, value: Any) -> Any:
+        return EVALUATION_TIMES.get(value, value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -184,11 +193,13 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _settle(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Take local training and the graph of a hub from the algorithm, unless they are set."""
+        """Take from the algorithm what is not set: local training, a hub's graph, evaluation."""
         spec = values.get("algorithm", cls.model_fields["algorithm"].default)
         algorithm, local = settle_local(read_algorithm(spec), values.get("local"))
         graph = {"topology": HUB} if algorithm.with_hub else {}
-        return {**graph, **values, "algorithm": algorithm, "local": local}
+        evaluation = settle_evaluation(algorithm, values.get("evaluation", {}))
+        settled = {"algorithm": algorithm, "local": local, "evaluation": evaluation}
+        return {**graph, **values, **settled}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -214,7 +225,7 @@ class Experiment(Section):
                 "gain 'estimated' requires all nodes before the first round, but some join later; "
                 "use --gain graph"
             )
-        if self.until and self.until.metric.startswith("validation") and not self._held_out():
+        if self.until and "validation_" in self.until.metric and not self._held_out():
             raise InputError(f"until {self.until} needs held-out examples; add --validation 0.2")
         if self.work.early_stop != "none" and not self._held_out():
             raise InputError(
@@ -224,6 +235,8 @@ class Experiment(Section):
 
     def _check_hub(self) -> None:
         name = display_name(self.algorithm, ALGORITHMS)
+        choices = ("hub", "clients", "both")
+        check_choice("models_at of the algorithm", self.algorithm.models_at, choices)
         if self.topology != HUB:
             raise InputError(
                 f"algorithm {name!r} has a hub, so its topology is star:centre=last; remove "
@@ -235,7 +248,7 @@ class Experiment(Section):
                 f"algorithm {name!r} cannot select {clients} clients among {self.nodes} nodes; "
                 f"use clients={self.nodes} or fewer, or more --nodes"
             )
-        if len(self.model) > 1:
+        if len(self.model) > 1 and self.algorithm.models_at == "hub":
             raise InputError(
                 f"the hub of {name!r} requires equal architectures; use one --model for all nodes"
             )
@@ -247,6 +260,11 @@ class Experiment(Section):
     def nodes_and_hub(self) -> int:
         """The number of nodes, including a hub."""
         return self.nodes + bool(self.algorithm.with_hub)
+
+    @property
+    def evaluated_at(self) -> str:
+        """When models are evaluated: `exchange` (after local training) or `end` of the round."""
+        return self.evaluation.at or time_of_evaluation(self.algorithm)
 
     @property
     def work(self) -> LocalSGD:
@@ -291,6 +309,22 @@ def settle_local(algorithm: Any, section: Any) -> tuple[Algorithm[Any], LocalSGD
         section = {**base, **section}
     local = read_local(section)
     return algorithm if default == local else replace(algorithm, local=local), local
+
+
+def settle_evaluation(algorithm: Algorithm[Any], section: Any) -> Any:
+    """The section `evaluation`, with the algorithm's time of evaluation unless one is set."""
+    default = {"at": time_of_evaluation(algorithm)}
+    if isinstance(section, Evaluation):
+        return section if section.at else section.model_copy(update=default)
+    if isinstance(section, Mapping) and section.get("at") is None:
+        return {**section, **default}
+    return section
+
+
+def time_of_evaluation(algorithm: Algorithm[Any]) -> str:
+    """When the algorithm has its models evaluated, as experiments store it."""
+    check_choice("evaluated_at of the algorithm", algorithm.evaluated_at, EVALUATION_TIMES)
+    return EVALUATION_TIMES[algorithm.evaluated_at]
 
 
 def reference(name: str, experiment: Experiment) -> Experiment:

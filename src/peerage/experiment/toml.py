@@ -65,7 +65,8 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
         },
         **({"faults": specs.plain(experiment.faults)} if experiment.faults != Faults() else {}),
         **({"noise": _noise_table(experiment.noise)} if experiment.noise.active else {}),
-        "evaluation": evaluation.model_dump(exclude_none=True, exclude=unused),
+        "evaluation": evaluation.model_dump(exclude_none=True, exclude=unused)
+        | {"at": experiment.evaluated_at},
         "engine": experiment.engine.model_dump(exclude_none=True),
     }
 

@@ -1,48 +1,108 @@
 """Stop conditions: end a run early, once a metric has reached a value."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from peerage.errors import InputError, did_you_mean
-from peerage.records.metrics import METRICS
+from peerage.records.metrics import METRICS, Metric
+from peerage.records.rows import value_at
 
+# Metrics that need no comparison, as it is known whether higher is better.
 STOP_METRICS = {key: metric for metric in METRICS for key in metric.targets}
+FORM = re.compile(r"([^<>=]*)(>=|<=|=)(.*)")
 
 
 @dataclass(frozen=True)
 class StopCondition:
-    """Ends a run once a metric of the network has reached a value: `accuracy=0.469`."""
+    """Ends a run once a metric of the network has reached a value: `accuracy=0.469`.
+
+    A metric is a number in the rows of the network, or a note of the algorithm, of which it is the
+    mean over the nodes. Dots lead into nested tables: `models.regular.accuracy`.
+    """
 
     metric: str
     value: float
+    comparison: str | None = None  # >= or <=; None for the better direction of a known metric
 
     def __post_init__(self) -> None:
-        metric = STOP_METRICS[self.metric]
-        if metric.scale == "fraction" and not 0 < self.value <= 1:
+        metric = metric_of(self.metric)
+        if self.comparison is None and metric is None:
+            raise InputError(
+                f"until {self.metric}={self.value!r} has an unknown metric; write "
+                f"{self.metric}>={self.value!r} or {self.metric}<={self.value!r} if the run "
+                f"records it; {did_you_mean(self.metric, STOP_METRICS)}"
+            )
+        if metric is not None and metric.scale == "fraction" and not 0 < self.value <= 1:
             raise InputError(f"until {self} cannot be reached; {metric.name} lies between 0 and 1")
 
-    def reached(self, row: Mapping[str, Any]) -> bool:
-        """Whether a network row has reached the value; False if it was not evaluated."""
-        value = row.get(self.metric)
+    def reached(self, row: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]] = ()) -> bool:
+        """Whether the row of the network, or the notes of its nodes, have reached the value."""
+        value = self._value(row, nodes)
         if value is None:
             return False
-        higher = STOP_METRICS[self.metric].better == "higher"
-        return bool(value >= self.value if higher else value <= self.value)
+        return bool(value >= self.value if self.direction == ">=" else value <= self.value)
+
+    @property
+    def direction(self) -> str:
+        """`>=` or `<=`."""
+        metric = metric_of(self.metric)
+        higher = metric is not None and metric.better == "higher"
+        return self.comparison or (">=" if higher else "<=")
+
+    def _value(self, row: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> float | None:
+        value = value_at(row, self.metric)
+        if value is not None:
+            return float(value)
+        notes = [node.get("notes", {}) for node in nodes]
+        noted = [note[self.metric] for note in notes if note.get(self.metric) is not None]
+        if noted:
+            return fmean(noted)
+        names = {name for note in notes for name in note} | set(numbers_in(row))
+        if metric_of(self.metric) is None and self.metric not in names:
+            raise InputError(
+                f"until {self} names a metric that round {row['round']} did not record; "
+                f"{did_you_mean(self.metric, names)}"
+            )
+        return None
 
     def __str__(self) -> str:
-        return f"{self.metric}={self.value!r}"
+        return f"{self.metric}{self.comparison or '='}{self.value!r}"
+
+
+def metric_of(key: str) -> Metric | None:
+    """The known metric of a key, also of a named model; None if it is not known in advance."""
+    return STOP_METRICS.get(key.rpartition(".")[2] if key.startswith("models.") else key)
+
+
+def numbers_in(row: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The keys of all numbers in a row and its nested tables.
+
+    >>> numbers_in({"loss": 0.5, "models": {"regular": {"accuracy": 0.9}}})
+    ['loss', 'models.regular.accuracy']
+    """
+    found = []
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            found += numbers_in(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found.append(prefix + key)
+    return found
 
 
 def read_until(value: Any) -> StopCondition | None:
     if value is None or isinstance(value, StopCondition):
         return value
-    metric, _, number = str(value).replace(" ", "").partition("=")
-    if metric not in STOP_METRICS:
+    found = FORM.fullmatch(str(value).replace(" ", ""))
+    metric, comparison, number = found.groups() if found else (str(value), "=", "")
+    if not metric or (comparison == "=" and metric_of(metric) is None):
         raise InputError(
             f"until {value!r} does not start with a known metric; "
-            f"{did_you_mean(metric, STOP_METRICS)}, as in accuracy=0.9"
+            f"{did_you_mean(metric, STOP_METRICS)}, as in accuracy=0.9; for another number of the "
+            "records, write a comparison such as alpha>=0.9"
         )
     try:
         target = float(number)
@@ -50,4 +110,8 @@ def read_until(value: Any) -> StopCondition | None:
         target = math.nan
     if not math.isfinite(target):
         raise InputError(f"until {value!r} has no number for {metric}; write {metric}=0.9")
-    return StopCondition(metric, target)
+    # The short form if it says the same, so that equal experiments are equal.
+    usual = metric_of(metric) and StopCondition(metric, target)
+    if usual and comparison in ("=", usual.direction):
+        return usual
+    return StopCondition(metric, target, comparison)

@@ -83,14 +83,20 @@ class LinkFaults:
     faults: Faults
     seed: int
     round: int
+    final: bool = False  # the step after the last round, with the same nodes
 
     def link_up(self, sender: int, recipient: int) -> bool:
-        """Whether messages can pass from one node to the other; always, before the first round."""
+        """Whether messages can pass from one node to the other.
+
+        Before the first round, always; after the last, between all nodes that took part in it.
+        """
         faults, ends = self.faults, (sender, recipient)
         if self.round < 0:
             return True
-        if not all(faults.present(node, self.round) for node in ends):
+        if not all(faults.present(node, self.round - self.final) for node in ends):
             return False
+        if self.final:
+            return True
         if faults.nodes < 1:
             draws = [self._uniform("node activity", node) for node in ends]
             if max(draws) >= faults.nodes:

@@ -81,7 +81,8 @@ class Speeds:
         seen = share_of_clients(experiment) * held  # by the clients of a round
         trained = examples_per_round(experiment) + cost.passes * seen
         tested = experiment.evaluation.samples or known.test
-        models = 1 if experiment.algorithm.with_hub else nodes
+        at_hub = experiment.algorithm.with_hub and experiment.algorithm.models_at == "hub"
+        models = 1 if at_hub else nodes
         evaluated = tested * models * len(experiment.evaluation.evaluated_rounds(rounds))
         forward = evaluated + rounds * cost.forward * seen
         averaged = rounds * numbers_averaged(experiment, cost) / self.averaged()

@@ -2,7 +2,8 @@
 
 `checkpoint/round-000012/` holds one safetensors file per worker and `manifest.json`. The manifest
 holds the hashes of the files, the file of each node, the JSON part of each node's state, and its
-own hash. The newest two checkpoints are kept.
+own hash. The newest two checkpoints are kept. `round-000012-final` is the state after the step that
+follows the last round, if the algorithm has one.
 """
 
 import errno
@@ -19,6 +20,7 @@ from peerage.errors import CheckpointError
 from peerage.files import disk_errors, write_bytes
 
 KEPT = 2  # checkpoints
+FINAL = "-final"  # ending of the folder after the step that follows the last round
 
 
 class Checkpointable(Protocol):
@@ -34,15 +36,30 @@ class Checkpoint:
     round: int  # number of finished rounds
     trees: dict[str, Any]
     parts: dict[str, str]
+    final: bool = False  # whether the step after the last round is done
+    stopped: bool = False  # whether a watcher ended the run after this round
 
 
-def save(engine: Checkpointable, run: Path, round: int, remedy: str = "") -> None:
-    """Write the state after `round` rounds; older checkpoints stay readable if this fails."""
+def save(
+    engine: Checkpointable,
+    run: Path,
+    round: int,
+    remedy: str = "",
+    *,
+    final: bool = False,
+    stopped: bool = False,
+) -> None:
+    """Write the state after `round` rounds; older checkpoints stay readable if this fails.
+
+    `final` and `stopped` are those of `Checkpoint`.
+    """
     home = run / "checkpoint"
-    final = home / f"round-{round:06d}"
-    temporary = home / f".round-{round:06d}.{os.getpid()}"
+    name = f"round-{round:06d}" + (FINAL if final else "")
+    target = home / name
+    temporary = home / f".{name}.{os.getpid()}"
     remedy = remedy or f"run `peerage resume {run}`"
-    with disk_errors(final, remedy):
+    marks = {key: True for key, value in (("final", final), ("stopped", stopped)) if value}
+    with disk_errors(target, remedy):
         for folder in home.glob(".round-*"):  # of a process that was killed while writing
             shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -50,13 +67,13 @@ def save(engine: Checkpointable, run: Path, round: int, remedy: str = "") -> Non
             trees, parts = _save_parts(engine, temporary)
             names = sorted(set(parts.values()))
             hashes = {name: _hash_and_sync(temporary / name) for name in names}
-            manifest = {"round": round, "files": hashes, "parts": parts, "trees": trees}
+            manifest = {"round": round, "files": hashes, "parts": parts, "trees": trees, **marks}
             hashed = {"sha256": _hash_of(manifest), "content": manifest}
             # Not write_json, which turns infinities in a state into null.
             write_bytes(temporary / "manifest.json", json.dumps(hashed).encode(), remedy)
-            if final.exists():  # a round that is written again after an earlier resume
-                shutil.rmtree(final)
-            os.replace(temporary, final)
+            if target.exists():  # a round that is written again after an earlier resume
+                shutil.rmtree(target)
+            os.replace(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     for old in finished(run)[:-KEPT]:
@@ -70,7 +87,7 @@ def finished(run: Path) -> list[Path]:
 
 def latest_round(run: Path) -> int | None:
     folders = finished(run)
-    return int(folders[-1].name.removeprefix("round-")) if folders else None
+    return int(folders[-1].name.removeprefix("round-").removesuffix(FINAL)) if folders else None
 
 
 def load(run: Path) -> Checkpoint | None:
@@ -89,7 +106,8 @@ def load(run: Path) -> Checkpoint | None:
         for name, sha256 in manifest["files"].items():
             if _hash(folder / name) != sha256:
                 raise CheckpointError(f"checkpoint file {folder / name} is corrupted; {remedy}")
-        return Checkpoint(folder, manifest["round"], manifest["trees"], manifest["parts"])
+        marks = {key: bool(manifest.get(key)) for key in ("final", "stopped")}
+        return Checkpoint(folder, manifest["round"], manifest["trees"], manifest["parts"], **marks)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read ({error}); {remedy}") from None
 

@@ -10,13 +10,19 @@ nodes), `bytes_total` (since the start) and `seconds` (by phase, means over the 
 the wall time). If the round was evaluated, it has metrics (`records/metrics.py`), and may have
 `layers` (tensor -> sigma `ap` and `an`, P4) and `moved` (by training, by all else, in total, and a
 cosine). The row of a node (`scope` is "node") has `round`, `node`, metrics, and `notes` of the
-algorithm. A number that is not finite is null.
+algorithm. If an algorithm evaluates several models, the metrics of a row are those of the first,
+and `models` holds those of the others by name. A number that is not finite is null.
 
 If there are clusters or several architectures, an evaluated round has a row for each (`scope` is
 "group"): `by` ("cluster" or "architecture"), `group` (its number or name), `nodes` that were
 evaluated, metrics as in the row of the network, and `confusion`: for each label, the numbers of
 test examples by predicted label, summed over the nodes. The model of a node that serves all
 clusters counts once in each; `nodes` is then the size of the cluster.
+
+Rows with `final` were evaluated once more at the very end: after the step that follows the last
+round, or because a watcher ended the run in a round without evaluation. They have the number of the
+last round and come after its rows. The value of a round in a curve is then that of its final row;
+the best value, and the first round that reaches a target, consider both.
 """
 
 import json
@@ -69,9 +75,26 @@ def read_metrics(path: Path) -> list[Row]:
     return [row for row, _ in _rows(path)]
 
 
-def truncate_after(path: Path, round: int) -> None:
-    """Remove all rows after a round, so that a resumed run can write them again."""
-    write_bytes(path, b"".join(line for row, line in _rows(path) if row["round"] <= round))
+def truncate_after(path: Path, round: int, final: bool = False) -> None:
+    """Remove all rows after a round, so that a resumed run can write them again.
+
+    With `final`, the final rows of that round stay.
+    """
+    kept = (line for row, line in _rows(path) if is_until(row, round, final))
+    write_bytes(path, b"".join(kept))
+
+
+def is_until(row: Row, round: int, final: bool) -> bool:
+    """Whether a row was written at this point of a run, or before it."""
+    return bool(row["round"] <= round and (final or not row.get("final")))
+
+
+def value_at(row: Mapping[str, Any], key: str) -> Any:
+    """The value of a key; dots lead into nested tables, as in `models.regular.accuracy`."""
+    value: Any = row
+    for name in (key,) if key in row else key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def replace_last_row(path: Path, row: Mapping[str, object], remedy: str = "") -> None:
@@ -141,27 +164,43 @@ class RunRecord:
         return ""
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
-        """Rounds and values of the network rows with a finite value for this key."""
-        pairs = [(row["round"], row.get(key)) for row in self.network]
-        known = [(round, float(value)) for round, value in pairs if value is not None]
-        return [round for round, _ in known], [value for _, value in known]
+        """Rounds and values of the network rows with a finite value for this key.
+
+        A round has one value, the last. A key with dots leads into a nested table.
+        """
+        known = dict(self._points(key))
+        return list(known), list(known.values())
+
+    def best(self, key: str = "accuracy") -> tuple[int, float] | None:
+        """The round and the value of the row with the highest value; None without any."""
+        return max(self._points(key), key=lambda point: point[1], default=None)
+
+    def _points(self, key: str) -> list[tuple[int, float]]:
+        """The round and the value of every row that has one."""
+        pairs = [(row["round"], value_at(row, key)) for row in self.network]
+        return [(round, float(value)) for round, value in pairs if value is not None]
 
     def node_values(self, key: str, round: int) -> dict[int, float]:
         """The value of each node in a round, by node; nodes without a finite value are left out."""
-        rows = (row for row in self.nodes if row["round"] == round)
-        return {row["node"]: float(row[key]) for row in rows if row.get(key) is not None}
+        rows = [row for row in self.nodes if row["round"] == round]
+        known = {row["node"]: value_at(row, key) for row in rows}  # the last row of each node
+        return {node: float(value) for node, value in known.items() if value is not None}
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names of the evaluated models besides the headline."""
+        tables = [row.get("models", {}) for row in self.network]
+        return list(dict.fromkeys(name for table in tables for name in table))
 
     def group_curves(
         self, key: str, by: str = "cluster"
     ) -> dict[int | str, tuple[list[int], list[float]]]:
         """Rounds and values of a metric for every group of this kind, in the order of groups."""
-        found: dict[int | str, tuple[list[int], list[float]]] = {}
+        found: dict[int | str, dict[int, float]] = {}  # of a round, the last value
         for row in self.groups:
             if row["by"] == by and row.get(key) is not None:
-                rounds, values = found.setdefault(row["group"], ([], []))
-                rounds.append(row["round"])
-                values.append(float(row[key]))
-        return found
+                found.setdefault(row["group"], {})[row["round"]] = float(row[key])
+        return {group: (list(values), list(values.values())) for group, values in found.items()}
 
     def notes(self, name: str) -> dict[int, tuple[list[int], list[float]]]:
         """Rounds and values of the notes with this name, by node."""
@@ -170,15 +209,15 @@ class RunRecord:
             value = row.get("notes", {}).get(name)
             if value is not None:
                 rounds, values = found.setdefault(row["node"], ([], []))
+                if row["round"] in rounds[-1:]:  # the final row replaces that of the last round
+                    del rounds[-1], values[-1]
                 rounds.append(row["round"])
                 values.append(float(value))
         return found
 
     def rounds_to(self, target: float) -> int | None:
         """The first evaluated round whose mean accuracy over the nodes reaches the target."""
-        return next(
-            (r for r, value in zip(*self.curve("accuracy"), strict=True) if value >= target), None
-        )
+        return next((round for round, value in self._points("accuracy") if value >= target), None)
 
 
 def read_status(folder: Path) -> str | None:

@@ -26,7 +26,7 @@ from peerage.errors import InputError
 from peerage.files import write_bytes
 from peerage.records.metrics import BY_KEY
 from peerage.records.phases import OTHER, in_order
-from peerage.records.rows import RunRecord
+from peerage.records.rows import RunRecord, value_at
 from peerage.report.groups import group_name
 from peerage.report.tables import duration, labels, phase_means, size
 
@@ -153,7 +153,7 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
     Fractions have a band of one standard deviation, limited to min and max. For other metrics, the
     axis is logarithmic if values differ by more than a factor of 30.
     """
-    metric = BY_KEY[key]
+    metric = BY_KEY[key.rpartition(".")[2]]  # of a named model: models.NAME.accuracy
     runs = styled_runs(records)
     points = [list(zip(*run.record.curve(key), strict=True)) for run in runs]
     log = metric.scale == "log"
@@ -376,14 +376,14 @@ def _plot(axes: Axes, run: StyledRun, curve: Sequence[tuple[float, float]]) -> N
 
 
 def _band(axes: Axes, run: StyledRun, key: str) -> None:
-    rows = [row for row in run.record.network if row.get(f"{key}_std") is not None]
-    mean = np.array([row[key] for row in rows])
-    std = np.array([row[f"{key}_std"] for row in rows])
-    low = np.maximum(mean - std, [row[f"{key}_min"] for row in rows])
-    high = np.minimum(mean + std, [row[f"{key}_max"] for row in rows])
-    axes.fill_between(
-        [row["round"] for row in rows], low, high, color=run.colour, alpha=0.15, linewidth=0
+    known = [row for row in run.record.network if value_at(row, f"{key}_std") is not None]
+    rows = {row["round"]: row for row in known}  # the last row of each round
+    mean, std, least, most = (
+        np.array([value_at(row, key + ending) for row in rows.values()])
+        for ending in ("", "_std", "_min", "_max")
     )
+    low, high = np.maximum(mean - std, least), np.minimum(mean + std, most)
+    axes.fill_between([*rows], low, high, color=run.colour, alpha=0.15, linewidth=0)
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> None:

@@ -166,13 +166,22 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             result.append(
                 f"{name} stopped after reaching {until} in round {record.rounds} of {planned}."
             )
+        elif planned and record.status == "finished" and 0 < record.rounds < planned:
+            result.append(f"{name} was stopped in round {record.rounds} of {planned} by a watcher.")
         if record.summary.get("message"):
             result.append(f"{name}: {record.summary['message']}")
         if record.setup.get("topology", {}).get("connected") is False:
             result.append(
                 f"{name}: the graph is not connected, so some nodes never influence each other."
             )
-    hubs = [n for n, r in zip(labels(records), records, strict=True) if _has_hub(r)]
+    named = list(zip(labels(records), records, strict=True))
+    clients = [name for name, record in named if "models_at" in record.setup]
+    if clients:
+        result.append(
+            f"{_and(clients)}: all nodes exchange messages with a hub and keep their own models; "
+            "accuracy is the mean over these."
+        )
+    hubs = [name for name, record in named if _has_hub(record) and name not in clients]
     if hubs:
         result.append(
             f"{_and(hubs)}: all nodes exchange models with a hub; accuracy is that of its model."
@@ -194,6 +203,15 @@ def pictures(records: Sequence[RunRecord]) -> list[Picture]:
         Picture(name, caption, figures.data_uri(draw(records)), wide=False)
         for name, known, draw, caption in CURVES
         if any(map(known, records))
+    ]
+    result += [
+        Picture(
+            f"Accuracy of {name}",
+            f"The models named {name}; the other figures are about the first model of a node.",
+            figures.data_uri(figures.curves(records, f"models.{name}.accuracy")),
+            wide=False,
+        )
+        for name in dict.fromkeys(name for record in records for name in record.model_names)
     ]
     for names, record in _allocations(records):
         name = "Data of each node" + (f": {names}" if names else "")
@@ -346,8 +364,11 @@ def _graph_caption(records: Sequence[RunRecord]) -> str:
 def _node_table(record: RunRecord) -> dict[str, Any]:
     """A table of all nodes, or of the lowest and highest if there are many."""
     rounds, _ = record.curve("accuracy")
-    values = {m: record.node_values(m.key, rounds[-1]) if rounds else {} for m in SCORES}
-    accuracy = values[BY_KEY["accuracy"]]
+    columns = {m.key: m for m in SCORES} | {
+        f"models.{name}.accuracy": BY_KEY["accuracy"] for name in record.model_names
+    }
+    values = {key: record.node_values(key, rounds[-1]) if rounds else {} for key in columns}
+    accuracy = values["accuracy"]
     degree = Counter(chain.from_iterable(record.setup["edges"]))
     count = len(record.setup["parameters"])
     examples = [*record.setup["examples"], 0]  # 0 for a hub, if there is one
@@ -359,7 +380,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
             number(examples[node]),
             str(degree[node]),
             number(record.setup["parameters"][node]),
-            *[value_text(metric, of_node.get(node)) for metric, of_node in values.items()],
+            *[value_text(columns[key], of_node.get(node)) for key, of_node in values.items()],
         ]
         for node in (order if few else order[:ENDS] + order[-ENDS:])
     ]
@@ -368,9 +389,14 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     )
     return {
         "which": f"{which}, by accuracy",
-        "titles": ["node", "examples", "neighbours", "parameters", *(m.key for m in SCORES)],
+        "titles": ["node", "examples", "neighbours", "parameters", *map(_column, columns)],
         "lines": lines,
     }
+
+
+def _column(key: str) -> str:
+    """The title of a column; `models.NAME.accuracy` is the accuracy of a named model."""
+    return f"accuracy of {key.split('.')[1]}" if "." in key else key
 
 
 def _commands(record: RunRecord) -> list[str]:

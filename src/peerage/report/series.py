@@ -86,7 +86,8 @@ class Series:
 
     def best(self) -> Estimate:
         """The highest accuracy of each seed in any round."""
-        return estimate([max(v.values(), default=None) for v in self._values("accuracy")])
+        peaks = [record.best() for record in self.records]
+        return estimate([None if peak is None else peak[1] for peak in peaks])
 
     def rounds_to(self, target: float) -> Rounds:
         """The first evaluated round whose mean accuracy over the nodes reaches the target."""

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from peerage.records.metrics import SCORES, Metric
 from peerage.records.phases import OTHER, PHASES, in_order
-from peerage.records.rows import RunRecord
+from peerage.records.rows import Row, RunRecord, value_at
 
 SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
 COLUMNS = [metric for metric in SCORES if metric.column]
@@ -26,9 +26,13 @@ def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     `target_x` is x % of the best accuracy of any of the runs; `rounds_to_x` is the first evaluated
     round whose mean accuracy over the nodes reaches it.
     """
-    best = max((max(record.curve("accuracy")[1], default=0.0) for record in records), default=0.0)
+    best = max((peak[1] for record in records if (peak := record.best())), default=0.0)
     names = labels(records)
-    return [_row(record, name, best) for record, name in zip(records, names, strict=True)]
+    models = list(dict.fromkeys(name for record in records for name in record.model_names))
+    return [
+        _row(record, label, best) | _models(record, models)
+        for record, label in zip(records, names, strict=True)
+    ]
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -39,7 +43,12 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
     titles = ["run", "algorithm", "rounds", "accuracy ± std", "nodes min..max", "last 10 rounds"]
     titles += ["best (round)", *[metric.label for metric in COLUMNS], *targets]
     titles += ["sent per node", "sent in total", "time per round"]
-    return titles, [_texts(row) for row in rows]
+    models = _model_keys(rows)
+    titles[4:4] = [f"accuracy of {key.split('.')[1]}" for key in models]
+    texts = [_texts(row) for row in rows]
+    for row, line in zip(rows, texts, strict=True):
+        line[4:4] = [percent(row[key]) for key in models]
+    return titles, texts
 
 
 def rich_table(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Group:
@@ -140,19 +149,24 @@ def duration(seconds: float | None) -> str:
 
 def seconds_per_round(record: RunRecord) -> float | None:
     """Mean seconds per round, without round 0, which is an evaluation only."""
-    totals = [row.get("seconds", {}).get("total") for row in record.network if row["round"] > 0]
+    totals = [row.get("seconds", {}).get("total") for row in record.network if _is_round(row)]
     known = [total for total in totals if total is not None]
     return sum(known) / len(known) if known else None
 
 
 def phase_means(record: RunRecord) -> dict[str, float]:
     """Mean seconds per round of each phase; the remaining wall time is `other`."""
-    rows = [row.get("seconds", {}) for row in record.network if row["round"] > 0]
+    rows = [row.get("seconds", {}) for row in record.network if _is_round(row)]
     found = in_order([*PHASES, *(phase for row in rows for phase in row)])
     count = max(len(rows), 1)
     means = {phase: sum(row.get(phase) or 0.0 for row in rows) / count for phase in found}
     total = means.pop("total", 0.0)
     return means | {OTHER: max(total - sum(means.values()), 0.0)}
+
+
+def _is_round(row: Row) -> bool:
+    """Whether the row is of a round, not of the initial models or of the step after the last."""
+    return row["round"] > 0 and not row.get("final")
 
 
 def table_width(table: Table) -> int:
@@ -166,9 +180,8 @@ def _three_digits(value: float) -> str:
 
 def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
     rounds, values = record.curve("accuracy")
-    evaluated = [row for row in record.network if row.get("accuracy") is not None]
-    last: Mapping[str, Any] = evaluated[-1] if evaluated else {}
-    peak = max(range(len(values)), key=values.__getitem__) if values else None
+    last = _last_evaluated(record)
+    peak = record.best()
     ending = [value for r, value in zip(rounds, values, strict=True) if r > rounds[-1] - 10]
     count = record.summary.get("nodes") or record.experiment.get("nodes")
     sent = record.network[-1]["bytes_total"] if record.network else None
@@ -180,14 +193,15 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
         "nodes": count,
         "rounds": record.rounds,
         "rounds_planned": record.summary.get("rounds_planned"),
+        "until": record.experiment.get("until"),
         "evaluated_round": rounds[-1] if rounds else None,
         "accuracy": values[-1] if values else None,
         "accuracy_std": last.get("accuracy_std"),
         "accuracy_min": last.get("accuracy_min"),
         "accuracy_max": last.get("accuracy_max"),
         "accuracy_last_10": sum(ending) / len(ending) if rounds and rounds[-1] >= 10 else None,
-        "best_accuracy": None if peak is None else values[peak],
-        "best_round": None if peak is None else rounds[peak],
+        "best_accuracy": None if peak is None else peak[1],
+        "best_round": None if peak is None else peak[0],
         **{metric.key: last.get(metric.key) for metric in COLUMNS},
     }
     for share in SHARES:
@@ -201,10 +215,28 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
     return row
 
 
+def _last_evaluated(record: RunRecord) -> Row:
+    """The last row of the network with metrics; empty if there is none."""
+    rows = (row for row in reversed(record.network) if row.get("accuracy") is not None)
+    return next(rows, {})
+
+
+def _models(record: RunRecord, names: Sequence[str]) -> dict[str, float | None]:
+    """The last accuracies of the models with these names, which only some runs may have."""
+    last = _last_evaluated(record)
+    keys = [f"models.{name}.accuracy" for name in names]
+    return {key: value_at(last, key) for key in keys}
+
+
+def _model_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [key for key in (rows[0] if rows else ()) if key.startswith("models.")]
+
+
 def _texts(row: Mapping[str, Any]) -> list[str]:
     done, planned = str(row["rounds"]), row["rounds_planned"]
     if planned not in (None, row["rounds"]):
-        done += " (target reached)" if row["status"] == "finished" else f" of {planned}"
+        ended = " (target reached)" if row["until"] else f" of {planned} (stopped)"
+        done += ended if row["status"] == "finished" else f" of {planned}"
     spread, wire = [row["accuracy_min"], row["accuracy_max"]], row.get("wire_bytes")
     return [
         row["label"],

@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, Dataset
+from peerage.engine.evaluated import has_final
 from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.engine.pool import PoolTeam
 from peerage.engine.prepare import prepare
@@ -37,9 +38,8 @@ from peerage.records import checkpoint
 from peerage.records.environment import environment
 from peerage.records.rows import MetricWriter, Row, read_metrics, read_status, truncate_after
 from peerage.runs.summary import digest, group_rows, network_row, node_rows, summary_of
-from peerage.vectors import named_tensors
-
-Watch = Callable[[Row], None]  # called with the network row of every finished round
+from peerage.runs.watch import Watch, call, choose
+from peerage.vectors import Weights, named_tensors
 
 CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every is set
 ENDING = 1.0  # seconds for which the workers of a killed run may still hold its lock
@@ -49,11 +49,12 @@ ENDING = 1.0  # seconds for which the workers of a killed run may still hold its
 class Result:
     """The result of a run.
 
-    The model of a node is the one that metrics evaluate, `Algorithm.evaluated(node)`, at the end of
-    the last round: `module` and `state_dict` return it, `evaluated` holds its vector. `parameters`
-    are `node.params`, with which the algorithm would continue; most algorithms evaluate these. With
-    evaluation at `exchange` (the default), the last rows describe the models before the last
-    aggregation; with evaluation at `end`, they describe these models.
+    The model of a node is the one that metrics evaluate, `Algorithm.evaluated(node)`, at the very
+    end: `module` and `state_dict` return it, `evaluated` holds its vector. If there are several, it
+    is the first, and `module(node, name)` returns the others. `parameters` are `node.params`, with
+    which the algorithm would continue; most algorithms evaluate these. With evaluation at
+    `exchange` (after local training), the last rows describe the models before the last
+    aggregation; with evaluation at `end`, and after a final step, they describe these models.
     """
 
     experiment: Experiment
@@ -63,6 +64,8 @@ class Result:
     evaluated: Sequence[Tensor] = field(repr=False)  # node -> [d] evaluated parameters
     buffers: Sequence[Tensor] = field(repr=False)  # node -> [b] running statistics
     architectures: Sequence[Architecture] = field(repr=False)  # of every node
+    models: Sequence[dict[str, Weights]] = field(repr=False)  # node -> evaluated models by name
+    known_architectures: Mapping[str, Architecture] = field(repr=False)
     folder: Path | None = None
 
     @property
@@ -74,13 +77,14 @@ class Result:
     def digest(self) -> str:
         return str(self.summary["digest"])
 
-    def state_dict(self, node: int) -> dict[str, Tensor]:
+    def state_dict(self, node: int, name: str | None = None) -> dict[str, Tensor]:
         """The evaluated model of a node, for `load_state_dict` of a module of its architecture."""
-        return named_tensors(self.module(node))
+        return named_tensors(self.module(node, name))
 
-    def module(self, node: int) -> nn.Module:
-        """The evaluated model of a node, in evaluation mode."""
-        return self.architectures[node].module(self.evaluated[node], self.buffers[node])
+    def module(self, node: int, name: str | None = None) -> nn.Module:
+        """The evaluated model of a node, or that with a name, in evaluation mode."""
+        model = choose(self.models[node], name, node)
+        return self.known_architectures[model.architecture].module(model.params, model.buffers)
 
     def frame(self, scope: str = "network") -> Any:
         """The rows of one scope (`network`, `node` or `group`) as a pandas DataFrame."""
@@ -101,7 +105,8 @@ def run(
 ) -> Result:
     """Run an experiment; with `out`, write its records and checkpoints to that new folder.
 
-    `dataset` is the experiment's data set, if the caller has already loaded it.
+    `dataset` is the experiment's data set, if the caller has already loaded it. `watch` is called
+    with the network row of every round, and ends the run if it returns `STOP`; see `Watcher`.
     """
     check_every(checkpoint_every)
     if out is None:
@@ -153,7 +158,8 @@ def resume(
         for file in folder.glob(".*.tmp"):  # of a process that was killed while writing
             file.unlink(missing_ok=True)
         if (folder / "metrics.jsonl").exists():
-            truncate_after(folder / "metrics.jsonl", saved.round if saved else -1)
+            place = (saved.round, saved.final) if saved else (-1, False)
+            truncate_after(folder / "metrics.jsonl", *place)
         return _Run(world, folder, checkpoint_every, watch).go(saved)
 
 
@@ -223,6 +229,7 @@ class _Run:
         self.seconds_before = 0.0  # spent by earlier processes on this run
         self.bytes_total = 0
         self.last_save = (perf_counter(), 0.0)  # end and duration of the last checkpoint
+        self.stopped = False  # by a watcher
 
     def go(self, saved: checkpoint.Checkpoint | None = None) -> Result:
         if self.folder is not None:
@@ -231,8 +238,11 @@ class _Run:
         try:
             with self._engine() as engine:
                 if saved is not None:
-                    engine.restore(saved.folder, saved.trees, saved.parts, saved.round)
-                self._rounds(engine, saved.round if saved else 0)
+                    engine.restore(saved)
+                    self.stopped = saved.stopped
+                if saved is None or not saved.final:
+                    self._rounds(engine, saved.round if saved else 0)
+                    self._finish(engine)
                 owners = [self.world.model_owner(node) for node in range(self.world.nodes)]
                 models = {node: engine.model(node) for node in dict.fromkeys(owners)}
                 released = engine.released()
@@ -244,7 +254,7 @@ class _Run:
         finally:
             if self.writer is not None:
                 self.writer.close()
-        parameters, evaluated, buffers = zip(*(models[node] for node in owners), strict=True)
+        parameters, buffers, evaluated = zip(*(models[node] for node in owners), strict=True)
         architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
         final = [model.params for model in models.values()]
         sha256 = digest(final, [self.world.layout(node) for node in models])
@@ -255,9 +265,11 @@ class _Run:
             summary,
             self.rows,
             parameters,
-            evaluated,
+            [next(iter(named.values())).params for named in evaluated],
             buffers,
             architectures,
+            evaluated,
+            self.world.architectures,
             self.folder,
         )
 
@@ -289,20 +301,38 @@ class _Run:
         if done == 0:
             self._record(0, engine.evaluate_models(engine.pre_round()), engine)
         for round in range(done, last):
-            if self._target_reached():  # before the round: a resumed run may have reached it
+            if round > 0 and self._is_over():  # before the round: a resumed run may be over
                 return
             report = engine.round(round, evaluate=round + 1 in evaluated)
             self._record(round + 1, report, engine)
-            if self.folder is not None and (self._target_reached() or self._save_is_due(round + 1)):
-                start = perf_counter()
-                checkpoint.save(engine, self.folder, round + 1)
-                self.last_save = (perf_counter(), perf_counter() - start)
+            if self._is_over() or self._save_is_due(round + 1):
+                self._save(engine, round + 1)
 
-    def _target_reached(self) -> bool:
-        """Whether the last round was evaluated and has met the stop condition."""
+    def _finish(self, engine: Lockstep) -> None:
+        """Run the step after the last round, and evaluate final models that were not yet."""
+        done = self.rows[-1]["round"]
+        if has_final(self.world.algorithm):
+            report = engine.final(done)
+        elif self.stopped and "accuracy" not in self.rows[-1]:  # final models are always evaluated
+            report = engine.evaluate_models(round=done - 1)
+        else:
+            return
+        self._record(done, report, engine, final=True)
+        self._save(engine, done, final=True)
+
+    def _save(self, engine: Lockstep, round: int, *, final: bool = False) -> None:
+        if self.folder is not None:
+            start = perf_counter()
+            checkpoint.save(engine, self.folder, round, final=final, stopped=self.stopped)
+            self.last_save = (perf_counter(), perf_counter() - start)
+
+    def _is_over(self) -> bool:
+        """Whether a watcher ended the run, or the last evaluated round met the stop condition."""
         until, row = self.experiment.until, self.rows[-1]
-        evaluated = row["round"] > 0 and "accuracy" in row
-        return until is not None and evaluated and until.reached(row)
+        if self.stopped or until is None or row["round"] == 0 or "accuracy" not in row:
+            return self.stopped
+        nodes = [r for r in self.rows if r["scope"] == "node" and r["round"] == row["round"]]
+        return until.reached(row, nodes)
 
     def _save_is_due(self, round: int) -> bool:
         if round == self.experiment.rounds:
@@ -312,20 +342,23 @@ class _Run:
         when, took = self.last_save
         return (perf_counter() - when) * CHECKPOINT_SHARE >= took
 
-    def _record(self, round: int, report: RoundReport, engine: Lockstep) -> None:
+    def _record(
+        self, round: int, report: RoundReport, engine: Lockstep, final: bool = False
+    ) -> None:
         self.bytes_total += report.bytes
         hubs = self.world.nodes - self.world.num_data_nodes
-        row = network_row(round, report, self.bytes_total, len(report.nodes) - hubs)
+        nodes, hub = len(report.nodes) - hubs, self.world.uncounted_hub
+        row = network_row(round, report, self.bytes_total, nodes, without=hub, final=final)
         if self.experiment.evaluation.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
-        groups = group_rows(self.world, round, report)
+        groups = group_rows(self.world, round, report, final)
         # The network row comes last: it marks the rows of the round as complete.
-        for new in [*node_rows(round, report), *groups, row]:
+        for new in [*node_rows(round, report, final), *groups, row]:
             self.rows.append(new)
             if self.writer is not None:
                 self.writer.append(new)
-        if self.watch is not None:
-            self.watch(row)
+        if self.watch is not None and call(self.watch, row, engine):
+            self.stopped = True
 
     def _record_failure(self, error: BaseException) -> BaseException:
         """Record how the run ended; returns the error to raise, with a remedy."""

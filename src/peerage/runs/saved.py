@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from peerage.algorithm import Algorithm
+from peerage.engine.evaluated import ONLY
 from peerage.engine.prepare import load_dataset, name_architectures, with_model
 from peerage.engine.shard import saves_evaluated
 from peerage.engine.world import constants_of, describe_example
@@ -26,11 +27,10 @@ from peerage.models.start import Architecture
 from peerage.records import checkpoint
 from peerage.records import rows as records
 from peerage.records.checkpoint import Checkpoint
-from peerage.records.rows import Row, read_metrics
+from peerage.records.rows import Row, is_until, read_metrics, value_at
 from peerage.runs.run import check_constants, check_same
-from peerage.vectors import named_tensors
-
-Vectors = tuple[Tensor, Tensor]  # params [d], buffers [b]
+from peerage.runs.watch import choose
+from peerage.vectors import Weights, named_tensors
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,14 @@ class SavedRun:
     hub: int | None
     places: Mapping[int, Path]  # node -> folder with its checkpoint and metrics
     origin: Mapping[str, Any]  # names of run, algorithm and data set, and a hash
+    clients_keep_models: bool = False  # in a network with a hub
     _checkpoints: dict[Path, Checkpoint] = field(default_factory=dict, repr=False)
 
-    def choose(self, which: int | str | None) -> SavedModel:
-        """The model of a node, of the `best` node, the `mean`, or the only model (None)."""
+    def choose(self, which: int | str | None, name: str | None = None) -> SavedModel:
+        """The model of a node, of the `best` node, the `mean`, or the only model (None).
+
+        `name` is that of an evaluated model; by default it is the first of a node.
+        """
         only = next(iter(self.places)) if len(self.places) == 1 < self.nodes else None
         if only is not None and which not in (None, only, str(only)):
             raise InputError(
@@ -76,56 +80,59 @@ class SavedRun:
                 "remove --node"
             )
         if which == "mean":
-            return self.mean()
+            return self.mean(name)
         if which == "best":
-            return self.best()
+            return self.best(name)
         if which is not None:
-            return self.model(_number(which))
+            return self.model(_number(which), name)
         if len(self.kept) != 1:
             raise InputError(
                 f"{self.folder} holds {len(self.kept)} models; choose one with --node 0, "
                 "--node best or --node mean"
             )
-        return self.model(self.kept[0])
+        return self.model(self.kept[0], name)
 
-    def model(self, node: int) -> SavedModel:
+    def model(self, node: int, name: str | None = None) -> SavedModel:
         """The evaluated model of a node; for a client, that of the hub."""
         if not 0 <= node < self.nodes:
             raise InputError(
                 f"{self.folder} has no node {node}; its nodes are 0 to {self.nodes - 1}"
             )
-        return self._saved(node, self._vectors(self._model_owner(node)))
+        return self._saved(node, self._weights(self._model_owner(node), name), name)
 
-    def best(self) -> SavedModel:
+    def best(self, name: str | None = None) -> SavedModel:
         """The model with the highest last accuracy, on held-out data if there are any."""
         rows = self._last_rows()
         for key in ("validation_accuracy", "accuracy"):
-            known = {node: row[key] for node, row in rows.items() if row.get(key) is not None}
+            values = {node: _value(row, name, key) for node, row in rows.items()}
+            known = {node: value for node, value in values.items() if value is not None}
             if known:
                 node = max(known, key=lambda node: (known[node], -node))
                 found = {key: known[node], f"{key}_round": rows[node]["round"]}
-                return self._saved(node, self._vectors(node), found)
+                return self._saved(node, self._weights(node, name), name, found)
         raise InputError(f"{self.folder} has no recorded accuracy; choose a node by its number")
 
-    def mean(self) -> SavedModel:
+    def mean(self, name: str | None = None) -> SavedModel:
         """The mean of the models of the last round, unless they are personal."""
         remedy = "choose --node best or the number of a node"
-        name = self.origin["algorithm"]
+        algorithm = self.origin["algorithm"]
         if self.algorithm is None:
             raise InputError(
-                f"algorithm {name} is a Python object, so it is unknown whether its models have a "
-                f"mean; {remedy}, or give the experiment in Python"
+                f"algorithm {algorithm} is a Python object, so it is unknown whether its models "
+                f"have a mean; {remedy}, or give the experiment in Python"
             )
         if self.algorithm.personal:
             raise InputError(
-                f"algorithm {name} gives every node a personal model, and such models have no "
+                f"algorithm {algorithm} gives every node a personal model, and such models have no "
                 f"meaningful mean; {remedy}"
             )
         rounds = {node: self._checkpoint(node).round for node in self.kept}
         newest = max(rounds.values())
         faults = self.experiment.faults
         nodes = [node for node in self.kept if faults.present(node, max(newest - 1, 0))]
-        kinds = dict.fromkeys(self._architecture(node).name for node in nodes)
+        if self.clients_keep_models:
+            nodes = [node for node in nodes if node != self.hub]
+        kinds = dict.fromkeys(self._chosen(node, name)[1] for node in nodes)
         if len(kinds) > 1:
             raise InputError(f"models of {' and '.join(kinds)} have no mean; {remedy}")
         late = next((node for node in nodes if rounds[node] < newest), None)
@@ -134,8 +141,8 @@ class SavedRun:
                 f"a mean requires models of one round, but the checkpoint of node {late} is of "
                 f"round {rounds[late]} and the newest of round {newest}; {remedy}"
             )
-        mean = _mean(self._vectors(node) for node in nodes)
-        return self._saved(nodes[0], mean, {"node": "mean", "nodes": nodes})
+        mean = _mean(self._weights(node, name) for node in nodes)
+        return self._saved(nodes[0], mean, name, {"node": "mean", "nodes": nodes})
 
     # Nodes
 
@@ -146,7 +153,7 @@ class SavedRun:
 
     def _model_owner(self, node: int) -> int:
         """The node whose checkpoint holds the model of a node: itself, or the hub."""
-        model_owner = node if self.hub is None else self.hub
+        model_owner = node if self.hub is None or self.clients_keep_models else self.hub
         if model_owner not in self.places:
             hub = "the hub, " if model_owner == self.hub else ""
             raise InputError(
@@ -159,9 +166,13 @@ class SavedRun:
         return self.architectures[node % len(self.architectures)]
 
     def _saved(
-        self, node: int, vectors: Vectors, found: Mapping[str, Any] | None = None
+        self,
+        node: int,
+        model: Weights,
+        name: str | None,
+        found: Mapping[str, Any] | None = None,
     ) -> SavedModel:
-        architecture = self._architecture(node)
+        architecture = {kind.name: kind for kind in self.architectures}[model.architecture]
         facts = {
             **self.origin,
             "node": node,
@@ -169,9 +180,10 @@ class SavedRun:
             "rounds_planned": self.experiment.rounds,
             "architecture": architecture.name,
             "parameters": architecture.layout.size,
+            **({} if name is None else {"model_name": name}),
             **(found or {}),
         }
-        return SavedModel(architecture, *vectors, self.example, facts)
+        return SavedModel(architecture, model.params, model.buffers, self.example, facts)
 
     # Files
 
@@ -185,53 +197,68 @@ class SavedRun:
             self._checkpoints[place] = saved
         return self._checkpoints[place]
 
-    def _vectors(self, node: int) -> Vectors:
-        """(evaluated parameters [d], buffers [b]) of a node that keeps a model."""
+    def _weights(self, node: int, name: str | None = None) -> Weights:
+        """The evaluated model of a node that keeps a model, or that with a name."""
         saved = self._checkpoint(node)
         file = saved.folder / saved.parts[str(node)]
+        chosen, architecture = self._chosen(node, name)
+        named = "models" in saved.trees[str(node)]
+        prefix = f"{node}.model.{chosen}." if named else f"{node}."
         try:
             with safe_open(file, framework="pt") as tensors:
                 held = {
-                    name: tensors.get_tensor(f"{node}.{name}")
-                    for name in ("params", "evaluated", "buffers")
-                    if f"{node}.{name}" in tensors.keys()  # noqa: SIM118 (no mapping)
+                    key: tensors.get_tensor(prefix + key)
+                    for key in ("params", "evaluated", "buffers")
+                    if prefix + key in tensors.keys()  # noqa: SIM118 (no mapping)
                 }
         except (OSError, SafetensorError) as error:  # an active run removes old checkpoints
             raise CheckpointError(f"cannot read {file}: {error}; try again") from None
         expected = self.algorithm is not None and saves_evaluated(self.algorithm)
-        if expected and "evaluated" not in held:
+        if expected and not named and "evaluated" not in held:
             raise CheckpointError(
                 f"{file} was written by a version that did not save the evaluated parameters of "
                 f"algorithm {self.origin['algorithm']}; run the experiment again"
             )
-        return held.get("evaluated", held["params"]), held.get("buffers", torch.empty(0))
+        params = held.get("evaluated", held["params"])
+        return Weights(params, held.get("buffers", torch.empty(0)), architecture)
+
+    def _chosen(self, node: int, name: str | None) -> tuple[str, str]:
+        """The name and the architecture of a node's model with this name, or of its first one."""
+        tree = self._checkpoint(node).trees[str(node)]
+        models: dict[str, str] = tree.get("models", {ONLY: self._architecture(node).name})
+        return choose({known: (known, kind) for known, kind in models.items()}, name, node)
 
     def _last_rows(self) -> dict[int, Row]:
         """The last evaluated row of each model in the folder, up to its checkpoint."""
-        last = {node: self._checkpoint(node).round for node in self.kept}
+        last = {node: self._checkpoint(node) for node in self.kept}
         files = dict.fromkeys(self.places[node] / "metrics.jsonl" for node in self.kept)
         rows = [row for file in files for row in read_metrics(file) if "accuracy" in row]
         return {
             row["node"]: row
             for row in rows
-            if row["scope"] == "node" and row["round"] <= last.get(row["node"], -1)
+            if row["scope"] == "node" and row["node"] in last
+            if is_until(row, last[row["node"]].round, last[row["node"]].final)
         }
 
 
 class RunRecord(records.RunRecord):
     """The records of a run, finished or not, with the models of its last checkpoint."""
 
-    def state_dict(self, node: int, *, experiment: Experiment | None = None) -> dict[str, Tensor]:
-        """The evaluated model of a node, as `Result.state_dict` returns it.
+    def state_dict(
+        self, node: int, name: str | None = None, *, experiment: Experiment | None = None
+    ) -> dict[str, Tensor]:
+        """The evaluated model of a node, or that with a name, as `Result.state_dict` returns it.
 
         For an unfinished run, it is the model of the last checkpoint. `experiment` is needed only
         if the run's model is a Python object.
         """
-        return open_run(self.folder, experiment=experiment).model(node).state_dict()
+        return open_run(self.folder, experiment=experiment).model(node, name).state_dict()
 
-    def module(self, node: int, *, experiment: Experiment | None = None) -> nn.Module:
+    def module(
+        self, node: int, name: str | None = None, *, experiment: Experiment | None = None
+    ) -> nn.Module:
         """The model of `state_dict` as a module in evaluation mode."""
-        return open_run(self.folder, experiment=experiment).model(node).module()
+        return open_run(self.folder, experiment=experiment).model(node, name).module()
 
 
 def open_run(
@@ -320,6 +347,7 @@ def _open(
         nodes - 1 if hub else None,
         places or dict.fromkeys(range(nodes), folder),
         origin,
+        "models_at" in setup,
     )
 
 
@@ -370,12 +398,19 @@ def _name(value: Any) -> str:
     return str(table.get("value") if _is_object(table) else table.get("name"))
 
 
-def _mean(vectors: Iterable[Vectors]) -> Vectors:
+def _value(row: Row, name: str | None, key: str) -> Any:
+    """A metric of a node's first model, or of that with a name; the row may not name the first."""
+    other = name is not None and name in row.get("models", {})
+    return value_at(row, f"models.{name}.{key}" if other else key)
+
+
+def _mean(models: Iterable[Weights]) -> Weights:
     """The means of parameters and of buffers, summed in double precision."""
-    count, params, buffers = 0, torch.zeros(1).double(), torch.zeros(1).double()
-    for x, b in vectors:
-        count, params, buffers = count + 1, params + x, buffers + b
-    return (params / count).float(), (buffers / count).float()
+    count, params, buffers, kind = 0, torch.zeros(1).double(), torch.zeros(1).double(), ""
+    for model in models:
+        params, buffers = params + model.params, buffers + model.buffers
+        count, kind = count + 1, model.architecture
+    return Weights((params / count).float(), (buffers / count).float(), kind)
 
 
 def _number(which: int | str) -> int:

@@ -23,6 +23,8 @@ from peerage.records.metrics import METRICS, SCORES, Metric
 from peerage.records.rows import Row
 from peerage.vectors import Layout
 
+NOT_IN_SUMMARY = ("scope", "round", "final", "confusion")  # of the row of a group
+
 
 def summary_of(
     world: World,
@@ -41,8 +43,11 @@ def summary_of(
     evaluated = [row for row in network if row.get("accuracy") is not None]
     best = max(evaluated, key=lambda row: float(row["accuracy"]), default=None)
     final: Row = evaluated[-1] if evaluated else {}
-    groups = [_without_counts(row) for row in rows if row["scope"] == "group"]
-    groups = [row for row in groups if row.pop("round") == final.get("round")]
+    groups = [
+        {key: value for key, value in row.items() if key not in NOT_IN_SUMMARY}
+        for row in rows
+        if row["scope"] == "group" and _place(row) == _place(final)
+    ]
     return {
         "run": run,
         "status": status,
@@ -59,25 +64,56 @@ def summary_of(
         "best_accuracy": best["accuracy"] if best else None,
         "best_round": best["round"] if best else None,
         "message": message,
+        **({"models": final["models"]} if "models" in final else {}),
         **({} if privacy is None else {"privacy": privacy}),
         **({"groups": groups} if groups else {}),
     }
 
 
-def _without_counts(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in ("scope", "confusion")}
+def _place(row: Row) -> tuple[int | None, bool]:
+    return row.get("round"), bool(row.get("final"))
 
 
-def network_row(round: int, report: RoundReport, bytes_total: int, nodes: int) -> Row:
-    row: Row = {"scope": "network", "round": round, "nodes": nodes}
+def network_row(
+    round: int,
+    report: RoundReport,
+    bytes_total: int,
+    nodes: int,
+    *,
+    without: int | None = None,
+    final: bool = False,
+) -> Row:
+    """The row of the network; its means leave out the node `without`, a hub."""
+    report = replace(report, nodes=[n for n in report.nodes if n.node != without])
+    row: Row = {"scope": "network", "round": round, **_mark(final), "nodes": nodes}
     row |= _values(report, (m for m in METRICS if m.source == "training"))
     row |= {"bytes": report.bytes, "bytes_total": bytes_total}
     row |= _values(report, (m for m in METRICS if m.source != "training"))
     moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
     if moved:
         row["moved"] = {key: float(np.mean([one[key] for one in moved])) for key in moved[0]}
+    if any(n.models for n in report.nodes):
+        row["models"] = _models(report)
     row["seconds"] = report.seconds
     return row
+
+
+def _mark(final: bool) -> Row:
+    return {"final": True} if final else {}
+
+
+def _models(report: RoundReport) -> dict[str, Row]:
+    """Statistics of the other models by name, over the nodes that have such a model."""
+    names = dict.fromkeys(name for n in report.nodes for name in n.models)
+    return {
+        name: _values(
+            RoundReport(
+                [replace(n, metrics=n.models.get(name, {})) for n in report.nodes], 0, {}, {}
+            ),
+            METRICS,
+        )
+        for name in names
+    }
 
 
 def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
@@ -92,30 +128,33 @@ def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
     return row
 
 
-def node_rows(round: int, report: RoundReport) -> Iterator[Row]:
+def node_rows(round: int, report: RoundReport, final: bool = False) -> Iterator[Row]:
     """Rows of the nodes that were evaluated."""
-    return (node_row(round, n) for n in report.nodes if "accuracy" in n.metrics)
+    return (node_row(round, n, final) for n in report.nodes if "accuracy" in n.metrics)
 
 
-def node_row(round: int, n: NodeReport) -> Row:
-    row: Row = {"scope": "node", "round": round, "node": n.node}
+def node_row(round: int, n: NodeReport, final: bool = False) -> Row:
+    row: Row = {"scope": "node", "round": round, **_mark(final), "node": n.node}
     row |= {m.key: n.metrics[m.key] for m in METRICS if m.key in n.metrics}
+    if n.models:
+        row["models"] = {name: dict(scores) for name, scores in n.models.items()}
     if n.notes:
         # As in the file, where a number that is not finite is null.
         row["notes"] = {k: v if math.isfinite(v) else None for k, v in n.notes.items()}
     return row
 
 
-def group_rows(world: World, round: int, report: RoundReport) -> Iterator[Row]:
+def group_rows(world: World, round: int, report: RoundReport, final: bool = False) -> Iterator[Row]:
     """Rows of the groups with nodes that were evaluated; see `peerage.records.rows`."""
-    evaluated = [n for n in report.nodes if n.tests]
+    evaluated = [n for n in report.nodes if n.tests and n.node != world.uncounted_hub]
+    place: Row = {"scope": "group", "round": round, **_mark(final)}
     if "cluster" in grouped_by(world):
         assert world.experiment.clusters is not None
         for cluster, size in enumerate(world.experiment.clusters.sizes):
             found = [n for n in evaluated if cluster in n.tests]
             shared = any(world.cluster_of(n.node) is None for n in found)
             yield from _group_row(
-                {"scope": "group", "round": round, "by": "cluster", "group": cluster},
+                {**place, "by": "cluster", "group": cluster},
                 [(n, {cluster: n.tests[cluster]}) for n in found],
                 size if shared else len(found),
             )
@@ -123,7 +162,7 @@ def group_rows(world: World, round: int, report: RoundReport) -> Iterator[Row]:
         for name in world.architectures:
             found = [n for n in evaluated if world.assignment[n.node] == name]
             yield from _group_row(
-                {"scope": "group", "round": round, "by": "architecture", "group": name},
+                {**place, "by": "architecture", "group": name},
                 [(n, n.tests) for n in found],
                 len(found),
             )

@@ -9,7 +9,8 @@ from peerage.errors import CheckpointError
 from peerage.experiment import Experiment
 from peerage.records.metrics import METRICS
 from peerage.records.rows import Row, RunRecord, read_metrics
-from peerage.runs.run import Watch, is_network_run, load_experiment, run
+from peerage.runs.run import is_network_run, load_experiment, run
+from peerage.runs.watch import STOP, Models, Watch, Watcher
 
 # Keys that real peers do not record, as they depend on the models of all nodes.
 UNSEEN = (*(m.key for m in METRICS if m.source == "network"), "layers", "moved")
@@ -48,7 +49,7 @@ def verify(
     experiment = load_experiment(folder, experiment)
     if real and record.unrepeatable:
         raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
-    result = run(experiment, watch=watch)
+    result = run(experiment, watch=_until_round(int(record.summary["rounds"]), watch))
     old = [_without(row, TIMES) for row in read_metrics(folder / "metrics.jsonl")]
     new = [_without(row, TIMES) for row in result.rows]
     if not any(row["scope"] == "group" for row in old):  # recorded by an older version
@@ -58,6 +59,19 @@ def verify(
     if not difference and digest != result.digest:
         difference = "the final parameters differ, although all metrics agree"
     return Verdict(not difference, digest, result.digest, difference)
+
+
+def _until_round(last: int, watch: Watch | None) -> Watcher:
+    """A watcher that ends the run after the last recorded round, where perhaps another did."""
+
+    def look(row: Row, models: Models) -> Any:
+        if isinstance(watch, Watcher):
+            watch.look(row, models)
+        elif watch is not None:
+            watch(row)
+        return STOP if row["round"] == last else None
+
+    return Watcher(look)
 
 
 def first_difference(old: list[Row], new: list[Row]) -> str:
@@ -85,7 +99,7 @@ def network_difference(old: list[Row], new: list[Row]) -> str:
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    return tuple(row.get(key) for key in ("scope", "round", "node", "by", "group"))
+    return tuple(row.get(key) for key in ("scope", "round", "final", "node", "by", "group"))
 
 
 def _source(row: Row) -> str:

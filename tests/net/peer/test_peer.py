@@ -352,10 +352,10 @@ def test_a_full_disk_ends_training_and_not_answering(tmp_path, monkeypatch):
     real = checkpoint.save
     states = []
 
-    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+    def save(engine: Peer, folder: Path, round: int, remedy: str, **marks: bool) -> None:
         if folder.name == "1" and round == 4:
             raise DiskError("disk is full while writing a checkpoint")
-        real(engine, folder, round, remedy)
+        real(engine, folder, round, remedy, **marks)
 
     async def act(harness: PeerHarness) -> None:
         await harness.until(0, 10)
@@ -441,7 +441,7 @@ def test_a_peer_that_runs_another_experiment_is_ignored(caplog):
 def test_full_disks_on_all_machines_stop_all_peers(tmp_path, monkeypatch):
     """Peers that have stopped must not keep each other alive."""
 
-    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+    def save(engine: Peer, folder: Path, round: int, remedy: str, **marks: bool) -> None:
         raise DiskError("disk is full while writing a checkpoint")
 
     async def act(harness: PeerHarness) -> None:
@@ -456,10 +456,10 @@ def test_full_disks_on_all_machines_stop_all_peers(tmp_path, monkeypatch):
 def test_peers_do_not_wait_for_one_that_has_stopped(tmp_path, monkeypatch):
     real = checkpoint.save
 
-    def save(engine: Peer, folder: Path, round: int, remedy: str) -> None:
+    def save(engine: Peer, folder: Path, round: int, remedy: str, **marks: bool) -> None:
         if folder.name == "1" and round == 2:
             raise DiskError("disk is full while writing a checkpoint")
-        real(engine, folder, round, remedy)
+        real(engine, folder, round, remedy, **marks)
 
     async def act(harness: PeerHarness) -> None:
         async with asyncio.timeout(BROKEN):  # far less than a timeout

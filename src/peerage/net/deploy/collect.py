@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import safe_open
 from torch import Tensor
@@ -35,6 +35,8 @@ from peerage.runs.summary import (
 from peerage.vectors import Layout
 
 REMEDY = "run `peerage up` again"  # after the disk was full
+Place = tuple[int, bool]  # a round, and whether its rows are those of the step after the last
+P = TypeVar("P", int, Place)
 
 
 @dataclass(frozen=True)
@@ -79,25 +81,26 @@ class RecordCollector:
 
     def _metrics(self, rows: Sequence[Row], status: str) -> list[Row]:
         """Write the rows of all peers, round by round; return those of groups and network."""
-        by_round: dict[int, list[Row]] = {}
+        by_round: dict[Place, list[Row]] = {}
         for row in rows:
-            by_round.setdefault(row["round"], []).append(row)
+            by_round.setdefault((row["round"], bool(row.get("final"))), []).append(row)
         total, shared = 0, []
         path = self.home / "metrics.jsonl"
         path.unlink(missing_ok=True)
         with MetricWriter(path, REMEDY) as writer:
-            for round in sorted(by_round) if status == "finished" else complete_rounds(by_round):
-                report = report_of(by_round[round])
+            for place in sorted(by_round) if status == "finished" else complete_rounds(by_round):
+                report, (round, final) = report_of(by_round[place]), place
                 total += report.bytes
                 present = set(self.world.present(round - 1))
                 known = [n for n in report.nodes if n.node in present]
                 peers = sum(n.node < self.world.num_data_nodes for n in known)
+                hub = self.world.uncounted_hub
                 new = [
-                    *group_rows(self.world, round, report),
-                    network_row(round, report, total, peers),
+                    *group_rows(self.world, round, report, final),
+                    network_row(round, report, total, peers, without=hub, final=final),
                 ]
                 shared += new
-                for row in (*node_rows(round, report), *new):
+                for row in (*node_rows(round, report, final), *new):
                     writer.append(row)
         return shared
 
@@ -108,7 +111,7 @@ def _peer_summary(peer: PeerProcess, rows: Sequence[Row]) -> dict[str, Any]:
     return {"name": seen.name, "state": seen.state, "starts": peer.starts, **totals(rows)}
 
 
-def complete_rounds(by_round: Mapping[int, Sequence[Row]]) -> list[int]:
+def complete_rounds(by_round: Mapping[P, Sequence[Row]]) -> list[P]:
     """The rounds without the last ones that some peers had not finished yet.
 
     >>> complete_rounds({0: [{}, {}, {}], 1: [{}, {}], 2: [{}, {}], 3: [{}]})
@@ -129,6 +132,10 @@ def report_of(rows: Iterable[Row]) -> RoundReport:
             {m.key: _number(row[m.key]) for m in METRICS if m.key in row},
             {name: _number(value) for name, value in row.get("notes", {}).items()},
             tests=tests_of(row),
+            models={
+                name: {key: _number(value) for key, value in scores.items()}
+                for name, scores in row.get("models", {}).items()
+            },
         )
         for row in rows
     ]

@@ -71,7 +71,8 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         with disk_errors(config.folder):
             config.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(config.folder))
-        needed = ("classes", "example", "constants")  # to build its model without its data
+        # What is needed to build its model without its data.
+        needed = ("classes", "example", "constants", "models_at")
         facts = {key: world.setup[key] for key in needed if key in world.setup}
         write_json(config.folder / "setup.json", facts)
         transport = GrpcTransport(
@@ -140,7 +141,8 @@ async def _run_until_signal(peer: Peer) -> None:
 def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
     log.info(
-        "round %d of %d%s, received %d of %d messages",
+        "%sround %d of %d%s, received %d of %d messages",
+        "step after " if row.get("final") else "",
         row["round"],
         peer.world.rounds,
         accuracy,

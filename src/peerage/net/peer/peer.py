@@ -103,7 +103,7 @@ class Peer(Receiver):
         try:
             owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
             self.recorder.resume(owner)
-            first = self.finished
+            first = self.recorder.steps
             # A restarted peer waits only briefly: the others may have finished long ago.
             timeouts = self.network.timeouts
             self.state = State.MEETING
@@ -116,7 +116,7 @@ class Peer(Receiver):
             for peer, outbox in self._outboxes.items():
                 if self.transport.reachable(peer):
                     await outbox.flush(timeouts.message)
-            if self.world.faults.present(self.me, self.world.rounds - 1):
+            if self.world.is_present(self.me, self.world.rounds - 1):
                 await self.tracker.say_finished(timeouts.message)
             self.recorder.add_late_counts()
         except DiskError as error:
@@ -136,8 +136,7 @@ class Peer(Receiver):
         if newest == first:
             return first
         log.info("the others are in round %d, this peer was in %d", newest + 1, first + 1)
-        owns_model = self.world.model_owner(self.me) == self.me != self.world.hub
-        shared = owns_model and not self.world.algorithm.personal
+        shared = self.world.hub is None and not self.world.algorithm.personal
         if self.rejoin == "neighbour" and shared and view.next_round() > first:
             await self._adopt(newest)
         return self.tracker.view(first).start_round()
@@ -168,19 +167,19 @@ class Peer(Receiver):
 
     async def _run_rounds(self, first: int) -> None:
         round, self.state = first, State.RUNNING
-        while round < self.world.rounds:
+        while round < self.world.steps:  # after the last round, perhaps a final step
             self.endings.begin_round(round)
             if await self._pause(round):
                 round = await self._resynchronise(round)
                 self.endings.begin_round(round)
-            if not self.world.faults.present(self.me, round):
+            if not self.world.is_present(self.me, round):
                 if round + 1 >= self.world.faults.left.get(self.me, self.world.rounds + 1):
                     return
                 await self._sit_out(round)
             else:
                 await self._run_round(round)
             round += 1
-            if self.received[0] < self.received[1] and round < self.world.rounds:
+            if self.received[0] < self.received[1] and round < self.world.steps:
                 round = await self._resynchronise(round)
         self.endings.begin_round(round)
 
@@ -240,7 +239,7 @@ class Peer(Receiver):
         self.state, self.received = State.ABSENT, (0, 0)
         self.mailbox.begin_round(round)
         self.round = round
-        last = round + 1 == self.world.rounds
+        last = round + 1 >= self.world.rounds
         while not last and not (view := self.tracker.view(round)).is_over():
             answers = await self.tracker.ask(view.scheduled)
             unreachable = not answers and not any(map(self.transport.reachable, view.scheduled))
@@ -255,10 +254,14 @@ class Peer(Receiver):
         node = member.node
         # Tensors are never changed in place, so these references are enough to undo the round.
         before = node.params, node.buffers, node.state, dict(member.persistent_tensors)
-        evaluate = round + 1 in self.evaluated_rounds
+        evaluate, final = round + 1 in self.evaluated_rounds, round == self.world.rounds
         self.state = State.RUNNING
+
+        def begin() -> ShardOutput:
+            return self.shard.final(round) if final else self.shard.begin(round, evaluate)
+
         try:
-            sent = await self._run_exchanges(round, lambda: self.shard.begin(round, evaluate))
+            sent = await self._run_exchanges(round, begin)
             report = await self._compute(self.shard.finish)
             if report.broken and self._round_senders:  # finite messages may overflow
                 raise PeerageError("aggregating the messages gave NaN or infinite parameters")
@@ -280,10 +283,11 @@ class Peer(Receiver):
             tensors.clear()
             tensors.update(before[3] | released)
             return
-        self._record(round + 1, report, sent, perf_counter() - start)
+        done = round if final else round + 1
+        self._record(done, report, sent, perf_counter() - start, final)
         self._offer(round)
         # In the executor: a slow disk must not delay answers to other peers.
-        await self._compute(self.recorder.save_checkpoint, round + 1)
+        await self._compute(self.recorder.save_checkpoint, done, final)
 
     def _quarantine_senders(self, senders: set[int]) -> None:
         self.quarantine.failed(senders)
@@ -295,7 +299,7 @@ class Peer(Receiver):
         """Send and receive messages until the node has finished; return the bytes it sent."""
         self.mailbox.begin_round(round)
         self.round = round
-        link_faults = self.world.link_faults(round)
+        link_faults = self.world.link_faults(round, final=round == self.world.rounds)
         sequences = self.endings.sent(round)  # messages so far, by recipient
         asked: Counter[int] = Counter()  # messages asked for so far, by sender
         sent = 0
@@ -391,20 +395,22 @@ class Peer(Receiver):
         self.state = f"{State.STOPPED}{error}"
         log.error("%s; training has stopped, but this peer still answers others", error)
         told = self.round + 1
-        self.endings.begin_round(self.world.rounds)
+        self.endings.begin_round(self.world.steps)
         while any(status.running for status in (await self.tracker.ask()).values()):
             newest = self.tracker.view(self.round).newest()
             self.mailbox.begin_round(max(newest, self.mailbox.round))
-            for round in range(max(told, newest), min(newest + 2, self.world.rounds)):
+            for round in range(max(told, newest), min(newest + 2, self.world.steps)):
                 self.endings.finish(round, self.world.out_neighbours(round)[self.me])
                 told = round + 1
             await asyncio.sleep(POLL_INTERVAL)
 
     # Records
 
-    def _record(self, round: int, report: ShardReport, sent: int, seconds: float) -> None:
+    def _record(
+        self, round: int, report: ShardReport, sent: int, seconds: float, final: bool = False
+    ) -> None:
         self.alive = sum(map(self.transport.reachable, self.tracker.other_peers))
-        self.recorder.record(round, report, sent, self.received, seconds)
+        self.recorder.record(round, report, sent, self.received, seconds, final)
 
     @property
     def rows(self) -> list[Row]:
@@ -418,7 +424,7 @@ class Peer(Receiver):
     def _offer(self, round: int) -> None:
         """Offer the model to peers that missed rounds, unless noise is to keep it private."""
         node = self.shard.members[self.me].node
-        if self.world.model_owner(self.me) != self.me or self.world.noise.active:
+        if self.world.hub not in (None, self.me) or self.world.noise.active:
             return
         payload = {"x": node.params, "b": node.buffers}
         self.model_server.keep(Packet(node.envelope(), (), payload, 0), round)

@@ -91,15 +91,15 @@ class PeerTracker:
         self._incarnations[peer] = incarnation
 
     def _note(self, peer: int, round: int) -> None:
-        self.rounds[peer] = min(round, self.world.rounds - 1)
+        self.rounds[peer] = min(round, self.world.steps - 1)
 
     def view(self, round: int) -> View:
         """What is known now, for this peer's decisions about a round."""
-        present, hub = self.world.faults.present, self.world.hub
+        present, hub = self.world.is_present, self.world.hub
         return View(
             round=round,
             rounds=dict(self.rounds),
-            scheduled=frozenset(p for p in self.other_peers if present(p, max(round, 0))),
+            scheduled=frozenset(p for p in self.other_peers if present(p, round)),
             reachable=frozenset(filter(self.transport.reachable, self.other_peers)),
             finished=frozenset(self.finished.intersection(self.other_peers)),
             mismatched=frozenset(self.mismatched_peers),

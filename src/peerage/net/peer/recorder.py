@@ -38,6 +38,7 @@ class PeerRecorder:
         self.watch: Callable[[Row], None] | None = None  # called with every row
         self.rows: list[Row] = []
         self.finished = 0  # rounds
+        self.final = False  # whether the step after the last round is done
         self.bytes_total = 0
         self._writer: MetricWriter | None = None
         self._recorded: Counter[str] = Counter()  # errors and bytes that are in the rows already
@@ -51,15 +52,16 @@ class PeerRecorder:
         self.show_pause(None)
         saved = checkpoint.load(self.folder)
         if saved is not None:
-            self.shard.restore(str(saved.folder), saved.trees, saved.parts, saved.round)
-            self.finished = saved.round
+            arguments = (saved.trees, saved.parts, saved.round, saved.final)
+            self.shard.restore(str(saved.folder), *arguments)
+            self.finished, self.final = saved.round, saved.final
         # The count includes messages of an unfinished round, which no checkpoint has.
         if count := released(self.folder):
             tensors = self.shard.members[self.me].persistent_tensors
             tensors[RELEASE_COUNT] = torch.tensor(count)
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
-            truncate_after(metrics, saved.round if saved else -1)
+            truncate_after(metrics, saved.round if saved else -1, self.final)
         self._writer = MetricWriter(metrics, REMEDY)
 
     def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
@@ -77,14 +79,25 @@ class PeerRecorder:
 
     # Rows
 
+    @property
+    def steps(self) -> int:
+        """The number of finished rounds, including the step after the last."""
+        return self.finished + self.final
+
     def record(
-        self, round: int, report: ShardReport, sent: int, received: tuple[int, int], seconds: float
+        self,
+        round: int,
+        report: ShardReport,
+        sent: int,
+        received: tuple[int, int],
+        seconds: float,
+        final: bool = False,
     ) -> None:
-        """Write the row of a round, which took `seconds` and sent `sent` bytes."""
+        """Write the row of a round or of the final step: its seconds, and the bytes it sent."""
         [node_report] = report.nodes or [NodeReport(self.me)]
         self.bytes_total += sent
-        self.finished = round
-        row = node_row(round, node_report)
+        self.finished, self.final = round, final
+        row = node_row(round, node_report, final)
         row |= {**tests_table(node_report), "bytes": sent, "heard": list(received)}
         row |= {"seconds": _rounded(report.seconds, seconds), **self._new_counts()}
         self.rows.append(row)
@@ -125,9 +138,9 @@ class PeerRecorder:
 
     # What survives a restart
 
-    def save_checkpoint(self, round: int) -> None:
+    def save_checkpoint(self, round: int, final: bool = False) -> None:
         if self.folder is not None:
-            checkpoint.save(self, self.folder, round, REMEDY)
+            checkpoint.save(self, self.folder, round, REMEDY, final=final)
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Save the state of the node for `checkpoint.save`, as an engine does."""

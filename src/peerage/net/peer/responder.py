@@ -59,4 +59,4 @@ class Responder:
         return Status(self.tracker.settings_hash, self.tracker.incarnation, round, state, awaited)
 
     def _is_round(self, value: Any) -> bool:
-        return type(value) is int and PRE_ROUND <= value < self.tracker.world.rounds
+        return type(value) is int and PRE_ROUND <= value < self.tracker.world.steps

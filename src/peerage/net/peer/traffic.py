@@ -35,7 +35,7 @@ def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
         frozenset(range(world.nodes)),
         tensors,
         largest + LAYOUT_LIMIT,
-        world.rounds,
+        world.steps,
         network.pack,
     )
 
