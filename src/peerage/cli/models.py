@@ -24,9 +24,7 @@ def model(
     ] = None,
     model_name: Annotated[
         str | None,
-        typer.Option(
-            help="Name of the model, if the algorithm evaluates several (default: first)."
-        ),
+        Option(help="Name of the model, if the algorithm evaluates several (default: first)."),
     ] = None,
     format: Annotated[
         str | None,

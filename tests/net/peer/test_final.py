@@ -82,7 +82,9 @@ def test_the_same_over_real_connections(tmp_path):
     def ready(me: int) -> Any:
         return prepare(experiment).restrict_to_node(me)
 
-    check_same(run_peers(experiment, transports=OverSockets(tmp_path), worlds=ready), pg.run(experiment))
+    check_same(
+        run_peers(experiment, transports=OverSockets(tmp_path), worlds=ready), pg.run(experiment)
+    )
 
 
 @pytest.mark.parametrize("algorithm", [Personal(), Clustered()], ids=lambda one: type(one).__name__)
