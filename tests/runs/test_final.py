@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.command_line import complaint, peerage
+from support.command_line import error_line, peerage
 from support.evaluating import Clustered, Peaks, Personal, same
 
 import peerage as pg
@@ -235,7 +235,7 @@ def test_the_command_line_writes_a_model_by_its_name(tmp_path):
     found = load_file(tmp_path / "m.safetensors")
     assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
     wrong = peerage(f"model {tmp_path / 'run'} --node 1 --model-name x --out", tmp_path / "x.pt")
-    assert "node 1 has no model named 'x'" in complaint(wrong)
+    assert "node 1 has no model named 'x'" in error_line(wrong)
 
 
 @pytest.mark.slow
