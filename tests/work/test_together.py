@@ -422,7 +422,7 @@ def test_models_are_held_once(monkeypatch):
         ({"correct": CurvaturePenalty()}, "no tensors for the correction CurvaturePenalty"),
         ({"loss": ModelLoss()}, "takes a loss of logits and labels"),
     ],
-    ids=str,
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_work_for_one_model_only_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
