@@ -50,7 +50,9 @@ class RotatingMutual(Algorithm[None]):
         )
         for sender in models:
             model = trained.models[sender]
-            await node.send(sender, model.architecture, x=model.params, b=model.buffers)
+            await node.send(
+                sender, architecture=model.architecture, x=model.params, b=model.buffers
+            )
         own = trained.models[node.id]
         node.params, node.buffers = own.params, own.buffers
 

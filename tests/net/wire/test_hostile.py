@@ -128,10 +128,10 @@ def test_every_kind_of_mutation_is_noticed(kind):
 
 
 def test_every_field_with_every_odd_value():
-    """Only uncheckable numbers about the sender, its round and its sequence are accepted."""
+    """Only uncheckable statements about the sender, its round and its sequence are accepted."""
     raw, payload = valid()
     stated = json.loads(raw)
-    free = {"round", "sequence", "number", "examples", "degree"}
+    free = {"round", "sequence", "number", "examples", "degree", "acknowledged"}
     for name in stated:
         for value in ODD:
             outcome, _ = read(dumps({**stated, name: value}), payload)

@@ -367,7 +367,7 @@ class Peer(Receiver):
         found = self.mailbox.take(expected)
         # A sender that is done and sent nothing is not missing.
         self.received = len(found), len(found) + missing
-        self._round_senders |= {sender for sender, packet in found.items() if packet.payload}
+        self._round_senders |= found.keys()
         if missing:
             self.counters["missing"] += missing
         return [found[sender] for sender in sorted(found)]
