@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,10 +99,9 @@ EXCEPTIONS = HUBS | {
 
 
 @pytest.fixture(autouse=True)
-def no_cache(monkeypatch, tmp_path):
+def no_cache(monkeypatch):
     """Nothing is cached: else one engine would use the results of another."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "file" / "folder"))
+    monkeypatch.setenv("PEERAGE_DATA", str(Path(__file__) / "folder"))  # of a file: never possible
 
 
 def marked(law: str, *values: Any) -> Any:

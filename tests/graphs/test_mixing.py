@@ -470,7 +470,7 @@ class Whole:
 
 
 @pytest.mark.parametrize("stream", [numpy_stream, lambda *_: Whole()])
-@pytest.mark.parametrize("nodes", [11, 64, 90, 256])
+@pytest.mark.parametrize("nodes", [11, 64, 90, 128])
 def test_nothing_is_left_beside_eigenvalue_1(
     nodes: int, stream: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

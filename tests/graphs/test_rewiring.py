@@ -94,7 +94,7 @@ def test_much_is_swapped_not_only_what_must_be() -> None:
 @pytest.mark.parametrize(("target", "side"), [(0.999, "below"), (-0.999, "above")])
 def test_what_the_degrees_do_not_allow(target: float, side: str) -> None:
     with pytest.raises(InputError) as error, lines_at_most(50_000_000):  # it stops in the end
-        rewire(ER, target, 0)
+        rewire(ErdosRenyi(degree=10).build(120, 0), target, 0)
     words = str(error.value).split()
     reached = float(words[words.index("is") + 1].strip(";"))
     assert str(error.value) == (

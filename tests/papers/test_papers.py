@@ -28,6 +28,7 @@ from peerage.papers.p0 import output, printed, settings
 from peerage.papers.p0.settings import Setting
 from peerage.papers.study import Plan, Results, Training
 from peerage.records.rows import RunRecord
+from peerage.runs import run as running
 from peerage.runs.run import locked
 
 pytestmark = pytest.mark.usefixtures("speeds")
@@ -112,7 +113,8 @@ def test_checkpoints_of_finished_runs_are_cleared_away(tmp_path):
     assert not (tmp_path / "runs" / job.folder / "checkpoint").exists()
 
 
-def test_a_second_process_on_the_same_folder_stops_and_says_so(tmp_path):
+def test_a_second_process_on_the_same_folder_stops_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "ENDING", 0.01)  # seconds to wait for the lock
     with locked(tmp_path):
         text = error_line(peerage(OFF, tmp_path))
     assert text == f"another process is working in {tmp_path}; wait for it"

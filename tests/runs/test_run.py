@@ -642,6 +642,13 @@ def test_divergence_names_the_nodes_and_keeps_the_rounds_before(
 # Folders
 
 
+@pytest.fixture
+def no_wait_for_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that another process holds is given up at once."""
+    monkeypatch.setattr(running, "ENDING", 0.01)
+
+
+@pytest.mark.usefixtures("no_wait_for_locks")
 def test_a_second_run_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
     def another(row: dict[str, Any]) -> None:
         if row["round"] == 1:
@@ -654,6 +661,7 @@ def test_a_second_run_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
     assert RunRecord.load(tmp_path / "run").summary["digest"] == result.digest
 
 
+@pytest.mark.usefixtures("no_wait_for_locks")
 def test_a_folder_that_another_run_filled_in_the_meantime_stays_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with new_run_folder(folder):
@@ -665,6 +673,7 @@ def test_a_folder_that_another_run_filled_in_the_meantime_stays_as_it_is(tmp_pat
     assert (folder / "experiment.toml").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("no_wait_for_locks")
 def test_a_folder_that_stays_empty_goes_away(tmp_path: Path) -> None:
     def fail() -> None:
         with new_run_folder(tmp_path / "run"):

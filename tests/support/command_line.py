@@ -1,6 +1,7 @@
 """The command line as tests call it: inside this process, as starting one takes seconds."""
 
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -12,8 +13,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import typer
+
 from peerage.cli.app import main
 
+# The commands and their flags are built once, not for every line.
+get_command = functools.cache(typer.main.get_command)
 # A very short run: four nodes on a ring, which take four steps per round.
 TINY = "--nodes 4 --topology ring --partition iid --epochs 1 --batch-size 90 --model logistic"
 
@@ -50,6 +55,7 @@ def peerage(line: str, *more: object) -> Outcome:
     argv = ["peerage", *line.split(), *map(str, more)]
     with (
         mock.patch.object(sys, "argv", argv),
+        mock.patch.object(typer.main, "get_command", get_command),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         blank_pictures("report" not in argv),
@@ -65,6 +71,7 @@ def peerage(line: str, *more: object) -> Outcome:
 
 @contextlib.contextmanager
 def blank_pictures(wanted: bool) -> Iterator[None]:
+    """Write reports without drawing their figures."""
     with contextlib.ExitStack() as stack:
         if wanted:
             where = "peerage.report.figures.data_uri"

@@ -3,13 +3,13 @@
 import base64
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from zlib import crc32
 
 import matplotlib
@@ -29,6 +29,8 @@ from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord, value_at
 from peerage.report.groups import group_name
 from peerage.report.tables import duration, labels, phase_means, size
+
+Runs = TypeVar("Runs", RunRecord, Sequence[RunRecord])
 
 # The colours of Okabe and Ito, without yellow and with grey instead of black.
 BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = COLOURS = (
@@ -353,9 +355,9 @@ def render(figure: Figure, kind: str) -> bytes:
     return content.getvalue()
 
 
-def data_uri(figure: Figure) -> str:
-    """The figure as a data URI, for embedding."""
-    return "data:image/svg+xml;base64," + base64.b64encode(render(figure, "svg")).decode()
+def data_uri(draw: Callable[[Runs], Figure], runs: Runs) -> str:
+    """Draw a figure of a run or of several runs; returns a data URI, for embedding."""
+    return "data:image/svg+xml;base64," + base64.b64encode(render(draw(runs), "svg")).decode()
 
 
 @contextmanager

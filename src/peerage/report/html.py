@@ -4,12 +4,12 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
 from peerage.errors import InputError
@@ -100,14 +100,7 @@ def page(records: Sequence[RunRecord]) -> str:
     names = labels(records)
     if len(records) <= 3:  # few runs are easier to read as columns, also on a phone
         titles, *texts = (list(line) for line in zip(titles, *texts, strict=True))
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    return environment.get_template("template.html").render(
+    return _template().render(
         title=title(records),
         headline=headline(rows, where(records)),
         notes=notes(records),
@@ -197,10 +190,22 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     return result
 
 
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template("template.html")
+
+
 def pictures(records: Sequence[RunRecord]) -> list[Picture]:
     """The figures for which the runs have data, with captions."""
     result = [
-        Picture(name, caption, figures.data_uri(draw(records)), wide=False)
+        Picture(name, caption, figures.data_uri(draw, records), wide=False)
         for name, known, draw, caption in CURVES
         if any(map(known, records))
     ]
@@ -215,9 +220,9 @@ def pictures(records: Sequence[RunRecord]) -> list[Picture]:
     ]
     for names, record in _allocations(records):
         name = "Data of each node" + (f": {names}" if names else "")
-        address = figures.data_uri(figures.allocation(record))
+        address = figures.data_uri(figures.allocation, record)
         result.append(Picture(name, _allocation_caption(record), address, wide=True))
-    address = figures.data_uri(figures.graph(records))
+    address = figures.data_uri(figures.graph, records)
     result.append(Picture("Graph", _graph_caption(records), address, wide=len(records) > 1))
     return result
 

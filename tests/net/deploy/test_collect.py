@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
-from support.command_line import error_line, peerage
+from support.command_line import blank_pictures, error_line, peerage
 from torch import Tensor
 
 import peerage as pg
@@ -90,6 +91,12 @@ class Imitation:
     def collect(self, status: str = "finished", wire: str = "fp32") -> dict[str, Any]:
         collector = RecordCollector(self.home, self.world, wire, perf_counter())
         return collector.write(self.peers, status)
+
+
+@pytest.fixture(autouse=True)
+def no_pictures() -> Iterator[None]:
+    with blank_pictures(True):
+        yield
 
 
 @pytest.fixture
