@@ -213,7 +213,7 @@ def pictures(records: Sequence[RunRecord]) -> list[Picture]:
         Picture(
             f"Accuracy of {name}",
             f"The models named {name}; the other figures are about the first model of a node.",
-            figures.data_uri(figures.curves(records, f"models.{name}.accuracy")),
+            figures.data_uri(partial(figures.curves, key=f"models.{name}.accuracy"), records),
             wide=False,
         )
         for name in dict.fromkeys(name for record in records for name in record.model_names)
