@@ -422,6 +422,24 @@ def test_a_peer_begins_when_one_that_began_with_it_has(known, caplog):
     assert not caplog.records
 
 
+def test_a_peer_that_left_again_is_not_waited_for(known, caplog):
+    """It began and failed between two questions, so this peer never had an answer from it."""
+
+    async def act(setup: Setup) -> None:
+        for peer in (1, 2):
+            setup.add(peer)
+        setup.tracker.note_incarnation(3, "life 3")
+        took = await ended(setup.tracker.wait_for_start(LONG))
+        idle = setup.tracker.network.timeouts.idle
+        assert idle < took < idle + 10
+        assert setup.tracker.present_at_start[3] == "life 3"
+
+    run(known, act)
+    assert [record.getMessage() for record in caplog.records] == [
+        "node-3 has left before the start"
+    ]
+
+
 def test_a_present_peer_is_asked_again_once_it_sends_messages(known):
     async def act(setup: Setup) -> None:
         first = setup.add(1)

@@ -149,14 +149,17 @@ class PeerTracker:
     async def wait_for_start(self, seconds: float) -> None:
         """Wait until all peers are there, or the time is over.
 
-        Raises InputError if most of them run another experiment.
+        A peer that asked this one and no longer answers was there and has left: it is not waited
+        for. Raises InputError if most of them run another experiment.
         """
         now = asyncio.get_running_loop().time
         deadline, reminder = now() + seconds, now() + REMIND / 5
         missing = set(self.other_peers)
+        silent: dict[int, float] = {}  # peers that asked and do not answer -> since when
         while missing and self.awaited and not self.started_early and now() < deadline:
             # Senders are asked again: they have begun, perhaps after their last answer.
-            for peer, status in (await self.ask(missing | self._senders)).items():
+            answers = await self.ask(missing | self._senders)
+            for peer, status in answers.items():
                 missing.discard(peer)
                 self.present_at_start[peer] = status.incarnation
                 # If another peer began without this one, neither waits for the other.
@@ -164,6 +167,11 @@ class PeerTracker:
                 # A peer that has begun no longer waits; any still missing may have left.
                 self.started_early = self.started_early or status.begun
             missing -= self.mismatched_peers.keys()
+            for peer in missing.intersection(self._incarnations):
+                if now() > silent.setdefault(peer, now()) + self.network.timeouts.idle:
+                    missing.discard(peer)
+                    self.present_at_start[peer] = self._incarnations[peer]
+                    log.warning("%s has left before the start", self.name(peer))
             if missing and now() > reminder:
                 reminder = now() + REMIND
                 log.info("waiting for %s to start", self.names(missing))
