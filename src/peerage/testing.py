@@ -1,6 +1,6 @@
 """Laws that every algorithm should satisfy, as tests for the built-in ones and for your own.
 
-One line is enough, and takes about a second:
+One line is enough, and takes a few seconds:
 
     from peerage.testing import check_algorithm
 
@@ -33,6 +33,7 @@ from torch import Tensor
 from peerage.algorithm import Algorithm
 from peerage.algorithms.local import Local
 from peerage.data import Dataset, in_memory
+from peerage.data.clusters import Clusters
 from peerage.engine.lockstep import Lockstep, SerialTeam
 from peerage.engine.prepare import prepare
 from peerage.engine.router import Packet
@@ -133,6 +134,38 @@ def engines(algorithm: Algorithm[Any]) -> None:
             require(pool == serial, f"{about}, serial gives {serial[:8]}")
 
 
+def architectures(algorithm: Algorithm[Any]) -> None:
+    """Nodes of different architectures can be in one network, or are rejected clearly."""
+    require_same_bits(algorithm, model=[model_for(algorithm), other_model_for(algorithm)])
+
+
+def directed(algorithm: Algorithm[Any]) -> None:
+    """A directed graph works, or is rejected clearly."""
+    cycle = [(node, (node + 1) % NODES) for node in range(NODES)]
+    require_same_bits(algorithm, topology=nx.DiGraph([*cycle, (0, 2), (3, 1)]))
+
+
+def lost_messages(algorithm: Algorithm[Any]) -> None:
+    """Engines agree when messages are lost and links are down."""
+    require_same_bits(algorithm, faults={"loss": 0.4, "links": 0.7})
+
+
+def clusters(algorithm: Algorithm[Any]) -> None:
+    """Engines agree when groups of nodes have different data and test sets."""
+    split = Clusters((NODES - 2, 2), shift=mirrored)
+    require_same_bits(algorithm, clusters=split)
+
+
+def require_same_bits(algorithm: Algorithm[Any], **changes: Any) -> None:
+    """Serial and pool give the same models, unless the experiment is rejected."""
+    try:
+        serial = run(toy(algorithm, **changes)).digest
+    except InputError:
+        return
+    pool = run(toy(algorithm, **changes, engine={"name": "pool", "workers": 2})).digest
+    require(pool == serial, f"a pool of 2 gives {pool[:8]}, serial gives {serial[:8]}")
+
+
 def resuming(algorithm: Algorithm[Any]) -> None:
     """A run that was interrupted and resumed equals an uninterrupted run."""
     experiment = toy(algorithm, rounds=4)
@@ -217,6 +250,10 @@ LAWS: dict[str, Callable[[Algorithm[Any]], None]] = {
     "isolated": isolated,
     "relabelling": relabelling,
     "engines": engines,
+    "architectures": architectures,
+    "directed": directed,
+    "lost-messages": lost_messages,
+    "clusters": clusters,
     "resuming": resuming,
     "short-inbox": short_inbox,
     "convex": convex,
@@ -261,6 +298,16 @@ def model_for(algorithm: Algorithm[Any]) -> str:
     except InputError:
         return "logistic"
     return "mlp:hidden=8"
+
+
+def other_model_for(algorithm: Algorithm[Any]) -> str:
+    """A model of another size; a linear model has none."""
+    return "mlp:hidden=6" if model_for(algorithm).startswith("mlp") else "logistic"
+
+
+def mirrored(x: Tensor, cluster: int) -> Tensor:
+    """A shift: the examples of all clusters but the first are mirrored."""
+    return 1 - x if cluster else x
 
 
 def work_of(algorithm: Algorithm[Any]) -> LocalSGD:

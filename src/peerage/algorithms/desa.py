@@ -105,7 +105,7 @@ class DESA(Algorithm[ByClass]):
         if node.round == 0:
             node.state = await self.anchors(node)
         z = await self.logits(node)
-        inbox = await node.exchange(to=node.neighbours, **z)
+        inbox = await node.exchange(**z)
         if not node.state:
             await node.train(self.local)
         else:
