@@ -24,7 +24,7 @@ class Copies:
 
     theirs: dict[int, Tensor]
     mine: dict[int, Tensor]
-    reached: list[int]  # neighbours that have the last message
+    reached: list[int]  # neighbours that had the message before the last
 
 
 @dataclass(frozen=True)

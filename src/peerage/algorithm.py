@@ -166,7 +166,7 @@ class Node(Generic[S]):
         """The neighbours of every node in any round; a node that joins late can replay the past."""
         if self.graph_of is None or round < 0:
             raise PeerageError(f"there is no graph of round {round}; rounds are counted from 0")
-        return self.graph_of(round)
+        return self.graph if round == self.round else self.graph_of(round)
 
     @property
     def reached(self) -> frozenset[int]:
@@ -335,25 +335,29 @@ class Node(Generic[S]):
     ) -> Inbox:
         """Send to some nodes and receive from those that chose this one in the same way.
 
-        `among` are the nodes that swap with each other, by default all. Each of them must name this
-        node in turn. A node that sends nothing to another one still tells it that it has chosen, in
-        a message without payload. So nobody needs to know the choices of others: the k-th swap of a
-        node ends when every node of `among` has made its k-th swap of the round or ended the round.
+        `among` are the nodes that swap with each other, by default all but a hub. Each of them must
+        have this node in its `among`. A node that sends nothing to another one still tells it so,
+        in a message without payload. So nobody needs to know the choices of others: the k-th swap
+        of a node ends when every node of `among` has made its k-th swap of the round or ended the
+        round.
         """
         others = range(self.num_nodes) if among is None else among
-        partners = tuple(sorted({other for other in others if other != self.id}))
+        left_out = {self.id} if among is not None or self.hub is None else {self.id, self.hub}
+        partners = tuple(sorted(set(others) - left_out))
         unknown = sorted(payloads.keys() - set(partners))
         if unknown:
             raise PeerageError(
                 f"node {self.id} swaps with node {unknown[0]}, which is not in `among`; "
                 "choose recipients from `among`"
             )
-        recipients: dict[int, list[int]] = {}  # one message for those with the same payload
-        for recipient in sorted(payloads):
-            recipients.setdefault(id(payloads[recipient]), []).append(recipient)
-        for to in recipients.values():
-            await self._send(tuple(to), dict(payloads[to[0]]))
-        await self._send(tuple(other for other in partners if other not in payloads), {})
+        chosen = {recipient: dict(payloads[recipient]) for recipient in sorted(payloads)}
+        same: dict[Any, list[int]] = {}  # one message for those with the same tensors
+        for recipient, payload in chosen.items():
+            tensors = tuple((name, id(tensor)) for name, tensor in payload.items())
+            same.setdefault(tensors, []).append(recipient)
+        for to in same.values():
+            await self._send(tuple(to), chosen[to[0]])
+        await self._send(tuple(other for other in partners if other not in chosen), {})
         return self._inbox(await Receive(partners)).with_payload()
 
     async def _send(

@@ -47,7 +47,7 @@ class Flag:
     # Other keys of the section that this flag excludes -> the values to which they are reset.
     excludes: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)  # what users write -> what is stored
-    rest: str | None = None  # key of the section that the text after the first colon sets
+    after_colon: str | None = None  # key of the section that the text after the first colon sets
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -82,7 +82,8 @@ TABLE = (
     Flag("partition", "partition", str,
          "Split of the data between the nodes, e.g. iid.", "dirichlet:alpha=0.2"),
     Flag("clusters", "clusters.sizes", str,
-         "Nodes per cluster and the shift of their examples, e.g. 30/2:rotate.", rest="shift"),
+         "Nodes per cluster and the shift of their examples, e.g. 30/2:rotate.",
+         after_colon="shift"),
     Flag("shuffle-clusters", "clusters.shuffle", bool,
          "Draw the nodes of each cluster from the seed, instead of numbering them in order."),
     Flag("centralised", "pooled", bool, "Give all data to one node, as a centralised baseline."),
@@ -160,9 +161,9 @@ def read_changes(values: Mapping[str, Any]) -> dict[str, Any]:
         for other, replacement in flag.excludes.items():
             table.setdefault(other, replacement)
         value = flag.stored(values[flag.name])
-        if flag.rest is not None:
+        if flag.after_colon is not None:
             value, colon, rest = value.partition(":")
-            table |= {flag.rest: rest} if colon else {}
+            table |= {flag.after_colon: rest} if colon else {}
         table[key] = value
     return changes
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,14 @@ class Clusters:
                 f"shift cannot be {shift!r}; give a name such as 'rotate', or a function of "
                 "examples and the number of their cluster"
             )
-        if hasattr(shift, "fit"):
-            shift = shift.fit(len(self.sizes))
         object.__setattr__(self, "shift", shift)
+        if hasattr(shift, "fit"):
+            shift.fit(len(self.sizes))  # raises an error if it does not fit the sizes
+
+    @cached_property
+    def fitted(self) -> Any:
+        """The shift with its options for so many clusters; files hold it as it was given."""
+        return self.shift.fit(len(self.sizes)) if hasattr(self.shift, "fit") else self.shift
 
     @property
     def text(self) -> str:
@@ -64,13 +70,13 @@ class Clusters:
 
     def describe(self, cluster: int) -> str:
         """A name for reports, such as `cluster 1 (180°)`."""
-        about = getattr(self.shift, "describe", None)
+        about = getattr(self.fitted, "describe", None)
         words = about(cluster) if about is not None else ""
         return f"cluster {cluster}" + (f" ({words})" if words else "")
 
     def kept(self, cluster: int, labels: Tensor, classes: int) -> Tensor:
         """Mask of the examples whose labels a cluster keeps."""
-        keep = getattr(self.shift, "kept_labels", None)
+        keep = getattr(self.fitted, "kept_labels", None)
         chosen = None if keep is None else keep(cluster)
         if chosen is None:
             return torch.ones(len(labels), dtype=torch.bool)
@@ -87,7 +93,7 @@ class Clusters:
     @property
     def own_split(self) -> bool:
         """Whether the examples that a cluster keeps are split between its nodes alone."""
-        return not getattr(self.shift, "fraction", True)
+        return not getattr(self.fitted, "fraction", True)
 
 
 def divide(clusters: Clusters, dataset: Dataset, seed: int, split: Divide) -> list[Ints]:
@@ -198,7 +204,7 @@ def shifted(
             continue
         before = scaling.undo(x[block])
         version = before._version
-        after = clusters.shift(before, cluster)
+        after = clusters.fitted(before, cluster)
         if after is before and before._version == version:  # unchanged, so it is not rounded
             continue
         _check(clusters, before, after)

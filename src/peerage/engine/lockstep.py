@@ -142,7 +142,7 @@ class Lockstep:
         with exclusive_torch():
             present = self.world.present(round)
             owners = dict.fromkeys(self.world.model_owner(node) for node in present)
-            for node in (owner for owner in owners if owner != self.world.uncounted_hub):
+            for node in (owner for owner in owners if owner != self.world.hub_outside_means):
                 architecture = self.world.architecture(node)
                 found.add(architecture.name, architecture.layout.views(self.parameters(node)))
             return found.layers()

@@ -55,7 +55,9 @@ def prepare(
     check_weights(experiment, graph)
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
     clusters = node_clusters(experiment, len(parts))
-    needed = {cluster for cluster, part in zip(clusters, parts, strict=False) if len(part)}
+    # A peer with private data needs the test set of its own cluster only.
+    used = {cluster for cluster, part in zip(clusters, parts, strict=False) if len(part)}
+    needed = used if share else set(clusters)
     world = World(
         experiment=experiment,
         graph=graph,
@@ -180,10 +182,7 @@ def node_clusters(experiment: Experiment, nodes: int) -> list[int | None]:
 def test_sets(
     experiment: Experiment, dataset: Dataset, dtype: torch.dtype, needed: set[int | None]
 ) -> list[Examples]:
-    """The test set of each needed cluster, or a single one if there are no clusters.
-
-    A peer with private data needs that of its own cluster only; the others are not shifted.
-    """
+    """The test set of each cluster, shifted if it is needed; one test set without clusters."""
     x, y = test_examples(experiment, dataset)
     common = Examples(x.to(dtype), y)
     if experiment.clusters is None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peerage.algorithm import Algorithm, Node
-from peerage.engine.evaluated import ONLY, ScoreCache, Scores, models_of
+from peerage.engine.evaluated import ONLY, ScoreCache, Scores, has_final, models_of
 from peerage.engine.groups import Tested, evaluate
 from peerage.engine.router import Packet, ShardOutput
 from peerage.engine.store import Store
@@ -181,6 +181,7 @@ class Shard:
                 graph_of=self.graph_of,
             )
         )
+        self._recall_acknowledgements(runtime)
         self._begin_round(runtime.node, 0, world.neighbours(0), world.out_neighbours(0))
         # Not the streams of round 0, which would repeat these numbers.
         runtime.node.rng = torch_stream(world.seed, "init-node", node)
@@ -191,6 +192,12 @@ class Shard:
         self._keep(runtime)
         world.privacy_filter(node, runtime.persistent_tensors).set_reference([{"x": params}])
         return runtime
+
+    def _recall_acknowledgements(self, runtime: NodeRuntime) -> None:
+        """Begin with whose messages arrived in the last round, if the algorithm asks for it."""
+        if self.world.algorithm.acknowledge:
+            received = runtime.persistent_tensors.get(RECEIVED)
+            runtime.node.acknowledgements = Acknowledgements(runtime.node.id, received)
 
     def _begin_round(
         self,
@@ -239,9 +246,7 @@ class Shard:
         out_neighbours = self.world.out_neighbours(round - final)
         for runtime in self.present:
             node = runtime.node
-            if self.world.algorithm.acknowledge:
-                received = runtime.persistent_tensors.get(RECEIVED)
-                node.acknowledgements = Acknowledgements(node.id, received)
+            self._recall_acknowledgements(runtime)
             self._begin_round(node, round, graph, out_neighbours, final)
             # Before the first round, messages hold nothing about the data.
             node.privacy_filter = (
@@ -250,7 +255,8 @@ class Shard:
                 else self.world.privacy_filter(node.id, runtime.persistent_tensors)
             )
             runtime.start = (node.params, node.buffers)
-            recorded = evaluate and self.world.experiment.evaluation.spread
+            keeps_model = self.world.model_owner(node.id) == node.id
+            recorded = evaluate and self.world.experiment.evaluation.spread and keeps_model
             runtime.before = node.params if recorded else None
             runtime.local = self._context(node.id, round, runtime.persistent_tensors)
             runtime.coroutine = None
@@ -535,7 +541,7 @@ class Shard:
         headline, first = next(iter(models.items()))
         runtime.scores, runtime.tests = results.pop(headline)
         runtime.others = {name: scores for name, (scores, _) in results.items()}
-        if node.id != self.world.uncounted_hub:
+        if node.id != self.world.hub_outside_means:
             self.spread.add(node.id, first.architecture, first.params)
 
     def _score(self, node: int, weights: Weights) -> tuple[Scores, dict[int, Tested]]:
@@ -641,6 +647,7 @@ class Shard:
             node.buffers = tensors.get(f"{id}.buffers", node.buffers)
             node.state = unpack(tree["state"], tensors, node.state)
             runtime.persistent_tensors = unpack(tree["memory"], tensors, {})
+            self._recall_acknowledgements(runtime)
         self._begin_last_round(rounds, final)
 
     def _begin_last_round(self, rounds: int, final: bool) -> None:
@@ -651,7 +658,8 @@ class Shard:
         for id, runtime in self.members.items():
             present = (r for r in reversed(range(rounds)) if self.world.faults.present(id, r))
             last = next(present, 0)
-            in_final = final and self.world.faults.present(id, rounds - 1)
+            ran_final = final and has_final(self.world.algorithm)
+            in_final = ran_final and self.world.faults.present(id, rounds - 1)
             self._begin_round(runtime.node, last + in_final, *graph(last), final=in_final)
 
 

@@ -136,7 +136,7 @@ class World:
         return self.hub is None or self.algorithm.models_at in (where, "both")
 
     @property
-    def uncounted_hub(self) -> int | None:
+    def hub_outside_means(self) -> int | None:
         """The hub, if means over the network leave it out because clients keep models."""
         return None if self.models_at_hub else self.hub
 
@@ -147,13 +147,13 @@ class World:
 
     def neighbours(self, round: int) -> Neighbours:
         """The nodes from which each node receives in this round."""
-        return self._among_present(self.graph.neighbours, self._real(round))
+        return self._among_present(self.graph.neighbours, self._graph_round(round))
 
     def out_neighbours(self, round: int) -> Neighbours:
         """The nodes to which each node sends; the neighbours, unless the graph is directed."""
-        return self._among_present(self.graph.out_neighbours, self._real(round))
+        return self._among_present(self.graph.out_neighbours, self._graph_round(round))
 
-    def _real(self, round: int) -> int:
+    def _graph_round(self, round: int) -> int:
         """The round itself, or the last one for the step after it."""
         return round - (self.rounds <= round < self.steps)
 
@@ -179,7 +179,7 @@ class World:
 
     def is_present(self, node: int, round: int) -> bool:
         """Whether a node takes part in this round."""
-        return self.faults.present(node, max(self._real(round), 0))
+        return self.faults.present(node, max(self._graph_round(round), 0))
 
     def link_faults(self, round: int, final: bool = False) -> LinkFaults:
         """The link faults of this round, or of the step after the last round, number `round`."""

@@ -41,10 +41,19 @@ class StopCondition:
 
     def reached(self, row: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]] = ()) -> bool:
         """Whether the row of the network, or the notes of its nodes, have reached the value."""
-        value = self._value(row, nodes)
+        value = self.value_in(row, nodes)
         if value is None:
             return False
         return bool(value >= self.value if self.direction == ">=" else value <= self.value)
+
+    def check_recorded(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raise an InputError if no row so far has recorded the metric."""
+        known = {name for row in rows for name in (*numbers_in(row), *row.get("notes", {}))}
+        if self.metric not in known and self.metric not in STOP_METRICS:
+            raise InputError(
+                f"until {self} names a metric that no round up to {rows[-1]['round']} has "
+                f"recorded; {did_you_mean(self.metric, known)}"
+            )
 
     @property
     def direction(self) -> str:
@@ -53,21 +62,14 @@ class StopCondition:
         higher = metric is not None and metric.better == "higher"
         return self.comparison or (">=" if higher else "<=")
 
-    def _value(self, row: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> float | None:
+    def value_in(self, row: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> float | None:
+        """The value in the row of the network or in the notes of its nodes; None without one."""
         value = value_at(row, self.metric)
         if value is not None:
             return float(value)
         notes = [node.get("notes", {}) for node in nodes]
         noted = [note[self.metric] for note in notes if note.get(self.metric) is not None]
-        if noted:
-            return fmean(noted)
-        names = {name for note in notes for name in note} | set(numbers_in(row))
-        if metric_of(self.metric) is None and self.metric not in names:
-            raise InputError(
-                f"until {self} names a metric that round {row['round']} did not record; "
-                f"{did_you_mean(self.metric, names)}"
-            )
-        return None
+        return fmean(noted) if noted else None
 
     def __str__(self) -> str:
         return f"{self.metric}{self.comparison or '='}{self.value!r}"

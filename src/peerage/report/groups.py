@@ -21,9 +21,10 @@ def group_name(record: RunRecord, by: str, group: int | str) -> str:
 
 
 def last_rows(record: RunRecord) -> list[Row]:
-    """The rows of all groups in the last round in which any of them was evaluated."""
+    """The last row of each group in the last round in which any of them was evaluated."""
     last = max((row["round"] for row in record.groups), default=None)
-    return [row for row in record.groups if row["round"] == last]
+    rows = [row for row in record.groups if row["round"] == last]
+    return list({(row["by"], row["group"]): row for row in rows}.values())
 
 
 def lines(record: RunRecord) -> list[list[str]]:
@@ -32,15 +33,20 @@ def lines(record: RunRecord) -> list[list[str]]:
 
 
 def _line(record: RunRecord, row: Row) -> list[str]:
-    rounds, values = record.group_curves("accuracy", row["by"]).get(row["group"], ([], []))
-    peak = max(range(len(values)), key=values.__getitem__) if values else None
+    known = [
+        (float(other["accuracy"]), other["round"])
+        for other in record.groups
+        if (other["by"], other["group"]) == (row["by"], row["group"])
+        if other.get("accuracy") is not None
+    ]
+    best = max(known, key=lambda pair: pair[0], default=None)
     low, high = row.get("accuracy_min"), row.get("accuracy_max")
     return [
         group_name(record, row["by"], row["group"]),
         str(row["nodes"]),
         percent(row.get("accuracy")),
         "-" if low is None or high is None else f"{100 * low:.1f}..{100 * high:.1f} %",
-        "-" if peak is None else f"{percent(values[peak])} ({rounds[peak]})",
+        "-" if best is None else f"{percent(best[0])} ({best[1]})",
         number(row.get("loss")),
     ]
 

@@ -193,7 +193,7 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
         "nodes": count,
         "rounds": record.rounds,
         "rounds_planned": record.summary.get("rounds_planned"),
-        "until": record.experiment.get("until"),
+        "until": None if record.summary.get("stopped") else record.experiment.get("until"),
         "evaluated_round": rounds[-1] if rounds else None,
         "accuracy": values[-1] if values else None,
         "accuracy_std": last.get("accuracy_std"),

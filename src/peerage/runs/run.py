@@ -6,7 +6,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -315,6 +315,8 @@ class _Run:
             report = engine.final(done)
         elif self.stopped and "accuracy" not in self.rows[-1]:  # final models are always evaluated
             report = engine.evaluate_models(round=done - 1)
+            # A resumed run does not have the notes of the round.
+            report = replace(report, nodes=[replace(n, notes={}) for n in report.nodes])
         else:
             return
         self._record(done, report, engine, final=True)
@@ -332,6 +334,7 @@ class _Run:
         if self.stopped or until is None or row["round"] == 0 or "accuracy" not in row:
             return self.stopped
         nodes = [r for r in self.rows if r["scope"] == "node" and r["round"] == row["round"]]
+        until.check_recorded(self.rows)
         return until.reached(row, nodes)
 
     def _save_is_due(self, round: int) -> bool:
@@ -347,7 +350,7 @@ class _Run:
     ) -> None:
         self.bytes_total += report.bytes
         hubs = self.world.nodes - self.world.num_data_nodes
-        nodes, hub = len(report.nodes) - hubs, self.world.uncounted_hub
+        nodes, hub = len(report.nodes) - hubs, self.world.hub_outside_means
         row = network_row(round, report, self.bytes_total, nodes, without=hub, final=final)
         if self.experiment.evaluation.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
@@ -401,6 +404,7 @@ class _Run:
             message=message,
             privacy=privacy,
         )
+        summary |= {"stopped": True} if self.stopped else {}
         if self.folder is not None:
             write_json(self.folder / "summary.json", summary)
         return summary

@@ -103,6 +103,8 @@ class SavedRun:
     def best(self, name: str | None = None) -> SavedModel:
         """The model with the highest last accuracy, on held-out data if there are any."""
         rows = self._last_rows()
+        if name is not None:  # a hub and its clients may have models of different names
+            rows = {node: row for node, row in rows.items() if name in self._names(node)}
         for key in ("validation_accuracy", "accuracy"):
             values = {node: _value(row, name, key) for node, row in rows.items()}
             known = {node: value for node, value in values.items() if value is not None}
@@ -224,9 +226,14 @@ class SavedRun:
 
     def _chosen(self, node: int, name: str | None) -> tuple[str, str]:
         """The name and the architecture of a node's model with this name, or of its first one."""
+        models = self._names(node)
+        return choose({known: (known, kind) for known, kind in models.items()}, name, node)
+
+    def _names(self, node: int) -> dict[str, str]:
+        """The names of a node's models, and their architectures."""
         tree = self._checkpoint(node).trees[str(node)]
         models: dict[str, str] = tree.get("models", {ONLY: self._architecture(node).name})
-        return choose({known: (known, kind) for known, kind in models.items()}, name, node)
+        return models
 
     def _last_rows(self) -> dict[int, Row]:
         """The last evaluated row of each model in the folder, up to its checkpoint."""

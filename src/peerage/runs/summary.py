@@ -146,7 +146,7 @@ def node_row(round: int, n: NodeReport, final: bool = False) -> Row:
 
 def group_rows(world: World, round: int, report: RoundReport, final: bool = False) -> Iterator[Row]:
     """Rows of the groups with nodes that were evaluated; see `peerage.records.rows`."""
-    evaluated = [n for n in report.nodes if n.tests and n.node != world.uncounted_hub]
+    evaluated = [n for n in report.nodes if n.tests and n.node != world.hub_outside_means]
     place: Row = {"scope": "group", "round": round, **_mark(final)}
     if "cluster" in grouped_by(world):
         assert world.experiment.clusters is not None

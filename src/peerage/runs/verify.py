@@ -52,8 +52,9 @@ def verify(
     result = run(experiment, watch=_until_round(int(record.summary["rounds"]), watch))
     old = [_without(row, TIMES) for row in read_metrics(folder / "metrics.jsonl")]
     new = [_without(row, TIMES) for row in result.rows]
-    if not any(row["scope"] == "group" for row in old):  # recorded by an older version
-        new = [row for row in new if row["scope"] != "group"]
+    # An older version, which recorded no groups, may have begun the run.
+    grouped = {_moment(row) for row in old if row["scope"] == "group"}
+    new = [row for row in new if row["scope"] != "group" or _moment(row) in grouped]
     digest = str(record.summary["digest"])
     difference = network_difference(old, new) if real else first_difference(old, new)
     if not difference and digest != result.digest:
@@ -96,6 +97,10 @@ def network_difference(old: list[Row], new: list[Row]) -> str:
         if difference:
             return difference
     return f"{len(recorded)} recorded rows are missing from the new run" if recorded else ""
+
+
+def _moment(row: Row) -> tuple[int, bool]:
+    return row["round"], bool(row.get("final"))
 
 
 def _place(row: Row) -> tuple[Any, ...]:

@@ -94,7 +94,7 @@ class RecordCollector:
                 present = set(self.world.present(round - 1))
                 known = [n for n in report.nodes if n.node in present]
                 peers = sum(n.node < self.world.num_data_nodes for n in known)
-                hub = self.world.uncounted_hub
+                hub = self.world.hub_outside_means
                 new = [
                     *group_rows(self.world, round, report, final),
                     network_row(round, report, total, peers, without=hub, final=final),
