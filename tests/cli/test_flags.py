@@ -16,7 +16,7 @@ def test_every_flag_sets_a_key_that_exists(name: str) -> None:
     experiment = pg.Experiment(nodes=2, clusters="1/1:rotate")
     table: Any = getattr(experiment, section) if section else experiment
     known = [f.name for f in fields(table)] if is_dataclass(table) else type(table).model_fields
-    rest = FLAGS[name].rest
+    rest = FLAGS[name].after_colon
     assert {key, *FLAGS[name].excludes, *([] if rest is None else [rest])} <= set(known)
 
 

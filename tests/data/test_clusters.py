@@ -56,7 +56,8 @@ def test_nodes_are_in_order_or_drawn_from_the_seed() -> None:
 
 
 def test_clusters_as_text_table_and_object_are_the_same() -> None:
-    wanted = pg.Clusters((6, 2), "rotate:angles=0+180")
+    wanted = pg.Clusters((6, 2), "rotate")
+    assert wanted.fitted == pg.Clusters((6, 2), "rotate:angles=0+180").fitted
     for given in ("6/2:rotate", {"sizes": [6, 2], "shift": {"name": "rotate"}}, wanted):
         made = experiment(dataset="digits", clusters=given)
         assert made.clusters == wanted
