@@ -311,9 +311,10 @@ def test_until_takes_the_mean_of_a_note_and_names_what_is_known() -> None:
     assert until.reached({"round": 1}, nodes)
     assert not until.reached({"round": 1}, nodes[:1])
     assert not until.reached({"round": 1}, nodes[2:])  # a note that is not finite
-    message = "did not record; did you mean 'alpha'? known: alpha, loss, round"
+    until.check_recorded([*nodes, {"round": 1}])
+    message = "that no round up to 1 has recorded; did you mean 'alpha'? known: alpha, loss, round"
     with pytest.raises(InputError) as caught:
-        StopCondition("alhpa", 0.5, ">=").reached({"round": 1, "loss": 2.0}, nodes)
+        StopCondition("alhpa", 0.5, ">=").check_recorded([*nodes, {"round": 1, "loss": 2.0}])
     assert message in str(caught.value)
 
 
