@@ -267,6 +267,19 @@ def test_heads_that_were_tied_are_chosen_at_random():
     assert set(first) == {0.0, 1.0}
 
 
+def test_the_choice_for_evaluation_does_not_change_training():
+    options: dict[str, Any] = {"k": 3, "warmup": 1, "choice_batches": 1, "all_reduce": False}
+    fresh, last = (
+        pg.run(toy(Facade(WORK, eval_head=choice, **options), rounds=4))
+        for choice in ("train", "last")
+    )
+    assert heads_in(fresh) == heads_in(last)
+    core = slice(0, 4 * 8 + 8)  # of mlp:hidden=8
+    for one, other in zip(fresh.parameters, last.parameters, strict=True):
+        assert torch.equal(one[core], other[core])
+    assert fresh.digest != last.digest
+
+
 @pytest.mark.parametrize("head_init", ["shared", "own"])
 def test_heads_start_equal_on_all_nodes_or_not(head_init):
     seen: list[Heads] = []
