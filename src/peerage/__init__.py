@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithms.decdiff import DecDiffVT as DecDiffVT
     from peerage.algorithms.dechw import DecHW as DecHW
     from peerage.algorithms.desa import DESA as DESA
+    from peerage.algorithms.facade import Facade as Facade
     from peerage.algorithms.fedavg import FedAvg as FedAvg
     from peerage.algorithms.fedcurv import FedCurv as FedCurv
     from peerage.algorithms.fednl import FedNL as FedNL
@@ -85,6 +86,7 @@ _HOMES = {
     "Engine": "peerage.experiment",
     "Evaluation": "peerage.experiment",
     "Experiment": "peerage.experiment",
+    "Facade": "peerage.algorithms.facade",
     "FedAvg": "peerage.algorithms.fedavg",
     "FedCurv": "peerage.algorithms.fedcurv",
     "FedNL": "peerage.algorithms.fednl",

@@ -19,6 +19,7 @@ from peerage import (
     DecAvg,
     DecDiff,
     DecHW,
+    Facade,
     FedAvg,
     FedCurv,
     Local,
@@ -78,6 +79,10 @@ GOOD: dict[str, Algorithm[Any]] = {
     # The default is of the size of the experiments: most of a second for every node.
     "desa": DESA(ipc=2, iterations=3),
     "desa mean": DESA(LocalSGD(steps=3, correct=Proximal(0.1)), 1, 2, kl_reduction="mean"),
+    "facade one head": short(Facade, k=1),
+    "facade tied": short(Facade, warmup=3),
+    "facade warm-up": Facade(LocalSGD(steps=3), k=3, warmup=1, choice_batches=1),
+    "facade eq. 4": Facade(LocalSGD(steps=3), 3, own_head="if_selected", eval_head="last"),
 }
 # Nobody is without neighbours where there is a hub.
 HUBS = {(name, "isolated") for name, algorithm in GOOD.items() if algorithm.with_hub}
@@ -95,6 +100,15 @@ EXCEPTIONS = HUBS | {
     # A node draws the noise that its synthetic examples start from.
     ("desa", "relabelling"),
     ("desa mean", "relabelling"),
+    # Several heads start different from that of the node's initial model.
+    ("facade", "consensus"),
+    ("facade", "isolated"),
+    ("facade eq. 4", "consensus"),
+    ("facade eq. 4", "isolated"),
+    # Nodes choose at random between heads that were tied.
+    ("facade warm-up", "relabelling"),
+    # Logistic regression has a head and no core.
+    *((name, "convex") for name in GOOD if name.startswith("facade")),
 }
 
 

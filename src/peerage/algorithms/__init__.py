@@ -8,6 +8,7 @@ from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.desa import DESA
+from peerage.algorithms.facade import Facade
 from peerage.algorithms.fedavg import FedAvg
 from peerage.algorithms.fedcurv import FedCurv
 from peerage.algorithms.fednl import FedNL
@@ -28,4 +29,5 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedcurv": FedCurv,
     "fednl": FedNL,
     "hwa": HWA,
+    "facade": Facade,
 }
