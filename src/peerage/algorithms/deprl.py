@@ -1,6 +1,6 @@
 """DePRL: nodes share the core of the model and keep their own heads (a baseline of P3).
 
-Xiong, Yan, Singh, Li, 2024. arXiv:2312.10815. Each round trains the head with the core fixed, then
+Xiong, Yan, Wang, Li, 2024. arXiv:2312.10815. Each round trains the head with the core fixed, then
 the core with the head fixed, and averages the cores. As in P3, a node trains before it averages.
 """
 
