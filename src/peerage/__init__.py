@@ -15,11 +15,15 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithm import Node as Node
     from peerage.algorithms import ALGORITHMS as ALGORITHMS
     from peerage.algorithms.cfa import CFA as CFA
+    from peerage.algorithms.dac import DAC as DAC
     from peerage.algorithms.decavg import DecAvg as DecAvg
     from peerage.algorithms.decdiff import DecDiff as DecDiff
     from peerage.algorithms.decdiff import DecDiffVT as DecDiffVT
     from peerage.algorithms.dechw import DecHW as DecHW
+    from peerage.algorithms.deprl import DePRL as DePRL
     from peerage.algorithms.desa import DESA as DESA
+    from peerage.algorithms.dpsgd import DPSGD as DPSGD
+    from peerage.algorithms.el import EL as EL
     from peerage.algorithms.facade import Facade as Facade
     from peerage.algorithms.fedavg import FedAvg as FedAvg
     from peerage.algorithms.fedcurv import FedCurv as FedCurv
@@ -69,7 +73,10 @@ _HOMES = {
     "ACE": "peerage.work.losses",
     "ALGORITHMS": "peerage.algorithms",
     "CFA": "peerage.algorithms.cfa",
+    "DAC": "peerage.algorithms.dac",
     "DESA": "peerage.algorithms.desa",
+    "DPSGD": "peerage.algorithms.dpsgd",
+    "EL": "peerage.algorithms.el",
     "HWA": "peerage.algorithms.hwa",
     "STOP": "peerage.runs.watch",
     "WSM": "peerage.work.losses",
@@ -79,6 +86,7 @@ _HOMES = {
     "CrossEntropy": "peerage.work.losses",
     "CurvaturePenalty": "peerage.work.losses",
     "Dataset": "peerage.data",
+    "DePRL": "peerage.algorithms.deprl",
     "DecAvg": "peerage.algorithms.decavg",
     "DecDiff": "peerage.algorithms.decdiff",
     "DecDiffVT": "peerage.algorithms.decdiff",

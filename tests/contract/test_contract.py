@@ -13,12 +13,16 @@ from torch import Tensor
 from peerage import (
     ALGORITHMS,
     CFA,
+    DAC,
     DESA,
+    DPSGD,
+    EL,
     HWA,
     Algorithm,
     DecAvg,
     DecDiff,
     DecHW,
+    DePRL,
     Facade,
     FedAvg,
     FedCurv,
@@ -79,6 +83,11 @@ GOOD: dict[str, Algorithm[Any]] = {
     # The default is of the size of the experiments: most of a second for every node.
     "desa": DESA(ipc=2, iterations=3),
     "desa mean": DESA(LocalSGD(steps=3, correct=Proximal(0.1)), 1, 2, kl_reduction="mean"),
+    "dpsgd metropolis": short(DPSGD, weights="metropolis"),
+    "el local": short(EL, mode="local", sends=2),
+    "deprl steps": short(DePRL, core_steps=1, weights="metropolis", final_mean=False),
+    # With fewer peers than others, and a mean at the end.
+    "dac some": short(DAC, peers=2, two_hop=False, weights="data", examples=3, final_mean=True),
     "facade one head": short(Facade, k=1),
     "facade tied": short(Facade, warmup=3),
     "facade warm-up": Facade(LocalSGD(steps=3), k=3, warmup=1, choice_batches=1),
@@ -100,6 +109,19 @@ EXCEPTIONS = HUBS | {
     # A node draws the noise that its synthetic examples start from.
     ("desa", "relabelling"),
     ("desa mean", "relabelling"),
+    # Nodes draw others among all, not among neighbours, and by their private streams.
+    ("el local", "isolated"),
+    ("el local", "relabelling"),
+    ("dac", "isolated"),
+    ("dac some", "isolated"),
+    ("dac some", "relabelling"),
+    # A batch from the endless stream contains some examples twice, in the node's own order.
+    ("deprl steps", "relabelling"),
+    # The head and the core are trained in turn, and logistic regression has no core.
+    ("deprl", "isolated"),
+    ("deprl steps", "isolated"),
+    ("deprl", "convex"),
+    ("deprl steps", "convex"),
     # Several heads start different from that of the node's initial model.
     ("facade", "consensus"),
     ("facade", "isolated"),

@@ -4,10 +4,14 @@ from typing import Any
 
 from peerage.algorithm import Algorithm
 from peerage.algorithms.cfa import CFA
+from peerage.algorithms.dac import DAC
 from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
+from peerage.algorithms.deprl import DePRL
 from peerage.algorithms.desa import DESA
+from peerage.algorithms.dpsgd import DPSGD
+from peerage.algorithms.el import EL
 from peerage.algorithms.facade import Facade
 from peerage.algorithms.fedavg import FedAvg
 from peerage.algorithms.fedcurv import FedCurv
@@ -29,5 +33,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedcurv": FedCurv,
     "fednl": FedNL,
     "hwa": HWA,
+    "dpsgd": DPSGD,
+    "el": EL,
+    "deprl": DePRL,
+    "dac": DAC,
     "facade": Facade,
 }

@@ -48,7 +48,10 @@ class StopCondition:
 
     def check_recorded(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise an InputError if no row so far has recorded the metric."""
-        known = {name for row in rows for name in (*numbers_in(row), *row.get("notes", {}))}
+        known = {name for row in rows for name in row.get("notes", {})}
+        for row in rows:
+            if row.get("scope") not in ("node", "group"):
+                known |= {key for key in numbers_in(row) if not key.startswith("notes.")}
         if self.metric not in known and self.metric not in STOP_METRICS:
             raise InputError(
                 f"until {self} names a metric that no round up to {rows[-1]['round']} has "

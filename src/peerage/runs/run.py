@@ -334,7 +334,8 @@ class _Run:
         if self.stopped or until is None or row["round"] == 0 or "accuracy" not in row:
             return self.stopped
         nodes = [r for r in self.rows if r["scope"] == "node" and r["round"] == row["round"]]
-        until.check_recorded(self.rows)
+        if until.value_in(row, nodes) is None:
+            until.check_recorded(self.rows)
         return until.reached(row, nodes)
 
     def _save_is_due(self, round: int) -> bool:

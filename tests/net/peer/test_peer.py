@@ -22,7 +22,7 @@ from support.networking import (
 from torch import Tensor
 
 import peerage as pg
-from peerage import ALGORITHMS, DESA, DecAvg, DecHW, Experiment, FedAvg, LocalSGD
+from peerage import ALGORITHMS, DESA, EL, DecAvg, DecHW, Experiment, FedAvg, LocalSGD
 from peerage.data import Dataset
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
@@ -32,7 +32,7 @@ from peerage.net.peer.private_data import prepare_own
 from peerage.net.wire.header import Rejected
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
-from peerage.testing import blobs, simulate, toy, unequal_parts
+from peerage.testing import blobs, toy, unequal_parts
 
 
 def models(peers: list[Peer]) -> list[Tensor]:
@@ -41,15 +41,17 @@ def models(peers: list[Peer]) -> list[Tensor]:
 
 
 def simulated(experiment: Experiment) -> list[Tensor]:
+    """The models after the last round, or after the final step if there is one."""
     world = prepare(experiment)
-    ended = simulate(experiment)
-    return [ended.end[node] for node in dict.fromkeys(map(world.model_owner, range(world.nodes)))]
+    ended = pg.run(experiment).parameters
+    return [ended[node] for node in dict.fromkeys(map(world.model_owner, range(len(ended))))]
 
 
 EVERY = {name: cls() for name, cls in ALGORITHMS.items()} | {
     "desa": DESA(ipc=2, iterations=3),
     "fedavg chosen": FedAvg(clients=2),
     "dechw star": DecHW(theta=2),
+    "el local": EL(mode="local", sends=2),
 }
 
 
