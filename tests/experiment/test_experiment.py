@@ -71,10 +71,12 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     """Any valid experiment that names no file of this machine and no Python object."""
     algorithm, local = draw(any_of(ALGORITHMS)), draw(st.none() | works())
     validation = draw(st.floats(0, 0.99))
-    if local and isinstance(algorithm, pg.DecDiffVT):  # brings its own loss
+    if local and isinstance(algorithm, pg.DecDiffVT | pg.DESA):  # bring their own loss
         local = replace(local, loss=pg.CrossEntropy())
     if local and isinstance(algorithm, pg.FedProx | pg.FedCurv):  # bring their own correction
         local = replace(local, correct=None)
+    if local and isinstance(algorithm, pg.DePRL):  # trains parts of a model in turn
+        local = replace(local, keep_optimizer=False)
     if not hasattr(algorithm, "local"):
         local = None
     hub = algorithm.with_hub
