@@ -42,7 +42,7 @@ tools:
 test: check data tools  ## Set up, check style and types, fetch MNIST and run all tests
 	$(PYTEST) -n $$(($(CORES) + 1))
 
-test-fast: setup  ## Tests without processes, network and fetched data (under two minutes)
+test-fast: setup  ## Tests without processes, network and fetched data (under 90 seconds)
 	$(PYTEST) -n $(CORES) -m "not slow"
 
 check: setup  ## Style and types

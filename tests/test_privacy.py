@@ -335,6 +335,7 @@ def test_epsilon_against_the_formula(noise: Noise, messages: int) -> None:
     assert epsilon(noise, messages) == pytest.approx(analytic(noise, messages), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "messages"), CASES)
 def test_epsilon_against_two_accountants(noise: Noise, messages: int) -> None:
     assert noise.clip is not None
@@ -357,6 +358,7 @@ def test_a_known_number() -> None:
     assert epsilon(Noise(sigma=4.0, clip=1.0), 4) == pytest.approx(4.377, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_an_attack_achieves_the_stated_delta_and_no_more() -> None:
     """Two data sets at opposite ends: P[message in S] - e^epsilon P'[message in S] is delta.
 

@@ -368,6 +368,7 @@ def pair(algorithm: DecHW) -> ScriptedNetwork:
     return ScriptedNetwork(algorithm, PAIR, [1, 3], [[0.0], [8.0]])
 
 
+@pytest.mark.slow
 def test_dechw_in_the_first_round():
     network = pair(DecHW(beta=0.3))  # beta does not count in the first round
     # Only node 0 knows of the first entry; the second is (.8 * 1 + 1 * 5) / 1.8.

@@ -402,6 +402,7 @@ def test_engines_agree_on_images_bit_for_bit(model, monkeypatch, tmp_path):
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_it_learns_classes_that_a_node_has_never_seen():
     # Nodes with one class each: alone, a node knows a third of the answers.
     y = blobs().train_y
@@ -532,6 +533,7 @@ def test_groups_of_classes_change_nothing(monkeypatch):
         torch.testing.assert_close(apart[c], together[c], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_change_is_a_shift_a_flip_and_a_brightness():
     x = torch.randn(2, 16, 24, 3, generator=torch_stream(0, "x"))
     seen = set()

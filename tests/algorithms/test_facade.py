@@ -343,6 +343,7 @@ def clustered(**changes: Any) -> pg.Experiment:
     return pg.Experiment(**settings | changes)
 
 
+@pytest.mark.slow
 def test_two_clusters_end_with_different_heads():
     result = pg.run(clustered())
     rows = [row for row in result.rows if row["scope"] == "node" and row["round"] == 25]

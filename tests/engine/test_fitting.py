@@ -132,6 +132,7 @@ def test_real_peers_with_tokens_end_as_the_simulation() -> None:
     assert [peer.rows[-1]["loss"] for peer in peers] == [row["loss"] for row in rows]
 
 
+@pytest.mark.slow
 def test_curvature_of_an_embedding_is_that_of_single_examples() -> None:
     torch.manual_seed(0)
     model = FlatModel(Tokens().eval())

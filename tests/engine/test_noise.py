@@ -90,6 +90,7 @@ def test_engines_agree_and_runs_can_be_resumed(algorithm, tmp_path):
     assert resumed.summary["privacy"] == serial.summary["privacy"]
 
 
+@pytest.mark.slow
 def test_every_message_of_a_client_is_accounted_for():
     summary = pg.run(toy(FedAvg(clients=2), noise=PRIVATE, rounds=3)).summary["privacy"]
     assert sum(summary["messages"]) == 2 * 3

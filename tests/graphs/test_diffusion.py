@@ -380,6 +380,7 @@ def test_results_fit_into_json() -> None:
     assert table["stabilisation"] == result.stabilisation
 
 
+@pytest.mark.slow
 def test_the_figure_shows_both_deviations_limits_and_the_mark(tmp_path: Path) -> None:
     result = diffuse(Regular(k=8).build(100, 0), rounds=30)
     axes = deviation_curves(result).axes[0]

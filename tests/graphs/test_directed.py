@@ -94,6 +94,7 @@ def test_metropolis_weights_are_rejected_on_a_directed_graph(tmp_path: Path) -> 
     assert still(weighted(), algorithm="decavg:weights=metropolis").summary["rounds"] == 3
 
 
+@pytest.mark.slow
 def test_the_gain_keeps_the_size_of_weights() -> None:
     """After many rounds of averaging, weights have the deviation that one model began with."""
     graph = nx.gnp_random_graph(12, 0.4, seed=3, directed=True)

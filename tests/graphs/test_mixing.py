@@ -522,6 +522,7 @@ def test_the_dense_spectrum_helps_out(failure: Exception, monkeypatch: pytest.Mo
     assert second_eigenvalue(graph) == dense
 
 
+@pytest.mark.slow
 def test_large_graphs_are_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np.linalg, "eigvalsh", None)
     # A torus of 100 x 100: (1 + 2 + 2 cos(2 pi / 100)) / 5 is the second of its eigenvalues.

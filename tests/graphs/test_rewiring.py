@@ -91,6 +91,7 @@ def test_much_is_swapped_not_only_what_must_be() -> None:
     assert shared < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "side"), [(0.999, "below"), (-0.999, "above")])
 def test_what_the_degrees_do_not_allow(target: float, side: str) -> None:
     with pytest.raises(InputError) as error, lines_at_most(50_000_000):  # it stops in the end

@@ -270,6 +270,7 @@ def test_blocks_have_the_wanted_densities() -> None:
     assert len(edges) - inside == pytest.approx(0.05 * 200 * 200, abs=220)
 
 
+@pytest.mark.slow
 def test_chung_lu_edges_follow_the_product_of_the_expected_degrees() -> None:
     nodes, repeats = 30, 2000
     topology = HeavyTail(gamma=2.5, degree=6, connected=False)
@@ -347,6 +348,7 @@ def test_products_drawn_by_edges_have_the_probabilities_of_their_pairs() -> None
     assert np.abs(found - expected)[~np.eye(8, dtype=bool)].max() < 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [1, 2, 1000])
 def test_attachment_is_to_ends_of_edges(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_edges, "ATTACH_BATCH", together)
@@ -441,6 +443,7 @@ def test_many_configuration_degrees_are_the_rounded_ones() -> None:
     assert (wanted - k).sum() < 0.01 * wanted.sum()
 
 
+@pytest.mark.slow
 def test_many_attached_nodes_meet_m_others_and_make_a_heavy_tail() -> None:
     m = 4
     graph = BarabasiAlbert(m=m).build(MANY, 0)

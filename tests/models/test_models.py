@@ -72,6 +72,7 @@ def test_vgg16_grows_with_the_image():
     assert layers["head"] == 4097 * 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_memory_format_does_not_change_the_logits(name):
     module, x = network(name), torch.randn(4, *SIZES[name][0])

@@ -61,6 +61,7 @@ def test_every_study_runs_at_smoke_scale(id, home):
         assert all(row["ours"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_study_runs_as_the_authors_scripts_do(tmp_path):
     line = "reproduce p0-fig2 --scale smoke --seeds 1 --fidelity code --json --out"
     outcome = peerage(line, tmp_path)
@@ -78,6 +79,7 @@ def test_all_ids_are_there():
     assert {*figures, *tables, "p0-cost"} <= set(runner.STUDIES)
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_repeated_and_are_shared_between_studies(tmp_path):
     first = run_jobs(tmp_path, runner.STUDIES["p0-fig3"].jobs(SMOKE))
     assert (first.done, first.skipped) == (5, 0)
@@ -88,6 +90,7 @@ def test_finished_runs_are_not_repeated_and_are_shared_between_studies(tmp_path)
     assert (table.done, table.skipped) == (0, 5)
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_goes_on_and_loses_one_round_at_most(tmp_path):
     jobs = runner.STUDIES["p0-cost"].jobs(SMOKE)
     again = "in run 1 of 3, DecHetero, cifar10, Dir 0.2, seed 0; run the same command again"
@@ -136,6 +139,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path):
 # Data that is not there
 
 
+@pytest.mark.slow
 def test_missing_data_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "nothing"))
     digits = runner.STUDIES["p0-cost"].jobs(SMOKE)
@@ -192,6 +196,7 @@ def test_only_chooses_methods_as_people_spell_them():
     assert {job.place.method for job in stopped} == {"DecHW*"}
 
 
+@pytest.mark.slow
 def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
     for methods, count in (("dechw", 1), ("cfa", 2)):
         outcome = peerage(f"reproduce p0-fig8 --scale smoke --only {methods} --out", tmp_path)
@@ -202,6 +207,7 @@ def test_what_earlier_commands_ran_stays_in_the_table(tmp_path):
     assert [row["method"] for row in rows if row["ours"]] == ["CFA", "DecHW"]
 
 
+@pytest.mark.slow
 def test_the_list_shows_data_runs_and_time(tmp_path):
     job = runner.STUDIES["p0-fig2"].jobs(SMOKE)[0]
     run_jobs(tmp_path, [job])
@@ -606,6 +612,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_study_from_a_file_is_run_listed_and_written(outside, tmp_path):
     outcome = peerage(f"reproduce {outside}:MINE --scale smoke --json --out", tmp_path / "home")
     written = json.loads(outcome.lines[-1])

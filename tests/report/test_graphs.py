@@ -14,6 +14,7 @@ from peerage.report.graphs import caption, plot
 PIECES = StaticGraph.from_edges(6, [(0, 1), (1, 2), (3, 4)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "graph",
     [
@@ -33,6 +34,7 @@ def test_every_graph_can_be_drawn(graph: Graph, tmp_path: Path) -> None:
         assert len(image.convert("RGB").getcolors(1 << 24) or []) > 50
 
 
+@pytest.mark.slow
 def test_equal_graphs_give_equal_files_in_both_formats(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg", "a.PNG", "b.PNG"):
         plot(ErdosRenyi(p=0.5).build(8, 0), str(tmp_path / name))

@@ -448,6 +448,7 @@ def test_bubble_areas_are_proportional_to_examples(tmp_path: Path) -> None:
     assert np.allclose(bubbles.get_sizes() / bubbles.get_sizes()[0], np.array(counts) / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_saved_figures_are_reproducible(pair: list[RunRecord], tmp_path: Path, kind: str) -> None:
     for name in ("one", "two"):
@@ -463,6 +464,7 @@ def test_other_kinds_of_figures_are_rejected(pair: list[RunRecord], tmp_path: Pa
         figures.save(figures.curves(pair, "accuracy"), tmp_path / "figure.pdf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "rounds"), [([0.1], 0), ([1.0, 1.0], 1)])
 def test_figures_of_tiny_runs_can_be_drawn(
     tmp_path: Path, values: list[float], rounds: int
@@ -544,6 +546,7 @@ def test_a_page_holds_everything_and_needs_nothing(pair: list[RunRecord], text: 
         assert expected in words, expected
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(
     pair: list[RunRecord], text: str, tmp_path: Path
 ) -> None:

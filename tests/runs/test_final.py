@@ -172,6 +172,7 @@ def test_tables_and_curves_know_both_rows(tmp_path):
     assert before["round"] == after["round"] == 3
 
 
+@pytest.mark.slow
 def test_reports_show_all_models(tmp_path):
     pg.run(toy(Peaks(), rounds=2), tmp_path / "peaks")
     pg.run(toy(Personal(), rounds=2), tmp_path / "hub")
@@ -191,6 +192,7 @@ def test_reports_show_all_models(tmp_path):
 # Models out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "peak", "regular"])
 def test_models_leave_by_their_names(name, tmp_path):
     experiment = toy(Peaks(), rounds=3)

@@ -133,6 +133,7 @@ def test_mixing_is_too_slow_from_one_round_on() -> None:
     assert warned(planned(graph, rounds=takes - 1)) == {"mixing"}
 
 
+@pytest.mark.slow
 def test_a_bound_on_mixing_warns_only_if_mixing_is_certainly_slower() -> None:
     graph = Ring().build(2400, 0)
     found = planned(graph, rounds=100)

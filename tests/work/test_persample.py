@@ -68,6 +68,7 @@ def some_models(*others: str) -> list[Any]:
     return [pytest.param(n, marks=large.get(n, [])) for n in sorted(SIZES.keys() - set(others))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_models())
 def test_models_against_one_at_a_time(name):
     module, (x, y) = network(name).double(), batch(2, *SIZES[name][0])
@@ -79,6 +80,7 @@ def test_models_against_one_at_a_time(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SIZES.keys() - {"gn-lenet"}))
 def test_linear_and_convolutional_networks_take_the_fast_route(name, monkeypatch):
     monkeypatch.setattr(persample, "squares_by_vmap", None)
@@ -262,6 +264,7 @@ def test_hooks_go_when_the_loss_fails():
 
 
 # BackPACK hooks the first layer, whose input needs no gradient, and PyTorch remarks on it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("name", some_models("gn-lenet"))
 def test_models_against_backpack(name):

@@ -248,6 +248,7 @@ def test_pieces_of_a_model_are_asked_for_in_the_right_way():
             asyncio.run(ask(ask="piece", **question))
 
 
+@pytest.mark.slow
 def test_a_killed_hub_comes_back_with_its_model(tmp_path):
     async def act(harness: PeerHarness) -> None:
         await harness.until(5, 6)

@@ -102,6 +102,7 @@ def as_others_read_it(raw: bytes, payload: bytes) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.slow
 def test_nothing_but_rejections_and_true_values_come_out_of_mutated_messages():
     process, counts = psutil.Process(), Counter()
     rng = random.Random(BUDGET)
@@ -184,6 +185,7 @@ ABOUT = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from([*TENSORS, "y"]), ABOUT, max_size=4),
     st.binary(max_size=64),
