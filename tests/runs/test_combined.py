@@ -12,6 +12,7 @@ import peerage as pg
 from peerage import DecAvg, Experiment, FedAvg, Node
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError
+from peerage.experiment.until import read_until
 from peerage.report.groups import lines
 from peerage.runs.saved import open_run
 from peerage.testing import NODES, Parts, mirrored, toy, unequal_parts
@@ -65,10 +66,22 @@ def test_a_stop_condition_may_name_a_number_of_some_rounds():
     assert pg.run(toy(Sometimes(), rounds=4, until="alpha>=0.15")).summary["rounds"] == 3
 
 
-@pytest.mark.parametrize("name", ["models.other.accuracy>=0.01", "beta>=1"])
+def test_a_stop_condition_may_name_a_metric_of_a_group():
+    experiment = toy(DecAvg(), rounds=6, clusters=pg.Clusters((3, 2), mirrored))
+    rows = [row for row in pg.run(experiment).rows if row["scope"] == "group" and row["group"] == 1]
+    target = rows[3]["accuracy"]
+    first = next(row["round"] for row in rows[1:] if row["accuracy"] >= target)
+    for until in (f"cluster.1.accuracy={target!r}", f"cluster.1.accuracy>={target!r}"):
+        stopped = pg.run(experiment.model_copy(update={"until": read_until(until)}))
+        assert stopped.summary["rounds"] == first
+
+
+@pytest.mark.parametrize(
+    "name", ["models.other.accuracy>=0.01", "beta>=1", "cluster.5.accuracy>=0.1"]
+)
 def test_a_stop_condition_that_nothing_records_is_an_error(name):
     with pytest.raises(InputError, match="that no round up to 1 has recorded"):
-        pg.run(toy(Sometimes(), rounds=4, until=name))
+        pg.run(toy(Sometimes(), rounds=4, clusters=pg.Clusters((3, 2)), until=name))
 
 
 class Fresh(Mapping[int, Mapping[str, torch.Tensor]]):

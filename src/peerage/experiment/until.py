@@ -21,7 +21,8 @@ class StopCondition:
     """Ends a run once a metric of the network has reached a value: `accuracy=0.469`.
 
     A metric is a number in the rows of the network, or a note of the algorithm, of which it is the
-    mean over the nodes. Dots lead into nested tables: `models.regular.accuracy`.
+    mean over the nodes. Dots lead into nested tables, `models.regular.accuracy`, and to groups of
+    nodes, `cluster.1.accuracy`.
     """
 
     metric: str
@@ -39,9 +40,9 @@ class StopCondition:
         if metric is not None and metric.scale == "fraction" and not 0 < self.value <= 1:
             raise InputError(f"until {self} cannot be reached; {metric.name} lies between 0 and 1")
 
-    def reached(self, row: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]] = ()) -> bool:
-        """Whether the row of the network, or the notes of its nodes, have reached the value."""
-        value = self.value_in(row, nodes)
+    def reached(self, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> bool:
+        """Whether the row of the network, or another row of its round, has reached the value."""
+        value = self.value_in(row, others)
         if value is None:
             return False
         return bool(value >= self.value if self.direction == ">=" else value <= self.value)
@@ -50,8 +51,8 @@ class StopCondition:
         """Raise an InputError if no row so far has recorded the metric."""
         known = {name for row in rows for name in row.get("notes", {})}
         for row in rows:
-            if row.get("scope") not in ("node", "group"):
-                known |= {key for key in numbers_in(row) if not key.startswith("notes.")}
+            if row.get("scope") != "node":
+                known |= {key for key in _named(row) if not key.startswith("notes.")}
         if self.metric not in known and self.metric not in STOP_METRICS:
             raise InputError(
                 f"until {self} names a metric that no round up to {rows[-1]['round']} has "
@@ -65,12 +66,16 @@ class StopCondition:
         higher = metric is not None and metric.better == "higher"
         return self.comparison or (">=" if higher else "<=")
 
-    def value_in(self, row: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> float | None:
-        """The value in the row of the network or in the notes of its nodes; None without one."""
+    def value_in(self, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> float | None:
+        """The value in the row of the network or in the others of its round; None without one."""
         value = value_at(row, self.metric)
         if value is not None:
             return float(value)
-        notes = [node.get("notes", {}) for node in nodes]
+        for other in others:
+            if other.get("scope") == "group" and self.metric.startswith(_prefix(other)):
+                value = value_at(other, self.metric.removeprefix(_prefix(other)))
+                return None if value is None else float(value)
+        notes = [other.get("notes", {}) for other in others]
         noted = [note[self.metric] for note in notes if note.get(self.metric) is not None]
         return fmean(noted) if noted else None
 
@@ -79,8 +84,19 @@ class StopCondition:
 
 
 def metric_of(key: str) -> Metric | None:
-    """The known metric of a key, also of a named model; None if it is not known in advance."""
-    return STOP_METRICS.get(key.rpartition(".")[2] if key.startswith("models.") else key)
+    """The known metric of a key, also of a named model or a group; None if it is not known."""
+    nested = key.startswith(("models.", "cluster.", "architecture."))
+    return STOP_METRICS.get(key.rpartition(".")[2] if nested else key)
+
+
+def _prefix(row: Mapping[str, Any]) -> str:
+    """What the names of a group's metrics begin with, such as `cluster.1.`."""
+    return f"{row['by']}.{row['group']}."
+
+
+def _named(row: Mapping[str, Any]) -> list[str]:
+    """The names of all numbers in a row of the network or of a group."""
+    return numbers_in(row, _prefix(row) if row.get("scope") == "group" else "")
 
 
 def numbers_in(row: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -333,10 +333,10 @@ class _Run:
         until, row = self.experiment.until, self.rows[-1]
         if self.stopped or until is None or row["round"] == 0 or "accuracy" not in row:
             return self.stopped
-        nodes = [r for r in self.rows if r["scope"] == "node" and r["round"] == row["round"]]
-        if until.value_in(row, nodes) is None:
+        others = [r for r in self.rows if r["round"] == row["round"] and r is not row]
+        if until.value_in(row, others) is None:
             until.check_recorded(self.rows)
-        return until.reached(row, nodes)
+        return until.reached(row, others)
 
     def _save_is_due(self, round: int) -> bool:
         if round == self.experiment.rounds:
