@@ -337,7 +337,7 @@ class Node(Generic[S]):
 
         `among` are the nodes that swap with each other, by default all but a hub. Each of them must
         have this node in its `among`. A node that sends nothing to another one still tells it so,
-        in a message without payload. So nobody needs to know the choices of others: the k-th swap
+        in a message without payload. So no node needs to know the choices of others: the k-th swap
         of a node ends when every node of `among` has made its k-th swap of the round or ended the
         round.
         """

@@ -84,3 +84,9 @@ def wrong_choice(value: object, choices: Iterable[object]) -> str:
 def _nearest(name: str, known: Sequence[str]) -> str:
     nearest = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def check_at_least(name: str, value: int | None, least: int, unit: str = "") -> None:
+    """Raise an InputError if an option is too small; None is an option that is not set."""
+    if value is not None and value < least:
+        raise InputError(f"{name} must be at least {least}{unit}, got {value}")

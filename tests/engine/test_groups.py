@@ -7,30 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.clusters import experiment
 
 import peerage as pg
 from peerage.engine.groups import grouped_by
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError
 from peerage.runs.run import Result
-
-FOUR = {
-    "algorithm": "decavg",
-    "dataset": "digits",
-    "model": "logistic",
-    "nodes": 4,
-    "partition": "iid",
-    "topology": "ring",
-    "clusters": "3/1:rotate",
-    "rounds": 2,
-    "local": {"epochs": 1},
-    "evaluation": {"at": "end"},
-    "engine": {"name": "serial"},
-}
-
-
-def experiment(**changes: Any) -> pg.Experiment:
-    return pg.Experiment(**FOUR | changes)
 
 
 def groups(result: Any, **wanted: Any) -> list[dict[str, Any]]:

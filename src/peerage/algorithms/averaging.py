@@ -1,4 +1,4 @@
-"""Means of models, or of their cores, that the baselines of P3 share."""
+"""Means of models, or of their cores, that several algorithms share."""
 
 from collections.abc import Iterable
 from typing import Any

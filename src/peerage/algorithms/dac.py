@@ -16,7 +16,7 @@ from torch import Tensor
 from peerage.aggregation import data_weights, uniform_weights
 from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.algorithms.averaging import all_others, average, mean_with
-from peerage.errors import InputError
+from peerage.errors import InputError, check_at_least
 from peerage.requests import Inbox, TensorSpec
 from peerage.work.training import LocalSGD
 
@@ -43,7 +43,7 @@ class DAC(Algorithm[Similarities]):
     a: float = 30.0  # the temperature T_t rises from 1 to a + 1
     b: float = 0.2  # how fast
     two_hop: bool = True  # estimate unseen similarities by those of fetched peers; P3 does not
-    weights: Literal["uniform", "data"] = "uniform"  # of the own and the fetched models
+    weights: Literal["uniform", "data"] = "uniform"  # of its own and the fetched models
     # Local examples on which fetched models are evaluated; all by default. P3: steps x batch size.
     examples: int | None = None
     final_mean: bool = False  # replace all models by their mean after the last round
@@ -51,9 +51,7 @@ class DAC(Algorithm[Similarities]):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("peers", "examples"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise InputError(f"{name} must be at least 1, got {count}")
+            check_at_least(name, getattr(self, name), 1)
         for name in ("a", "b"):
             number = getattr(self, name)
             if not 0 <= number < float("inf"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peerage.algorithm import Algorithm, Cost, Dimensions, Node
+from peerage.algorithms.averaging import average
 from peerage.work.training import LocalSGD
 
 
@@ -25,13 +26,7 @@ class DecAvg(Algorithm[None]):
     async def round(self, node: Node[None]) -> None:
         if self.order == "train-first":
             await node.train(self.local)
-            await self.combine(node)
+            await average(node, self.weights)
         else:
-            await self.combine(node)
+            await average(node, self.weights)
             await node.train(self.local)
-
-    async def combine(self, node: Node[None]) -> None:
-        inbox = await node.exchange(x=node.params, b=node.buffers)
-        inbox = inbox.alike(node.architecture)
-        w = inbox.weights(self.weights)
-        node.params, node.buffers = inbox.mean("x", w), inbox.mean("b", w)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.algorithms.averaging import all_others, average_cores
-from peerage.errors import InputError
+from peerage.errors import InputError, check_at_least
 from peerage.requests import TensorSpec
 from peerage.vectors import Layout
 from peerage.work.training import LocalSGD
@@ -41,9 +41,7 @@ class DePRL(Algorithm[None]):
                 "other; give one of them"
             )
         for name in ("core_epochs", "core_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+            check_at_least(name, getattr(self, name), 1)
         self.phase("head")  # raise an error if a phase is not possible
         self.phase("core")
 

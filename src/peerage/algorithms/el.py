@@ -12,7 +12,7 @@ import torch
 from peerage.aggregation import uniform_weights
 from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.algorithms.averaging import all_others, average, mean_with
-from peerage.errors import InputError
+from peerage.errors import InputError, check_at_least
 from peerage.work.training import LocalSGD
 
 SENDS = 4  # recipients of EL-Local, by default
@@ -38,8 +38,7 @@ class EL(Algorithm[None]):
                 f"sends={self.sends} belongs to mode=local; in mode oracle the topology determines "
                 "recipients, so remove it or use --topology dynamic-regular:k=..."
             )
-        if self.sends is not None and self.sends < 1:
-            raise InputError(f"sends must be at least 1, got {self.sends}")
+        check_at_least("sends", self.sends, 1)
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         return Cost(vectors=1.0, shared_mean=self.mode == "oracle")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peerage.aggregation import uniform_weights, weighted_mean
 from peerage.algorithm import Algorithm, Cost, Dimensions, Node
-from peerage.errors import InputError
+from peerage.errors import InputError, check_at_least
 from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
 from peerage.work.training import LocalSGD
@@ -53,12 +53,9 @@ class Facade(Algorithm[Heads]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k < 1:
-            raise InputError(f"k must be at least 1 head, got {self.k}")
-        if self.choice_batches is not None and self.choice_batches < 1:
-            raise InputError(f"choice_batches must be at least 1, got {self.choice_batches}")
-        if self.warmup < 0:
-            raise InputError(f"warmup must be at least 0 rounds, got {self.warmup}")
+        check_at_least("k", self.k, 1, " head")
+        check_at_least("choice_batches", self.choice_batches, 1)
+        check_at_least("warmup", self.warmup, 0, " rounds")
         if self.head_init == "own" and self.warmup:
             raise InputError(
                 f"head_init=own has no effect with warmup={self.warmup}, where tied heads start "
@@ -155,7 +152,7 @@ class Facade(Algorithm[Heads]):
         self.average_cores(node, inbox)
         groups = [senders_of(inbox, j) for j in range(self.k)]
         stored = inbox
-        if not all(groups):  # nobody chose some head: average what all nodes have stored of it
+        if not all(groups):  # no node chose some head: average what all have stored of it
             stored = await node.exchange(
                 to=inbox.others().senders, heads=mine.heads, heads_b=mine.buffers
             )

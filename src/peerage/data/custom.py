@@ -15,10 +15,9 @@ from torch import Tensor
 
 from peerage import specs
 from peerage.data.formats import read_idx
-from peerage.data.partition import check_at_least
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from peerage.data.tensors import Dataset, Layout, in_memory, training_part
-from peerage.errors import DataError
+from peerage.errors import DataError, check_at_least
 
 
 @dataclass(frozen=True)

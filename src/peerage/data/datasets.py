@@ -18,12 +18,12 @@ from peerage.data.custom import Folder, Idx, Npz
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
-from peerage.data.partition import check_at_least, stratified
+from peerage.data.partition import stratified
 from peerage.data.scaling import Scaling
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import IDX_SIZES
 from peerage.data.tensors import Dataset, in_memory
-from peerage.errors import InputError
+from peerage.errors import InputError, check_at_least
 from peerage.randomness import numpy_stream
 
 TEN_DIGITS = tuple("0123456789")

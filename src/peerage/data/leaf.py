@@ -17,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerage.data.partition import check_at_least
 from peerage.data.sources import FEMNIST
 from peerage.data.tensors import Dataset
-from peerage.errors import DataError, InputError
+from peerage.errors import DataError, InputError, check_at_least
 from peerage.randomness import numpy_stream
 
 Images = NDArray[np.float32]  # [n, 784]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from peerage.errors import InputError
+from peerage.errors import InputError, check_at_least
 
 Ints = NDArray[np.int64]
 Labels = NDArray[np.integer[Any]]
@@ -257,12 +257,6 @@ PARTITIONS: dict[str, type[Partition]] = {
     "shards": Shards,
     "zipf": Zipf,
 }
-
-
-def check_at_least(name: str, value: int | None, least: int, unit: str = "") -> None:
-    """Raise an InputError if an option of a partition or a data set is too small."""
-    if value is not None and value < least:
-        raise InputError(f"{name} must be at least {least}{unit}, got {value}")
 
 
 def hold_out(indices: Ints, labels: Labels, fraction: float, rng: Rng) -> tuple[Ints, Ints]:

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerage.data.partition import check_at_least, stratified
+from peerage.data.partition import stratified
 from peerage.data.scaling import Scaling
 from peerage.data.sources import SO2SAT
 from peerage.data.tensors import Dataset
-from peerage.errors import DataError, InputError
+from peerage.errors import DataError, InputError, check_at_least
 from peerage.randomness import numpy_stream
 
 Ints = NDArray[np.int64]

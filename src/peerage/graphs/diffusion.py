@@ -19,8 +19,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from peerage.errors import InputError, check_choice
-from peerage.graphs.graph import Graph, check_at_least, component_labels, first_not_strong
+from peerage.errors import InputError, check_at_least, check_choice
+from peerage.graphs.graph import Graph, component_labels, first_not_strong
 from peerage.graphs.mixing import gains, mixing_matrix
 from peerage.randomness import numpy_stream
 

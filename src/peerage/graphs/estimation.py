@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peerage.errors import InputError
-from peerage.graphs.graph import Graph, check_at_least
+from peerage.errors import InputError, check_at_least
+from peerage.graphs.graph import Graph
 from peerage.graphs.mixing import degree_gain
 from peerage.requests import TensorSpec
 

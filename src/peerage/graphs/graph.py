@@ -238,11 +238,6 @@ def require_connected(graph: Graph, why: str) -> None:
         raise InputError(f"a graph with {component_labels(graph).max() + 1} components {why}")
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, got {value}")
-
-
 def _checked_ends(nodes: int, edges: Edges) -> NDArray[np.int64]:
     if nodes < 1:
         raise InputError(f"a graph needs at least one node, got {nodes}")

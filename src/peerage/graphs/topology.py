@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from peerage import specs
-from peerage.errors import InputError
+from peerage.errors import InputError, check_at_least
 from peerage.graphs.graph import (
     Edges,
     Graph,
     Neighbours,
     StaticGraph,
-    check_at_least,
     component_labels,
     is_connected,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.clusters import experiment
 from support.command_line import peerage
 from support.networking import run_peers
 
@@ -17,24 +18,6 @@ from peerage.net.peer.private_data import prepare_own
 from peerage.records.rows import read_metrics
 from peerage.runs.summary import group_rows
 from peerage.runs.verify import first_difference
-
-FOUR = {
-    "algorithm": "decavg",
-    "dataset": "digits",
-    "model": "logistic",
-    "nodes": 4,
-    "partition": "iid",
-    "topology": "ring",
-    "clusters": "3/1:rotate",
-    "rounds": 2,
-    "local": {"epochs": 1},
-    "evaluation": {"at": "end"},
-    "engine": {"name": "serial"},
-}
-
-
-def experiment(**changes: Any) -> pg.Experiment:
-    return pg.Experiment(**FOUR | changes)
 
 
 def groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
