@@ -111,6 +111,9 @@ class Node(Generic[S]):
     edge_weights: Mapping[int, float] = field(default_factory=dict)  # by sender, if weighted
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
+    # Whether models are evaluated in this round; work that only evaluation needs can be left out
+    # otherwise. It must not change what is trained or sent.
+    evaluation_due: bool = True
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
     mean_cache: MeanCache = field(default_factory=dict, repr=False)  # see `Inbox.mean`
     privacy_filter: PrivacyFilter = field(default_factory=PrivacyFilter, repr=False)

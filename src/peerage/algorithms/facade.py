@@ -106,17 +106,16 @@ class Facade(Algorithm[Heads]):
             return Cost(vectors=1.0, state=state)
         tried = self.choice_examples()
         data = 1.0 if tried is None else min(1.0, tried / max(examples, 1.0))
-        choices = 2 if self.eval_head == "train" else 1
-        # The core runs once for all heads.
-        return Cost(vectors=1.0, forward=choices * data * (1 - share + state), state=state)
+        # The core runs once for all heads. The choice for evaluation is part of evaluation.
+        return Cost(vectors=1.0, forward=data * (1 - share + state), state=state)
 
     async def round(self, node: Node[Heads]) -> None:
         tied = node.round < self.warmup
-        index = ALL if tied else await self.choose(node, "heads")
+        index, losses = (ALL, []) if tied else await self.choose(node, "heads")
         self.put_head(node, index)
         await node.train(self.local)
         if not tied:
-            node.note(head=index)
+            node.note(head=index, **{f"head_loss_{j}": loss for j, loss in enumerate(losses)})
         head, statistics = node.layout.part("head"), node.buffer_layout.part("head")
         inbox = await node.exchange(
             **self.core_of(node),
@@ -139,6 +138,7 @@ class Facade(Algorithm[Heads]):
     async def final(self, node: Node[Heads]) -> None:
         """All nodes average: cores, and each head over the nodes that chose it last."""
         if not self.all_reduce:
+            await self.show_head(node)  # the last round may not have been one with evaluation
             return
         mine = node.state
         inbox = await node.exchange(
@@ -176,10 +176,13 @@ class Facade(Algorithm[Heads]):
         batches = self.local.steps if self.choice_batches is None else self.choice_batches
         return None if batches is None else batches * self.local.batch_size
 
-    async def choose(self, node: Node[Heads], stream: str) -> int:
-        """The head with the lowest loss on local examples; ties are broken at random."""
+    async def choose(self, node: Node[Heads], stream: str) -> tuple[int, list[float]]:
+        """The head with the lowest loss on local examples, and the losses of all.
+
+        Ties are broken at random. A single head is not tried, so it has no loss.
+        """
         if self.k == 1:
-            return 0
+            return 0, []
         losses = await node.losses(
             list(node.state.heads),
             self.choice_examples(),
@@ -189,15 +192,16 @@ class Facade(Algorithm[Heads]):
         )
         losses = losses.nan_to_num(nan=torch.inf, posinf=torch.inf)
         best = torch.nonzero(losses == losses.min()).flatten()
-        if len(best) == 1:
-            return int(best[0])
-        return int(best[torch.randint(len(best), (1,), generator=node.rng)])
+        place = torch.randint(len(best), (1,), generator=node.rng) if len(best) > 1 else 0
+        return int(best[place]), losses.tolist()
 
     async def show_head(self, node: Node[Heads]) -> None:
         """Put the head that is evaluated over the core; training begins with its own choice."""
+        if not node.evaluation_due:
+            return
         index = node.state.selected
         if self.eval_head == "train" and index != ALL:
-            index = await self.choose(node, "evaluated heads")
+            index, _ = await self.choose(node, "evaluated heads")
         self.put_head(node, index)
 
     def put_head(self, node: Node[Heads], index: int) -> None:

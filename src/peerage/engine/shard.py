@@ -248,6 +248,7 @@ class Shard:
             node = runtime.node
             self._recall_acknowledgements(runtime)
             self._begin_round(node, round, graph, out_neighbours, final)
+            node.evaluation_due = evaluate and self.world.is_evaluated(node.id)
             # Before the first round, messages hold nothing about the data.
             node.privacy_filter = (
                 PrivacyFilter()
