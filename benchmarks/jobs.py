@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from peerage import DecAvg, Experiment, LocalSGD, in_memory
+from peerage import EL, DecAvg, Experiment, Facade, LocalSGD, in_memory
 from peerage.algorithm import Algorithm
 from peerage.data import Dataset
 from peerage.engine.lockstep import Lockstep
@@ -61,7 +61,7 @@ P0 = Job(
     rounds=1,
 )
 GN_LENET = Job(
-    "P3 GN-LeNet, 32 nodes, 10 steps of 8",
+    "P3 GN-LeNet, EL on 32 nodes, 10 steps of 8",
     "gn-lenet",
     (3, 32, 32),
     32,
@@ -91,7 +91,8 @@ HUB = Job(
 
 def experiment(job: Job, dataset: Dataset, algorithm: Algorithm | None = None) -> Experiment:
     algorithm = algorithm or DecAvg()
-    graph = {} if algorithm.with_hub else {"topology": "regular:k=4"}
+    topology = "dynamic-regular:k=4" if isinstance(algorithm, EL | Facade) else "regular:k=4"
+    graph = {} if algorithm.with_hub else {"topology": topology}
     return Experiment(
         algorithm=algorithm,
         dataset=dataset,

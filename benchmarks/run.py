@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from peerage import HWA, DecAvg, DecHW, LocalSGD
+from peerage import EL, HWA, DecAvg, DecHW, Facade, LocalSGD
 from peerage.algorithm import Algorithm
 from peerage.files import write_bytes
 from peerage.records.environment import environment
@@ -99,6 +99,20 @@ def curvature_share(repeats: int) -> dict[str, float]:
         curved.close()
 
 
+def head_choice(repeats: int, choice_batches: int | None) -> dict[str, float]:
+    """Seconds of a round of FACADE with three heads / those of EL."""
+    dataset = jobs.GN_LENET.dataset()
+    facade = jobs.Rounds(
+        jobs.GN_LENET, dataset, WORKERS, Facade(k=3, choice_batches=choice_batches)
+    )
+    plain = jobs.Rounds(jobs.GN_LENET, dataset, WORKERS, EL())
+    try:
+        return alternate(facade.rate, plain.rate, repeats)
+    finally:
+        facade.close()
+        plain.close()
+
+
 # name -> (claim, function that measures it, bound, whether it is a lower bound)
 CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = {
     "kernel-p0": (
@@ -109,7 +123,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
     ),
     "kernel-gn-lenet": (
         f"{jobs.GN_LENET.name}: rounds / kernel",
-        lambda n: against_kernel(jobs.GN_LENET, n),
+        lambda n: against_kernel(jobs.GN_LENET, n, EL()),
         0.93,
         True,
     ),
@@ -126,6 +140,18 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         True,
     ),
     "dechw": ("DecHW / DecAvg, 5 epochs, P0 MNIST CNN", curvature_share, 0.78, True),
+    "facade": (
+        "FACADE with 3 heads, tried on all batches of a round / EL: seconds of a round",
+        lambda n: head_choice(n, None),
+        1.40,
+        False,
+    ),
+    "facade-one": (
+        "the same, tried on one batch",
+        lambda n: head_choice(n, 1),
+        1.10,
+        False,
+    ),
     "workers": ("two workers / one worker, P0 MNIST CNN", two_workers, 1.8, True),
     "naive-p0": (
         f"{jobs.P0.name}: rounds / naive loop",
