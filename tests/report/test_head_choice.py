@@ -161,4 +161,4 @@ def test_a_report_shows_the_pictures_of_heads() -> None:
     titles = [shown.title for shown in fairness_figures.shown([run(SETTLED)])]
     assert titles == ["Head choice", "Losses of heads"]
     one = run({1: [0, 0, 0, 0]}, k=1)
-    assert [shown.title for shown in fairness_figures.shown([one])][0] == "Head choice"
+    assert [shown.title for shown in fairness_figures.shown([one])] == ["Head choice"]
