@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -125,7 +126,7 @@ def fair_accuracy_bars(series: Sequence[Series]) -> Figure:
             _bar(axes, -place + 0.19, found.fair_accuracy_of_means, style.colour)
             _bar(axes, -place - 0.19, peak and peak[1], tint(style.colour, 0.55))
         name_rows(axes, [literal(method.label) for method in series])
-        axes.set_xlim(0, 1.13 * axes.dataLim.x1 or 1.0)  # room for the numbers
+        _start_at_zero(axes, room=1.13)  # for the numbers
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.set_xlabel(FAIR)
@@ -150,7 +151,7 @@ def parity_and_odds(series: Sequence[Series]) -> Figure:
                 _box(right, -place, found.odds_by_seed, style)
         for axes, name in ((left, "demographic parity"), (right, "equalised odds")):
             name_rows(axes, [literal(method.label) for method in series])
-            axes.set_xlim(0, 1.08 * axes.dataLim.x1 if axes.has_data() else 1.0)
+            _start_at_zero(axes, room=1.08)
             axes.set_xlabel(f"{name} (gap; lower is fairer)")
     return figure
 
@@ -258,6 +259,12 @@ def _bar(axes: Axes, place: float, value: float | None, colour: str) -> None:
     if value is not None:
         axes.barh(place, value, 0.34, color=colour)
         axes.annotate(f" {percent(value)}", (value, place), va="center", fontsize=9, color=BLACK)
+
+
+def _start_at_zero(axes: Axes, room: float) -> None:
+    """Horizontal limits from 0 to a multiple of the largest value; to 1 if none is positive."""
+    most = axes.dataLim.x1  # infinite without data
+    axes.set_xlim(0, room * most if 0 < most < inf else 1.0)
 
 
 def _box(axes: Axes, place: float, values: Sequence[float | None], style: CurveStyle) -> None:

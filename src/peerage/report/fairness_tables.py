@@ -42,7 +42,8 @@ def methods(records: Sequence[RunRecord]) -> list[Method]:
     """The runs with clusters, those that differ only in their seed together."""
     found: dict[str, list[RunRecord]] = {}
     for record in records:
-        found.setdefault(_settings_but(record, "seed"), []).append(record)
+        if fairness_over_rounds(record):
+            found.setdefault(_settings_but(record, "seed"), []).append(record)
     names = labels([runs[0] for runs in found.values()])
     result = []
     for name, runs in zip(names, found.values(), strict=True):
@@ -80,7 +81,7 @@ def columns(found: Sequence[Method]) -> list[Column]:
     """The columns that these methods need: those about seeds, pairs and heads only if any has."""
     seeds = any(method.seeds > 1 for method in found)
     heads = any(settlement(record) for method in found for record in method.records)
-    target = common_target([method.records for method in found]) if len(found) > 1 else None
+    target = _target(found)
     columns = [
         Column("run", lambda m: m.label),
         Column("parity", lambda m: _share(m.fairness.parity)),
@@ -133,15 +134,13 @@ def markdown(records: Sequence[RunRecord]) -> str:
 def numbers(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """The fairness of each run in its last evaluation; all empty if no run has clusters."""
     rows = [_numbers(record) for record in records]
+    target = _target(methods(records))
+    if target is not None:
+        for row, record in zip(rows, records, strict=True):
+            if row:
+                row |= {"common_target": target, "bytes_to_target": bytes_to([record], target)}
     keys = dict.fromkeys(key for row in rows for key in row)
-    target = common_target([method.records for method in methods(records)])
-    if not keys or target is None:
-        return [{} for _ in records]
-    return [
-        {key: row.get(key) for key in keys}
-        | {"common_target": target, "bytes_to_target": bytes_to([record], target) if row else None}
-        for row, record in zip(rows, records, strict=True)
-    ]
+    return [{key: row.get(key) for key in keys} for row in rows]
 
 
 def summaries(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -197,6 +196,11 @@ def _numbers(record: RunRecord) -> dict[str, Any]:
         "separated_round": settled and settled.separated,
         "settled_round": settled and settled.settled,
     }
+
+
+def _target(found: Sequence[Method]) -> float | None:
+    """The accuracy that all methods of a comparison reached; None for a single one."""
+    return common_target([method.records for method in found]) if len(found) > 1 else None
 
 
 def _share(value: Estimate) -> str:
