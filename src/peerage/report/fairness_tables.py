@@ -21,7 +21,6 @@ from peerage.report.series import Estimate, Series
 from peerage.report.tables import (
     fitting_tables,
     labels,
-    number,
     percent,
     pipe_table,
     settings,
@@ -78,34 +77,33 @@ class Column(NamedTuple):
 
 
 def columns(found: Sequence[Method]) -> list[Column]:
-    """The columns that these methods need: those about seeds, pairs and heads only if any has."""
+    """The columns that these methods need: those about pairs, seeds and heads only if any has."""
+    pairs = any(len(method.fairness.accuracies) > 2 for method in found)
     seeds = any(method.seeds > 1 for method in found)
     heads = any(settlement(record) for method in found for record in method.records)
     target = _target(found)
-    columns = [
-        Column("run", lambda m: m.label),
-        Column("parity", lambda m: _share(m.fairness.parity)),
-        Column("odds", lambda m: _share(m.fairness.odds)),
-        Column("fair accuracy", lambda m: percent(m.fairness.fair_accuracy_of_means)),
-        Column("highest (round)", lambda m: _peak(m.fairness.highest_of_means)),
-        Column("worst node", lambda m: _percents(m.fairness.worst_node)),
-        Column("worst 10 %", lambda m: _percents(m.fairness.worst_tenth)),
-        Column("Jain", lambda m: _share(m.fairness.jain)),
-    ]
-    if any(len(method.fairness.accuracies) > 2 for method in found):
-        columns.insert(2, Column("mean parity", lambda m: _share(m.fairness.parity_mean)))
-        columns.insert(4, Column("mean odds", lambda m: _share(m.fairness.odds_mean)))
-    if seeds:
-        columns.insert(1, Column("seeds", lambda m: str(m.seeds)))
-        columns.append(Column("fair, by seed", lambda m: _percents(m.fairness.fair_accuracy)))
-        columns.append(Column("highest, by seed", lambda m: _percents(m.fairness.highest)))
-    if heads:
-        columns.append(Column("separated from", lambda m: _rounds(m, "separated")))
-        columns.append(Column("settled from", lambda m: _rounds(m, "settled")))
+    shown = {
+        Column("run", lambda m: m.label): True,
+        Column("seeds", lambda m: str(m.seeds)): seeds,
+        Column("parity", lambda m: _share(m.fairness.parity)): True,
+        Column("mean parity", lambda m: _share(m.fairness.parity_mean)): pairs,
+        Column("odds", lambda m: _share(m.fairness.odds)): True,
+        Column("mean odds", lambda m: _share(m.fairness.odds_mean)): pairs,
+        Column("fair accuracy", lambda m: percent(m.fairness.fair_accuracy_of_means)): True,
+        Column("fair, by seed", lambda m: _percents(m.fairness.fair_accuracy)): seeds,
+        Column("highest (round)", lambda m: _peak(m.fairness.highest_of_means)): True,
+        Column("highest, by seed", lambda m: _percents(m.fairness.highest)): seeds,
+        Column("worst node", lambda m: _percents(m.fairness.worst_node)): True,
+        Column("worst 10 %", lambda m: _percents(m.fairness.worst_tenth)): True,
+        Column("Jain", lambda m: _share(m.fairness.jain)): True,
+        Column("separated from round", lambda m: _rounds(m, "separated")): heads,
+        Column("settled from round", lambda m: _rounds(m, "settled")): heads,
+    }
+    result = [column for column, needed in shown.items() if needed]
     if target is not None:
         sent = f"sent until {percent(target)}"
-        columns.append(Column(sent, lambda m: size(bytes_to(m.records, target))))
-    return columns
+        result.append(Column(sent, lambda m: size(bytes_to(m.records, target))))
+    return result
 
 
 def lines(records: Sequence[RunRecord]) -> list[list[str]]:
@@ -225,4 +223,4 @@ def _rounds(method: Method, which: str) -> str:
     if not any(found):
         return "-"
     rounds = [None if one is None else getattr(one, which) for one in found]
-    return ", ".join("never" if round is None else f"round {number(round)}" for round in rounds)
+    return ", ".join("never" if round is None else str(round) for round in rounds)
