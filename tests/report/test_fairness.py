@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from support.clustered import EVEN, SKEWED, clustered
@@ -112,6 +112,7 @@ MEASURES = [
 ]
 
 
+@settings(max_examples=40)
 @given(counts(), st.randoms(use_true_random=False))
 def test_laws_of_gaps(pair: list[np.ndarray[Any, Any]], random: Any) -> None:
     a, b = pair
