@@ -66,6 +66,12 @@ CASES = [
     ("run --nodes 4 --clusters 2/2:labels:keep=0-4", "keep has 1 values for 2 clusters"),
     ("run --shuffle-clusters", "clusters requires sizes; write --clusters 30/2:rotate"),
     ("plan --nodes 4 --clusters 2/1:rotate", "2/1 have 3 nodes in all, but the experiment has 4"),
+    (
+        "run --algorithm dac --nodes 3 --topology ring",
+        "peers=4 is more than the 2 other nodes",
+        "use peers=2 or fewer, or --nodes 5 or more",
+    ),
+    ("run --algorithm dac --nodes 1 --topology complete", "0 other nodes", "use --nodes 5 or more"),
     ("run --gain grph", "unknown gain 'grph'; did you mean 'graph'?"),
     ("run --gain manual:g=0", "g must be a number above 0, got 0.0"),
     ("run --optimizer sdg", "optimizer must be one of sgd, adamw; got 'sdg', did you mean 'sgd'?"),
