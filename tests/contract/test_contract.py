@@ -92,6 +92,14 @@ GOOD: dict[str, Algorithm[Any]] = {
     "facade tied": short(Facade, warmup=3),
     "facade warm-up": Facade(LocalSGD(steps=3), k=3, warmup=1, choice_batches=1),
     "facade eq. 4": Facade(LocalSGD(steps=3), 3, own_head="if_selected", eval_head="last"),
+    "facade code": Facade(
+        LocalSGD(steps=3, batch_size=4),
+        choice_batches=1,
+        choice_samples="different",
+        test_choice_batches=2,
+        eval_head="test",
+    ),
+    "facade curvature": short(Facade, core_weights="curvature"),
 }
 # Nobody is without neighbours where there is a hub.
 HUBS = {(name, "isolated") for name, algorithm in GOOD.items() if algorithm.with_hub}
@@ -127,6 +135,10 @@ EXCEPTIONS = HUBS | {
     ("facade", "isolated"),
     ("facade eq. 4", "consensus"),
     ("facade eq. 4", "isolated"),
+    ("facade code", "consensus"),
+    ("facade code", "isolated"),
+    ("facade curvature", "consensus"),
+    ("facade curvature", "isolated"),
     # Nodes choose at random between heads that were tied.
     ("facade warm-up", "relabelling"),
     # Logistic regression has a head and no core.
