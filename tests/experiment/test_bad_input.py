@@ -78,6 +78,17 @@ CASES = [
         "test_choice_batches=5 has no effect with eval_head=last",
         "use eval_head=train or test",
     ),
+    ("run --algorithm ifca:k=0", "k must be at least 1 model, got 0"),
+    ("run --algorithm ifca:k=1,restart=3", "restart=3 has no effect with k=1"),
+    ("run --algorithm ifca:clients=5 --nodes 4", "cannot select 5 clients among 4 nodes"),
+    (
+        "run --algorithm ifca --model mlp:hidden=8 --model mlp:hidden=9",
+        "ifca requires equal architectures, got 2; use one --model for all nodes",
+    ),
+    (
+        "run --algorithm ifca:shared_core=true --model logistic",
+        "ifca:shared_core=true requires a model with a core and a head",
+    ),
     (
         "run --algorithm dac --nodes 3 --topology ring",
         "peers=4 is more than the 2 other nodes",
