@@ -175,6 +175,7 @@ def algorithm(
             "choice_samples": "different",
             "test_choice_batches": TEST_BATCHES,
             "eval_head": "test",
+            "head_init": None if recipe.warmup else "own",  # tied heads start from one model
         }
     names = {DPSGD: "dpsgd", **{name: name.lower() for name in FOUR}}
     return with_options(names[method], **{**paper[method], **options})
