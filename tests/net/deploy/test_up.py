@@ -19,10 +19,12 @@ from support.machines import Machines
 from support.processes import TIMEOUT, gone, until
 
 import peerage as pg
-from peerage.errors import Interrupted
+from peerage.errors import Diverged, Interrupted
 from peerage.net.deploy.parent_pipe import interrupt_once
-from peerage.net.deploy.up import free_ports
+from peerage.net.deploy.process import DIVERGED, PeerProcess, PeerProgress
+from peerage.net.deploy.up import LocalNetwork, free_ports
 from peerage.net.peer.network import Member, Network, Timeouts
+from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
 from peerage.records.rows import RunRecord, read_metrics
 
@@ -219,6 +221,27 @@ def test_a_network_that_diverges(tmp_path):
     record = RunRecord.load(tmp_path / "up")
     assert (record.status, record.rounds) == ("diverged", 0)
     assert "lower --lr" in error_line(peerage("verify", tmp_path / "up"))
+
+
+def test_the_failure_of_a_peer_is_named_when_the_last_one_waits_for_it(tmp_path):
+    network = LocalNetwork(pg.Experiment(nodes=2, topology="ring"), tmp_path)
+    commands = [["sh", "-c", f"echo error: parameters {DIVERGED} >&2; exit 2"], ["sleep", "600"]]
+    network.watched = []
+    for number, command in enumerate(commands):
+        folder = tmp_path / f"node-{number}"
+        folder.mkdir()
+        with open(folder / "log.txt", "wb") as log:
+            process = subprocess.Popen(command, stderr=log)
+        peer = PeerProcess(number, PeerProgress(folder.name), folder, process)
+        network.watched.append(peer)
+    failed, waiting = network.watched
+    try:
+        failed.process.wait()  # it was not looked at since
+        (waiting.folder / PAUSED).write_text('{"state": "waiting for others"}')
+        with pytest.raises(Diverged, match="node-0 failed: parameters"):
+            network._check_progress()
+    finally:
+        waiting.kill()
 
 
 def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):

@@ -185,20 +185,27 @@ class LocalNetwork:
                 self.show([peer.seen for peer in self.watched])
             if not over:
                 sleep(POLL_INTERVAL)
-        failed = [peer for peer in self.watched if peer.seen.state == "failed"]
-        # A killed peer first: it may be the reason why others failed.
-        for peer in sorted(failed, key=lambda peer: not isinstance(peer.failure, WorkerDied)):
-            raise peer.failure
+        self._raise_failure()
         for what, left in (("killed", kill), ("restarted", restart)):
             for node in left:
                 raise PeerageError(
                     f"the run ended before node {node} was {what}; choose an earlier round"
                 )
 
+    def _raise_failure(self) -> None:
+        """Raise the error of a peer that failed, if any did."""
+        failed = [peer for peer in self.watched if peer.seen.state == "failed"]
+        # A killed peer first: it may be the reason why others failed.
+        for peer in sorted(failed, key=lambda peer: not isinstance(peer.failure, WorkerDied)):
+            raise peer.failure
+
     def _check_progress(self) -> None:
         """Raise PeerageError if the last peer waits for others that have all ended."""
         alive = [peer for peer in self.watched if peer.alive]
         if len(alive) == 1 and alive[0].pause is not None:
+            for peer in self.watched:
+                peer.look()  # one may have failed since the last time
+            self._raise_failure()
             raise PeerageError(
                 f"{alive[0].seen.name} is {alive[0].pause} in round {alive[0].seen.round + 1}, and "
                 "all others have ended; kill fewer peers, or restart them in an earlier round"
