@@ -111,8 +111,8 @@ SIZES: dict[Scale, Size] = {
         seeds=1,
         samples=1000,
         recipes={
-            **{CIFAR: stand_in(MNIST), IMAGENETTE: stand_in(FASHION), FLICKR: stand_in(FASHION)},
-            MNIST: stand_in(MNIST),
+            **dict.fromkeys((CIFAR, MNIST), stand_in(MNIST)),
+            **dict.fromkeys((IMAGENETTE, FLICKR), stand_in(FASHION)),
         },
         other=TABLE_1[CIFAR]._replace(rounds=100, every=10, rates=ONE_RATE),
         sizes=SMALL_SIZES,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from peerage.papers.datasets import CIFAR, FLICKR, IMAGENETTE, MNIST, TITLES
-from peerage.papers.p3 import output
+from peerage.papers.p3 import heads, output
 from peerage.papers.p3.settings import (
     BY_LABEL,
     CLUSTERS,
@@ -230,11 +230,15 @@ def _data(dataset: str, shift: str) -> str:
 BEST = "FACADE has the highest accuracy and fair accuracy for all sizes of clusters; "
 STUDIES = [
     _table(
-        "II", "2", CIFAR,
+        "II",
+        "2",
+        CIFAR,
         f"{BEST}with unequal clusters only DePRL, whose accuracy is low, has smaller gaps",
     ),
     _table(
-        "III", "3", IMAGENETTE,
+        "III",
+        "3",
+        IMAGENETTE,
         "FACADE has the highest fair accuracy; the majority is as good as with EL, the minority "
         "better",
     ),
@@ -247,22 +251,26 @@ STUDIES = [
         output.show_averaging,
     ),
     _clusters(
-        3, CIFAR,
+        3,
+        CIFAR,
         "FACADE is at least as good as the others in every cluster; with EL and DAC the minority "
         "falls behind as clusters become unequal, and DePRL soon stops improving",
     ),
     _clusters(
-        4, IMAGENETTE,
+        4,
+        IMAGENETTE,
         "FACADE is as good as the others for the majority and better for the minority: 64.1 % "
         "against 56.1 % with EL at 20:4",
     ),
     _highest(
-        5, (CIFAR, IMAGENETTE),
+        5,
+        (CIFAR, IMAGENETTE),
         "FACADE has the highest fair accuracy: 73.3 % at 30:2 on CIFAR-10, DePRL 68.4 %, EL 60.8 "
         "%; 76.1 % at 20:4 on Imagenette, EL 70.7 %",
     ),
     _boxes(
-        6, (CIFAR, IMAGENETTE),
+        6,
+        (CIFAR, IMAGENETTE),
         "all methods are alike with equal clusters; with unequal ones FACADE has smaller gaps than "
         "EL and DAC, and DePRL, whose accuracy is low, the smallest",
     ),
@@ -280,26 +288,28 @@ STUDIES = [
         "three heads are best for all clusters but the largest, and more are nearly as good; with "
         "one the minority has 40.75 %",
         head_count_jobs,
-        output.show_head_counts,
+        heads.show_head_counts,
     ),
     Study(
         "p3-fig9",
         "Fig. 9: which head nodes choose in the first rounds, CIFAR-10, 20:10:2",
         "the minority agrees on a head after 18 rounds, and every cluster after 42",
         choice_jobs,
-        output.show_choices,
+        heads.show_choices,
     ),
     _fair(10, CIFAR),
     _fair(11, IMAGENETTE),
     _fair(12, FLICKR),
     _clusters(
-        13, FLICKR,
+        13,
+        FLICKR,
         "FACADE is best in both clusters at 8:8; at 14:2 it is much better for the minority: 59.6 "
         "% against 49.7 % with EL",
     ),
     _highest(14, (FLICKR,), "FACADE has the highest fair accuracy for both sizes of clusters"),
     _boxes(
-        15, (FLICKR,),
+        15,
+        (FLICKR,),
         "at 14:2 FACADE has smaller equalised odds than EL and DAC, and DePRL the smallest",
     ),
     Study(
@@ -308,28 +318,36 @@ STUDIES = [
         "in a run that does not settle, two clusters share a head and another head is no longer "
         "chosen",
         settlement_jobs,
-        output.show_head_losses,
+        heads.show_head_losses,
     ),
     _clusters(
-        17, CIFAR,
+        17,
+        CIFAR,
         "FACADE is best for the minority at 30:2: 51.2 %, DePRL 48.1 %; EL and DAC do not converge "
         "there",
-        shift=BY_LABEL, sizes=LABELS,
+        shift=BY_LABEL,
+        sizes=LABELS,
     ),
     _highest(
-        18, (CIFAR,),
+        18,
+        (CIFAR,),
         "FACADE is among the best at 16:16 and 24:8, and best at 30:2: 67.7 %, DePRL 65.5 %",
-        shift=BY_LABEL, sizes=LABELS,
+        shift=BY_LABEL,
+        sizes=LABELS,
     ),
     _highest(
-        19, (CIFAR,),
+        19,
+        (CIFAR,),
         "FACADE is best: 69.6 % at 8:8:8:8 and 71.2 % at 20:6:4:2, DAC 68.8 % and 70.7 %",
-        shift=COLOURED, sizes=COLOURS,
+        shift=COLOURED,
+        sizes=COLOURS,
     ),
     _clusters(
-        20, CIFAR,
+        20,
+        CIFAR,
         "FACADE is best in every cluster but sepia at 20:6:4:2, where DAC is half a point better",
-        shift=COLOURED, sizes=COLOURS,
+        shift=COLOURED,
+        sizes=COLOURS,
     ),
     Study(
         "p3-balanced",
@@ -350,7 +368,7 @@ STUDIES = [
         "Not in the paper: how many runs settle, and when, CIFAR-10, 20:10:2",
         "how often does every cluster find a head of its own",
         settlement_jobs,
-        output.show_settlement,
+        heads.show_settlement,
     ),
     Study(
         "p3-readings",
