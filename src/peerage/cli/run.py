@@ -212,6 +212,7 @@ def progress(experiment: "Experiment") -> "Iterator[Watch]":
 def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_json: bool) -> None:
     """Write a report of runs; print their table and chart, or only the facts as JSON."""
     from peerage.records.rows import RunRecord
+    from peerage.report import fairness_tables
     from peerage.report.export import export
     from peerage.report.groups import group_tables
     from peerage.report.html import headline, privacy, where
@@ -223,7 +224,8 @@ def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_js
     records = [RunRecord.load(folder) for folder in folders]
     export(records, report)
     if as_json:
-        print(json.dumps(facts))
+        fairness = fairness_tables.summaries(records)
+        print(json.dumps({**facts, **({"fairness": fairness} if fairness else {})}))
         return
     console = Console(highlight=False)
     rows = compare_runs(records)
@@ -233,6 +235,9 @@ def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_js
     console.print(rich_table(rows, console.width))
     for table in group_tables(records):
         console.print(table)
+    fairness = fairness_tables.terminal_table(records, console.width)
+    if fairness is not None:
+        console.print(fairness)
     curves = [record.curve("accuracy") for record in records]
     console.print(Chart(dict(zip(labels(records), curves, strict=True))))
     console.print(f"\n{headline(rows, where(records))}")

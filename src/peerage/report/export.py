@@ -8,7 +8,7 @@ from typing import Any
 from peerage.errors import InputError
 from peerage.files import write_bytes
 from peerage.records.rows import RunRecord
-from peerage.report import figures, groups
+from peerage.report import fairness_tables, figures, groups
 from peerage.report.html import write_report
 from peerage.report.tables import comma_separated, compare, markdown
 
@@ -48,11 +48,23 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "environment": record.environment,
         "rounds": rounds,
         **({"groups": list(record.groups)} if record.groups else {}),
+        **fairness_tables.for_json(record),
     }
 
 
+def _markdown(records: Sequence[RunRecord]) -> str:
+    runs = markdown(compare(records))
+    return runs + groups.markdown(records) + fairness_tables.markdown(records)
+
+
+def _csv(records: Sequence[RunRecord]) -> str:
+    further = fairness_tables.numbers(records)
+    rows = zip(compare(records), further, strict=True)
+    return comma_separated([row | more for row, more in rows])
+
+
 TEXTS = {
-    ".md": lambda records: markdown(compare(records)) + groups.markdown(records),
-    ".csv": lambda records: comma_separated(compare(records)),
+    ".md": _markdown,
+    ".csv": _csv,
     ".json": curves,
 }

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from peerage.records.rows import Row, RunRecord
-from peerage.report.series import Estimate, estimate
+from peerage.report.series import Curve, Estimate, estimate
 
 Reduction = Literal["mean", "sum"]  # over classes: P3's code and its numbers; P3's Eq. 1 and 2
 Terms = Literal["tpr+fpr", "tpr"]  # P3's code and its numbers; P3's Eq. 2
@@ -184,8 +184,10 @@ class FairnessOverSeeds:
     accuracies: tuple[Estimate, ...]  # of each cluster
     accuracy: Estimate
     parity: Estimate
+    parity_mean: Estimate
     parity_by_seed: tuple[float | None, ...]
     odds: Estimate
+    odds_mean: Estimate
     odds_by_seed: tuple[float | None, ...]
     worst_node: Estimate
     worst_tenth: Estimate
@@ -219,8 +221,10 @@ def fairness_over_seeds(
         accuracies=_by_cluster(last),
         accuracy=estimate([e.accuracy for e in last]),
         parity=estimate([e.parity for e in last]),
+        parity_mean=estimate([e.parity_mean for e in last]),
         parity_by_seed=tuple(e.parity for e in last),
         odds=estimate([e.odds for e in last]),
+        odds_mean=estimate([e.odds_mean for e in last]),
         odds_by_seed=tuple(e.odds for e in last),
         worst_node=estimate([e.worst_node for e in last]),
         worst_tenth=estimate([e.worst_tenth for e in last]),
@@ -230,6 +234,27 @@ def fairness_over_seeds(
         fair_accuracy_of_means=of_means[places[-1]],
         highest_of_means=max(curve, key=lambda point: point[1], default=None),
     )
+
+
+def fair_accuracy_curve(records: Sequence[RunRecord], weight: float = FAIR_WEIGHT) -> Curve:
+    """The fair accuracy over the rounds, from the seeds' mean accuracies, as in P3's figures.
+
+    The deviations are those of the seeds' fair accuracies. Of a round with several evaluations, the
+    last counts.
+    """
+    by_seed = [
+        {e.round: e for e in fairness_over_rounds(r, weight) if e.fair_accuracy is not None}
+        for r in records
+    ]
+    rounds = sorted(set.intersection(*map(set, by_seed))) if by_seed else []
+    means, stds = [], []
+    for round in rounds:
+        found = [evaluations[round] for evaluations in by_seed]
+        value = _fair([one.mean for one in _by_cluster(found)], weight)
+        assert value is not None  # every cluster of every seed has an accuracy
+        means.append(value)
+        stds.append(estimate([e.fair_accuracy for e in found]).std or 0.0)
+    return Curve(rounds, means, stds)
 
 
 def common_target(methods: Sequence[Sequence[RunRecord]]) -> float | None:

@@ -135,7 +135,7 @@ def curve_styles(algorithms: Sequence[str]) -> list[CurveStyle]:
     for algorithm in algorithms:
         style = colour, marker = curve_style(algorithm)
         repeat = seen[style] = seen.get(style, -1) + 1
-        shade = _shade(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
+        shade = tint(colour, (0.0, -0.45, 0.4, -0.75)[repeat % 4])
         other = MARKERS[(MARKERS.index(marker) + repeat) % len(MARKERS)]
         result.append(CurveStyle(shade, other, DASHES[repeat % len(DASHES)]))
     return result
@@ -159,14 +159,14 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
     runs = styled_runs(records)
     points = [list(zip(*run.record.curve(key), strict=True)) for run in runs]
     log = metric.scale == "log"
-    with _figure() as (figure, axes):
+    with new_figure() as (figure, axes):
         if metric.scale == "fraction":
             for run in runs:
                 _band(axes, run, key)
         elif log or needs_log_scale([y for curve in points for _, y in curve]):
             axes.set_yscale("log")
         for run, curve in zip(runs, points, strict=True):
-            _plot(axes, run, [(x, y) for x, y in curve if y > 0 or not log])
+            plot_curve(axes, run, [(x, y) for x, y in curve if y > 0 or not log])
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if max(record.rounds for record in records) == 0:
@@ -176,7 +176,7 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
         axes.set_ylabel(metric.label + ("" if metric.source == "network" else MEAN))
         linear = axes.get_yscale() == "linear"
         ends = [(run, *curve[-1]) for run, curve in zip(runs, points, strict=True) if curve]
-        _label_ends(axes, [end for end in ends if end[-1] > 0 or linear])
+        label_ends(axes, [end for end in ends if end[-1] > 0 or linear])
     return figure
 
 
@@ -185,7 +185,7 @@ def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
 
     In one run, each group has a colour; of several runs, each has a colour and each group a dash.
     """
-    with _figure() as (figure, axes):
+    with new_figure() as (figure, axes):
         ends = []
         runs = styled_runs([record for record in records if record.group_curves("accuracy", by)])
         for run in runs:
@@ -200,19 +200,19 @@ def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
                     name = f"cluster {group}" if by == "cluster" else literal(str(group))
                     dash = DASHES[place % len(DASHES)]
                     curve = replace(run, dash=dash, label=f"{name}: {run.label}")
-                _plot(axes, curve, list(zip(rounds, values, strict=True)))
+                plot_curve(axes, curve, list(zip(rounds, values, strict=True)))
                 ends.append((curve, float(rounds[-1]), values[-1]))
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         percent_axis(axes)
         axes.set_ylabel(BY_KEY["accuracy"].label + MEAN)
-        _label_ends(axes, ends)
+        label_ends(axes, ends)
     return figure
 
 
 def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
     """Mean accuracy over the bytes sent per node."""
-    with _figure() as (figure, axes):
+    with new_figure() as (figure, axes):
         ends = []
         for run in styled_runs(records):
             curve = [
@@ -220,7 +220,7 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
                 for row in run.record.network
                 if row.get("accuracy") is not None
             ]
-            _plot(axes, run, curve)
+            plot_curve(axes, run, curve)
             ends += [(run, *curve[-1])] if curve else []
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_size(value)))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
@@ -229,17 +229,17 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
         percent_axis(axes)
         axes.set_xlabel("sent per node")
         axes.set_ylabel(BY_KEY["accuracy"].label + MEAN)
-        _label_ends(axes, ends)
+        label_ends(axes, ends)
     return figure
 
 
 def node_accuracies(records: Sequence[RunRecord]) -> Figure:
     """Final accuracy of every node as a dot, with bars for quartiles and median."""
     runs = styled_runs(records)
-    with _figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
+    with new_figure(SIZE[0], 1.2 + max(0.62 * len(runs), 1.4)) as (figure, axes):
         for place, run in enumerate(runs):
             _draw_node_accuracies(axes, run, -place)
-        _name_rows(axes, [run.label for run in runs])
+        name_rows(axes, [run.label for run in runs])
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.set_xlabel("test accuracy of a node, last evaluated round")
@@ -248,7 +248,7 @@ def node_accuracies(records: Sequence[RunRecord]) -> Figure:
 
 def phase_seconds(records: Sequence[RunRecord]) -> Figure:
     """Mean wall time per round by phase; the remainder is `other`."""
-    with _figure(SIZE[0], 1.7 + max(0.42 * len(records), 0.9)) as (figure, axes):
+    with new_figure(SIZE[0], 1.7 + max(0.42 * len(records), 0.9)) as (figure, axes):
         bars = [(run.label, phases(run.record)) for run in styled_runs(records)]
         handles = phase_bars(axes, bars)
         figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
@@ -264,7 +264,7 @@ def phase_bars(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]]) -> l
             axes.barh(-place, seconds, 0.62, start, **_bar_style(phase))
             start += seconds
         axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
-    _name_rows(axes, [label for label, _ in bars])
+    name_rows(axes, [label for label, _ in bars])
     axes.set_xlim(0, 1.15 * longest or 1.0)
     axes.set_xlabel("seconds per round")
     used = {phase for _, means in bars for phase in means}
@@ -287,7 +287,7 @@ def allocation(record: RunRecord) -> Figure:
     table = np.array(record.setup["allocation"], dtype=float)  # [nodes, classes]
     names = [literal(str(name)) for name in record.setup["classes"]]
     classes = len(names)
-    with _figure(WIDE, 1.1 + min(max(0.27 * classes, 2.0), 6.0)) as (figure, axes):
+    with new_figure(WIDE, 1.1 + min(max(0.27 * classes, 2.0), 6.0)) as (figure, axes):
         if is_crowded(record):
             _allocation_heat(figure, axes, table)
         else:
@@ -357,17 +357,22 @@ def render(figure: Figure, kind: str) -> bytes:
 
 def data_uri(draw: Callable[[Runs], Figure], runs: Runs) -> str:
     """Draw a figure of a run or of several runs; returns a data URI, for embedding."""
-    return "data:image/svg+xml;base64," + base64.b64encode(render(draw(runs), "svg")).decode()
+    return embedded(draw(runs))
+
+
+def embedded(figure: Figure) -> str:
+    """A figure as a data URI."""
+    return "data:image/svg+xml;base64," + base64.b64encode(render(figure, "svg")).decode()
 
 
 @contextmanager
-def _figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[Figure, Axes]]:
+def new_figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[Figure, Axes]]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.add_subplot()
 
 
-def _plot(axes: Axes, run: StyledRun, curve: Sequence[tuple[float, float]]) -> None:
+def plot_curve(axes: Axes, run: StyledRun, curve: Sequence[tuple[float, float]]) -> None:
     every = max(len(curve) // 8, 1)
     # Markers of different runs are shifted, so that equal curves remain visible.
     markers = (min(run.place % every, len(curve)), every)
@@ -388,7 +393,7 @@ def _band(axes: Axes, run: StyledRun, key: str) -> None:
     axes.fill_between([*rows], low, high, color=run.colour, alpha=0.15, linewidth=0)
 
 
-def _label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> None:
+def label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> None:
     """Write the labels to the right of the axes, close to the ends of their curves."""
     axes.autoscale_view()  # the transformation does not update the lazy axis limits
     to_axes = axes.transScale + axes.transLimits
@@ -401,7 +406,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> N
             xytext=(1.03, height),
             textcoords="axes fraction",
             va="center",
-            color=_shade(run.colour, -0.25),
+            color=tint(run.colour, -0.25),
             arrowprops={
                 "arrowstyle": "-",
                 "color": run.colour,
@@ -584,7 +589,7 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _name_rows(axes: Axes, labels: Sequence[str]) -> None:
+def name_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Write labels at heights 0, -1, -2, ...; a long one has two lines."""
     names = [label.replace(" (", "\n(") if len(label) > 14 else label for label in labels]
     axes.set_yticks([-place for place in range(len(names))], names)
@@ -597,7 +602,7 @@ def _short_size(value: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-def _shade(colour: str, amount: float) -> str:
+def tint(colour: str, amount: float) -> str:
     """Mix a colour with white (positive amount) or black (negative)."""
     red, green, blue = ((1 - abs(amount)) * c + max(amount, 0.0) for c in to_rgb(colour))
     return to_hex((red, green, blue))

@@ -16,10 +16,12 @@ from peerage.errors import InputError
 from peerage.files import disk_errors, write_bytes
 from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric
 from peerage.records.rows import RunRecord
-from peerage.report import figures, groups, peers, tables
+from peerage.report import fairness_figures, fairness_tables, figures, groups, peers, tables
+from peerage.report.fairness import fairness_over_rounds
 from peerage.report.tables import differing, labels, number, percent, value_text
 
 ENDS = 10  # lowest and highest nodes shown if there are too many to show all
+COLUMNS = 3  # runs that tables show as columns
 SAME_ACCURACY = 0.0005  # smaller differences do not show in print
 Curves = tuple[str, Callable[[RunRecord], bool], Callable[[Sequence[RunRecord]], Figure], str]
 
@@ -53,6 +55,13 @@ def _group_curves(by: str) -> Curves:
 CURVES: tuple[Curves, ...] = (
     *(_curves(metric) for metric in METRICS if metric.source in ("test", "network")),
     *map(_group_curves, groups.KINDS),
+    (
+        "Fair accuracy",
+        lambda record: bool(fairness_over_rounds(record)),
+        fairness_figures.fair_accuracy_curves,
+        "Two thirds of the mean accuracy of the clusters, plus one third of 1 minus the gap "
+        "between the best and the worst of them; higher is better.",
+    ),
     (
         "Traffic",
         lambda record: any(row["bytes_total"] > 0 for row in record.network),
@@ -98,8 +107,7 @@ def page(records: Sequence[RunRecord]) -> str:
     rows = tables.compare(records)
     titles, texts = tables.cells(rows)
     names = labels(records)
-    if len(records) <= 3:  # few runs are easier to read as columns, also on a phone
-        titles, *texts = (list(line) for line in zip(titles, *texts, strict=True))
+    titles, *texts = _readable([titles, *texts])
     return _template().render(
         title=title(records),
         headline=headline(rows, where(records)),
@@ -118,11 +126,17 @@ def page(records: Sequence[RunRecord]) -> str:
         ],
         group_titles=groups.TITLES,
         group_tables=[(name, groups.lines(r)) for name, r in zip(names, records, strict=True)],
+        fairness_table=_readable(fairness_tables.lines(records)),
         peer_titles=peers.TITLES,
         peer_tables=[(name, peers.lines(r)) for name, r in zip(names, records, strict=True)],
         node_tables=[_node_table(record) for record in records],
         commands=[_commands(record) for record in records],
     )
+
+
+def _readable(lines: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Titles and lines; few runs are easier to read as columns, also on a phone."""
+    return list(zip(*lines, strict=True)) if len(lines) <= 1 + COLUMNS else list(lines)
 
 
 def title(records: Sequence[RunRecord]) -> str:
@@ -217,6 +231,10 @@ def pictures(records: Sequence[RunRecord]) -> list[Picture]:
             wide=False,
         )
         for name in dict.fromkeys(name for record in records for name in record.model_names)
+    ]
+    result += [
+        Picture(name, caption, figures.embedded(figure), wide)
+        for name, caption, figure, wide in fairness_figures.shown(records)
     ]
     for names, record in _allocations(records):
         name = "Data of each node" + (f": {names}" if names else "")

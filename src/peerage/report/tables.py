@@ -56,14 +56,20 @@ def rich_table(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Group:
 
     If the columns do not fit either, they are split into several tables.
     """
-    titles, texts = cells(rows)
+    return Group(*fitting_tables(*cells(rows), width))
+
+
+def fitting_tables(
+    titles: Sequence[str], texts: Sequence[Sequence[str]], width: int
+) -> list[Table]:
+    """One table with a line per run, or tables with a column per run, as many as fit the width."""
     table = text_table(titles, texts)
     if table_width(table) <= width:
-        return Group(table)
+        return [table]
     per_table = len(texts)
     while per_table > 1 and max(map(table_width, _transposed(titles, texts, per_table))) > width:
         per_table -= 1
-    return Group(*_transposed(titles, texts, per_table))
+    return _transposed(titles, texts, per_table)
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -274,7 +280,9 @@ def text_table(
     return table
 
 
-def _transposed(titles: list[str], texts: list[list[str]], per_table: int) -> list[Table]:
+def _transposed(
+    titles: Sequence[str], texts: Sequence[Sequence[str]], per_table: int
+) -> list[Table]:
     tables = []
     for start in range(0, len(texts), per_table):
         lines = list(zip(titles, *texts[start : start + per_table], strict=True))
