@@ -6,19 +6,16 @@ from typing import Any
 from peerage.papers import charts
 from peerage.papers.charts import ACCURACY, Line, Plot
 from peerage.papers.p3 import printed_figures
-from peerage.papers.p3.notes import PAIRS, notes_of
-from peerage.papers.p3.output import (
-    FAIR,
-    OF_MEANS,
+from peerage.papers.p3.common import (
     by_clusters,
     cases,
     cluster_names,
     clusters_in_json,
-    fairness_table,
     short,
     short_name,
 )
-from peerage.papers.p3.settings import Setting
+from peerage.papers.p3.notes import PAIRS, notes_of, settings_of
+from peerage.papers.p3.output import FAIR, OF_MEANS, fairness_table
 from peerage.papers.papertable import Cell, PaperTable, Row
 from peerage.papers.study import Results, StudyOutput
 from peerage.records.rows import RunRecord
@@ -40,11 +37,11 @@ TERMS = (
 def show_head_counts(results: Results) -> StudyOutput:
     """The highest accuracy of each cluster by the number of heads, and whether clusters settled."""
     names = cluster_names(results, cases(results)[0])
-    places = dict.fromkeys(job.place for job in results.jobs)
-    highest = {place: peaks(results.series.get(place), len(names)) for place in places}
+    highest = {
+        place: peaks(results.series.get(place), len(names)) for place in settings_of(results)
+    }
     rows: list[Row] = []
     for place, values in highest.items():
-        assert isinstance(place, Setting)
         cells = [Cell(*value) for value in values]
         if place in printed_figures.ONE_HEAD:
             cells[-2] = Cell(*values[-2], printed_figures.ONE_HEAD[place])
@@ -93,8 +90,7 @@ def heads_line(label: str, values: dict[Any, list[Estimate]], column: int, dashe
 def use_table(results: Results) -> PaperTable:
     """In how many runs clusters settled or were separated, and how many heads nodes chose."""
     rows = []
-    for place in dict.fromkeys(job.place for job in results.jobs):
-        assert isinstance(place, Setting)
+    for place in settings_of(results):
         records = results.series[place].records if place in results.series else ()
         found = [settlement(record) or NEVER for record in records]
         settled = sum(one.settled is not None for one in found)

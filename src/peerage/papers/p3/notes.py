@@ -36,7 +36,7 @@ PAIRS = "With more than two clusters, gaps are the largest over all pairs of clu
 
 def notes_of(results: Results, *more: str) -> tuple[str, ...]:
     """Notes on data, tests and methods, `more`, and the number of seeds."""
-    places = [job.place for job in results.jobs if isinstance(job.place, Setting)]
+    places = settings_of(results)
     methods = {place.method for place in places}
     notes = [*more, *tests(results)]
     if any((place.dataset, place.clusters) == (IMAGENETTE, "16:8") for place in places):
@@ -52,6 +52,13 @@ def notes_of(results: Results, *more: str) -> tuple[str, ...]:
     return results.notes(smaller(results), *notes, code=CODE)
 
 
+def settings_of(results: Results, case: tuple[str, str, str] | None = None) -> list[Setting]:
+    """All coordinates in the order of the jobs, or those with this data set, sizes and shift."""
+    found = dict.fromkeys(job.place for job in results.jobs)
+    places = [place for place in found if isinstance(place, Setting)]
+    return [place for place in places if case in (None, place[:3])]
+
+
 def unsettled(results: Results) -> list[str]:
     """How many runs of FACADE did not settle; they are part of every mean."""
     records = [record for series in results.of(method=FACADE) for record in series.records]
@@ -60,8 +67,8 @@ def unsettled(results: Results) -> list[str]:
     if not found:
         return []
     return [
-        f"{missing} of {len(found)} runs of FACADE had not settled in the end: some cluster did not "
-        "have one head of its own. They are part of every mean."
+        f"{missing} of {len(found)} runs of FACADE had not settled in the end: some cluster lacked "
+        "one head of its own. They are part of every mean."
     ]
 
 

@@ -1,29 +1,43 @@
 """Tables and figures of P3: accuracy of clusters, fairness, and traffic."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from statistics import fmean, pstdev
 from typing import Any
 
 from peerage.papers import charts
-from peerage.papers.charts import ACCURACY, Bars, Boxes, Line, Plot
+from peerage.papers.charts import ACCURACY, Boxes, Plot
 from peerage.papers.datasets import TITLES
-from peerage.papers.p3 import printed, printed_figures
-from peerage.papers.p3.notes import PAIRS, notes_of, sizes_of
-from peerage.papers.p3.settings import BY_LABEL, COLOURED, FACADE, ROTATED, Setting
-from peerage.papers.papertable import Cell, PaperTable, Row
-from peerage.papers.study import Results, StudyOutput, Training
+from peerage.papers.p3 import printed_figures
+from peerage.papers.p3.common import (
+    Titles,
+    bar_panels,
+    by_clusters,
+    by_setting,
+    case_title,
+    cases,
+    cluster_line,
+    cluster_names,
+    cluster_plots,
+    clusters_in_json,
+    fairness_of,
+    line_of,
+    paper_line,
+    places_of,
+    short_name,
+    table_rows,
+)
+from peerage.papers.p3.notes import PAIRS, notes_of
+from peerage.papers.p3.settings import BY_LABEL, FACADE, Setting
+from peerage.papers.papertable import Cell, PaperTable
+from peerage.papers.study import Results, StudyOutput
 from peerage.report.fairness import (
-    Fairness,
     FairnessOverSeeds,
     bytes_to,
     common_target,
     fair_accuracy_curve,
     fairness_over_rounds,
-    fairness_over_seeds,
 )
-from peerage.report.series import Curve, Estimate, Series, estimate
+from peerage.report.series import Estimate, Series, estimate
 
 MAJORITY, MINORITY, ALL = "majority", "minority", "all nodes"
 PARITY, ODDS, FAIR = "demographic parity", "equalised odds", "fair accuracy"
@@ -34,8 +48,6 @@ OF_MEANS = (
     "Fair accuracy is that of the clusters' mean accuracies over seeds, as in the paper, so it has "
     "no deviation."
 )
-Titles = Callable[[Results, Setting], tuple[str, ...]]
-Key = tuple[str, str, str]  # data set, sizes as printed, and how clusters differ
 
 
 # Tables II to IV, and studies of our own with the same columns
@@ -128,50 +140,6 @@ def more_table(results: Results, titles: Titles) -> PaperTable:
     )
 
 
-def table_rows(
-    results: Results,
-    titles: Titles,
-    cells: Callable[[Setting, FairnessOverSeeds | None], Sequence[Cell]],
-) -> dict[str, Any]:
-    """One row per series of the study, also where there are no runs yet."""
-    places = dict.fromkeys(job.place for job in results.jobs)
-    rows: list[Row] = []
-    for place in places:
-        assert isinstance(place, Setting)
-        found = fairness_of(results.series.get(place))
-        rows.append((titles(results, place), tuple(cells(place, found))))
-    names = {1: ("setting",), 2: ("clusters", "method")}[len(rows[0][0])]
-    return {"row_titles": names, "rows": tuple(rows)}
-
-
-def by_clusters(results: Results, place: Setting) -> tuple[str, ...]:
-    return case_title(results, place[:3]), place.method
-
-
-def by_setting(results: Results, place: Setting) -> tuple[str, ...]:
-    return (place.setting,)
-
-
-def case_title(results: Results, case: Key) -> str:
-    """The sizes of clusters; with the data set and the shift where a study has several."""
-    dataset, clusters, shift = case
-    several = len(results.values("dataset")) > 1
-    words = [TITLES[dataset]] if several else []
-    words += [{BY_LABEL: "labels", COLOURED: "colours"}[shift]] if shift != ROTATED else []
-    return " ".join([*words, sizes_of(results, clusters)])
-
-
-def paper_line(place: Setting) -> printed.Line | None:
-    if place.shift != ROTATED or place.setting:
-        return None
-    return paper_lines().get((place.dataset, place.clusters, place.method))
-
-
-@cache
-def paper_lines() -> Mapping[printed.Coordinates, printed.Line]:
-    return printed.lines()
-
-
 def pairs(results: Results) -> tuple[str, ...]:
     return (PAIRS,) if any(c.count(":") > 1 for c in results.values("clusters")) else ()
 
@@ -254,82 +222,6 @@ def show_clusters(number: int, results: Results) -> StudyOutput:
     return StudyOutput((table,), cluster_plots(results), pictures=clusters_in_json(results))
 
 
-def cluster_plots(results: Results) -> Any:
-    """One line of panels per case, one panel per cluster; a line of a panel is a method."""
-    panels, widest = [], 1
-    for case in cases(results):
-        places = places_of(results, case)
-        if not places:
-            continue
-        names = cluster_names(results, case)
-        widest = max(widest, len(names))
-        for cluster, name in enumerate(names):
-            lines = tuple(
-                cluster_line(place.setting or place.method, series, cluster)
-                for place, series in places.items()
-            )
-            title = f"{case_title(results, case)}: {name}"
-            panels.append(Plot(title, lines, ylabel=ACCURACY))
-    return charts.plots(panels, columns=widest)
-
-
-def cluster_names(results: Results, case: Key) -> list[str]:
-    """The size of each cluster and what its images are like."""
-    for job in results.jobs:
-        if isinstance(job, Training) and job.place[:3] == case:  # type: ignore[index]
-            clusters = job.experiment.clusters
-            assert clusters is not None
-            words = [clusters.describe(c) for c in range(len(clusters.sizes))]
-            shifts = [text.partition(" (")[2].removesuffix(")") for text in words]
-            counts = [f"{n} node{'s' * (n > 1)}" for n in clusters.sizes]
-            return [f"{n}, {text}" for n, text in zip(counts, shifts, strict=True)]
-    return []
-
-
-def short_name(name: str) -> str:
-    """The name of a cluster without its size."""
-    return name.partition(", ")[2]
-
-
-def cluster_line(label: str, series: Series, cluster: int) -> Line:
-    return line_of(label, series, curve_of(series, lambda e: e.accuracies[cluster]))
-
-
-def line_of(label: str, series: Series, curve: Curve) -> Line:
-    spread = curve.stds if series.seeds > 1 else ()
-    return Line(label, curve.rounds, curve.means, spread)
-
-
-def curve_of(series: Series, value: Callable[[Fairness], float | None]) -> Curve:
-    """Means and deviations over seeds; the value of the last round is that after the final step."""
-    found = [
-        {e.round: known for e in fairness_over_rounds(record) if (known := value(e)) is not None}
-        for record in series.records
-    ]
-    rounds = sorted(set.intersection(*map(set, found))) if found else []
-    columns = [[values[round] for values in found] for round in rounds]
-    return Curve(rounds, [fmean(column) for column in columns], [pstdev(c) for c in columns])
-
-
-def clusters_in_json(results: Results) -> dict[str, Any]:
-    """The curves of the clusters and of fair accuracy, for the JSON file."""
-    found = {}
-    for place, series in results.places().items():
-        rounds, means, _ = fair_accuracy_curve(series.records)
-        clusters = range(place.clusters.count(":") + 1)
-        curves = [curve_of(series, lambda e, c=c: e.accuracies[c]).means for c in clusters]
-        found[place.title] = {
-            "rounds": rounds,
-            "clusters": [short(curve) for curve in curves],
-            "fair_accuracy": short(means),
-        }
-    return found
-
-
-def short(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in values]
-
-
 # Fair accuracy
 
 
@@ -381,18 +273,6 @@ def show_highest(number: int, results: Results) -> StudyOutput:
     )
     panels = bar_panels(results, {p: 100 * v for p, v in by_place.items()}, f"{FAIR}, %")
     return StudyOutput((table,), charts.plots(panels), pictures=clusters_in_json(results))
-
-
-def bar_panels(results: Results, values: Mapping[Setting, float], ylabel: str) -> list[Bars]:
-    """One panel per case with a bar per method; heights are rounded to what they are labelled."""
-    panels = []
-    for case in cases(results):
-        known = {p.method: values[p] for p in places_of(results, case) if p in values}
-        if known:
-            heights = {"": [float(f"{value:.3g}") for value in known.values()]}
-            title = case_title(results, case)
-            panels.append(Bars(title, tuple(known), heights, ylabel=ylabel))
-    return panels
 
 
 # Traffic
@@ -508,20 +388,3 @@ def box_panels(results: Results) -> list[Boxes]:
             if values:
                 panels.append(Boxes(case_title(results, case), values, ylabel=measure))
     return panels
-
-
-# Coordinates
-
-
-def cases(results: Results) -> list[Key]:
-    """Data sets with their clusters, in the order of the jobs."""
-    return list(dict.fromkeys(job.place[:3] for job in results.jobs))  # type: ignore[index]
-
-
-def places_of(results: Results, case: Key) -> dict[Setting, Series]:
-    dataset, clusters, shift = case
-    return results.places(dataset=dataset, clusters=clusters, shift=shift)
-
-
-def fairness_of(series: Series | None) -> FairnessOverSeeds | None:
-    return None if series is None else fairness_over_seeds(series.records)
