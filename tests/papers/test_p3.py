@@ -13,7 +13,7 @@ from support.studying import PAPER, SMOKE, jobs_of, smoke_files
 from peerage.experiment import Experiment
 from peerage.papers import runner
 from peerage.papers.charts import Boxes, plots
-from peerage.papers.datasets import CIFAR, FASHION, MNIST
+from peerage.papers.datasets import CIFAR, MNIST
 from peerage.papers.p3 import heads, notes, output, printed_figures, studies
 from peerage.papers.p3.settings import (
     CLUSTERS,
@@ -433,7 +433,7 @@ def from_jobs(tmp_path: Path, plan: Plan, jobs: list[Any], of: Callable[..., Any
 
 def settling(job: Any) -> Any:
     """Seed 0 settles in round 5, its minority agrees in round 2; seed 1 never settles."""
-    values = {round: (0.5, 0.5, 0.5) for round in range(7)}
+    values = dict.fromkeys(range(7), (0.5, 0.5, 0.5))
 
     def choose(round: int, node: int, cluster: int) -> int:
         if job.experiment.seed == 1:
