@@ -21,7 +21,7 @@ def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> Non
     write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), remedy)
 
 
-def write_bytes(path: Path, content: bytes, remedy: str = "") -> None:
+def write_bytes(path: Path, content: bytes | memoryview, remedy: str = "") -> None:
     """Replace a file atomically; after a crash it has either the old or the new content."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

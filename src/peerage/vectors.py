@@ -193,10 +193,13 @@ def frozen_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def find_head(module: nn.Module, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The modules of the head: those of these names, or the last linear layer that is trained.
+    """The modules of the head: those of these names, or else the default.
 
-    Without such a layer, the head is the last layer with parameters.
+    The class of a module may state its default, as a tuple of names in `default_head`. Otherwise it
+    is the last linear layer that is trained; without one, the last layer with parameters.
     """
+    # Of the class, because a module may have a submodule of that name.
+    names = names or getattr(type(module), "default_head", ())
     known = dict(module.named_modules())
     for name in names:
         if name not in known:

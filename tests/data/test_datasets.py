@@ -533,6 +533,7 @@ def test_every_family_has_a_spec_that_round_trips():
         *["digits", "mnist", "fashion-mnist", "cifar10", "cifar10:normalise=signed"],
         *["mnist:train=2000", "cifar10:normalise=signed,train=10"],
         *["cifar10:grey=True,side=28", "femnist:writers=3"],
+        *["imagenette", "imagenette:path=photos", "flickr-mammals:path=photos"],
         *["npz:path=a.npz", "idx:path=files", "folder:path=pictures,size=64,grey=True"],
     ]:
         assert text(parse(spec, "data set", DATASETS), "data set", DATASETS) == spec

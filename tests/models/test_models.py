@@ -21,6 +21,7 @@ LEAST_SIDE = {
     "gn-lenet": 8,
     "leaf-cnn": 4,
     "mnist-cnn": 16,
+    "resnet8": 8,
     "vgg16": 32,
 }
 
@@ -261,6 +262,8 @@ def test_default_models():
     assert default_model("cifar10") == "cifar-cnn"
     assert default_model("femnist") == "leaf-cnn"
     assert default_model("so2sat", (10, 32, 32)) == "gain-cnn"
+    assert default_model("imagenette", (3, 64, 64)) == "gn-lenet"
+    assert default_model("flickr-mammals", (3, 64, 64)) == "resnet8"
     assert default_model("mine.npz", (40,)) == "mlp"
     assert default_model("mine.npz", (3, 15, 64)) == "mlp"
     assert default_model("mine.npz", (1, 16, 16)) == "cifar-cnn"

@@ -81,7 +81,7 @@ def test_models_against_one_at_a_time(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SIZES.keys() - {"gn-lenet"}))
+@pytest.mark.parametrize("name", sorted(SIZES.keys() - {"gn-lenet", "resnet8"}))
 def test_linear_and_convolutional_networks_take_the_fast_route(name, monkeypatch):
     monkeypatch.setattr(persample, "squares_by_vmap", None)
     x, y = batch(2, *SIZES[name][0])
@@ -266,7 +266,7 @@ def test_hooks_go_when_the_loss_fails():
 # BackPACK hooks the first layer, whose input needs no gradient, and PyTorch remarks on it.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("name", some_models("gn-lenet"))
+@pytest.mark.parametrize("name", some_models("gn-lenet", "resnet8"))
 def test_models_against_backpack(name):
     backpack = pytest.importorskip("backpack")
     extensions = pytest.importorskip("backpack.extensions")

@@ -105,7 +105,7 @@ TABLE = (
     Flag("loss", "local.loss", str, "Loss, e.g. virtual-teacher:share=0.5.", "cross-entropy"),
     Flag("loss-clamp", "local.loss_clamp", float, "Largest mini-batch loss that gives a gradient."),
     Flag("only", "local.only", str,
-         "Part of the model to train: head (its last linear layer) or core.", "(whole model)"),
+         "Part of the model to train: head (usually its last layer) or core.", "(whole model)"),
     Flag("early-stop", "local.early_stop", str,
          "Response to a rising validation loss: none, or rollback of the round.", "none"),
     Flag("init", "init.start", str, "Initial models: shared or independent.", "independent"),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from peerage import specs
 from peerage.data.formats import read_idx
+from peerage.data.pictures import class_folders, decode, image_files
 from peerage.data.sources import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from peerage.data.tensors import Dataset, Layout, in_memory, training_part
 from peerage.errors import DataError, check_at_least
@@ -153,15 +154,15 @@ class Folder:
             raise DataError(f"{root} is not a folder; give the path of a folder of images")
         train = root / "train"
         # If train holds images and no folders, it is a class.
-        if not (train.is_dir() and _folders(train)):
-            classes = _folders(root)
+        if not class_folders(train):
+            classes = class_folders(root)
             x, y = self._read(root, classes)
             kept = training_part(x, y, str(root))
             return Dataset(root.name, x[kept], y[kept], x[~kept], y[~kept], tuple(classes))
         if not (root / "test").is_dir():
             raise DataError(f"{root} has a train folder but no test folder; add {root / 'test'}")
-        classes = _folders(train)
-        unknown = sorted(set(_folders(root / "test")) - set(classes))
+        classes = class_folders(train)
+        unknown = sorted(set(class_folders(root / "test")) - set(classes))
         if unknown:
             raise DataError(
                 f"{root / 'test' / unknown[0]} is a class without training images; "
@@ -171,7 +172,7 @@ class Folder:
         return Dataset(root.name, *parts, tuple(classes))
 
     def _read(self, folder: Path, classes: list[str]) -> tuple[Tensor, Tensor]:
-        paths = [(path, y) for y, name in enumerate(classes) for path in _images(folder / name)]
+        paths = [(path, y) for y, name in enumerate(classes) for path in image_files(folder / name)]
         if not paths:
             raise DataError(f"{folder} holds no images; add a folder of images for each class")
         pixels = np.stack([_pixels(path, self.size, self.grey) for path, _ in paths])
@@ -181,38 +182,9 @@ class Folder:
 
 def _pixels(path: Path, size: int, grey: bool) -> NDArray[np.uint8]:
     """One image as bytes [size, size, channels]."""
-    try:
-        with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(_eight_bit(image, path))
-            converted = upright.convert("L" if grey else "RGB")
-            square = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{path} cannot be read as an image ({error}); repair or remove it"
-        ) from None
-    return np.asarray(square).reshape(size, size, -1)
 
+    def square(image: Image.Image) -> Image.Image:
+        converted = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")
+        return ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
 
-def _eight_bit(image: Image.Image, path: Path) -> Image.Image:
-    """The image with one byte per channel; Pillow would clip 16-bit grey values at 255."""
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise DataError(f"{path} has 32 bits per pixel; convert it to 8 or 16 bits per channel")
-    return image
-
-
-def _folders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-
-
-def _images(folder: Path) -> list[Path]:
-    """The files of a class with an image suffix; others are ignored."""
-    if not folder.is_dir():  # a training class without test images
-        return []
-    known = Image.registered_extensions()
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in known and path.name[0] != "." and path.is_file()
-    )
+    return decode(path, square).reshape(size, size, -1)

@@ -19,6 +19,7 @@ from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
 from peerage.data.partition import stratified
+from peerage.data.photos import IMAGENETTE_CLASSES, MAMMALS, SIDE, FlickrMammals, Imagenette
 from peerage.data.scaling import Scaling
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import IDX_SIZES
@@ -73,6 +74,9 @@ DATASET_INFO = {
     # 805 263 in all; the exact split into training and test needs the files.
     "femnist": DatasetInfo((1, 28, 28), len(CHARACTERS), 723_000, 82_000, groups=3550),
     "so2sat": DatasetInfo((10, 32, 32), 17, 352_366, 30_000),
+    "imagenette": DatasetInfo((3, SIDE, SIDE), len(IMAGENETTE_CLASSES), 9469, 3925),
+    # 48 158 in all, of which a fifth is held out.
+    "flickr-mammals": DatasetInfo((3, SIDE, SIDE), MAMMALS, 38_526, 9632),
 }
 
 
@@ -209,6 +213,8 @@ DATASETS: dict[str, type[DatasetSpec]] = {
     "cifar10": Cifar10,
     "femnist": Femnist,
     "so2sat": So2Sat,
+    "imagenette": Imagenette,
+    "flickr-mammals": FlickrMammals,
     "npz": Npz,
     "idx": Idx,
     "folder": Folder,

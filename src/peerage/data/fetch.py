@@ -7,7 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peerage.data.download import discard_partials
-from peerage.data.sources import PUBLISHED, ManualDownload, Published, ScriptBuilt, Source
+from peerage.data.sources import (
+    PUBLISHED,
+    ManualDownload,
+    Published,
+    ScriptBuilt,
+    Source,
+    UnpackedArchive,
+)
 from peerage.data.store import (
     ExpectedFile,
     Progress,
@@ -119,7 +126,7 @@ def _expected_files(name: str) -> tuple[ExpectedFile, ...]:
     return published.files if isinstance(published, Published) else ()
 
 
-def _find_published(name: str) -> Published | ManualDownload | ScriptBuilt:
+def _find_published(name: str) -> Published | ManualDownload | ScriptBuilt | UnpackedArchive:
     if name not in PUBLISHED:
         raise InputError(
             f"no data set to fetch is called {name!r}; {did_you_mean(name, PUBLISHED)}"

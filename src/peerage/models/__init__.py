@@ -4,7 +4,7 @@ Options are a frozen dataclass, and `build(shape, classes)` creates the network.
 image size and classes come from the data. A network raises an error if it cannot take the data.
 """
 
-from peerage.models import cnn, mlp
+from peerage.models import cnn, mlp, resnet
 from peerage.models.base import Model
 
 __all__ = ["MODELS", "Model", "default_model"]
@@ -22,6 +22,7 @@ MODELS: dict[str, type[Model]] = {
     "logistic": mlp.Logistic,
     "mlp": mlp.MLP,
     "mnist-cnn": cnn.MnistCNN,
+    "resnet8": resnet.ResNet8,
     "vgg16": cnn.VGG16,
 }
 
@@ -30,6 +31,8 @@ _DEFAULTS = {
     "digits": "digits-mlp",
     "fashion-mnist": "fashion-cnn",
     "femnist": "leaf-cnn",
+    "flickr-mammals": "resnet8",
+    "imagenette": "gn-lenet",
     "mnist": "mnist-cnn",
     "so2sat": "gain-cnn",
 }

@@ -49,7 +49,7 @@ class Architecture:
     bias: Bias | None = None
     has_values: bool = False  # whether the user's module has values, for the shared start
     seed: int = 0  # of the experiment; constants are drawn with it
-    head: tuple[str, ...] = ()  # modules of the head; by default, the last linear layer
+    head: tuple[str, ...] = ()  # modules of the head; by default those of `find_head`
 
     @cached_property
     def layout(self) -> Layout:
@@ -148,7 +148,8 @@ class Split:
     """A model of which the user names the head; the rest is its core.
 
     The head is one or several modules by name, such as `"fc"` or `("norm", "classifier")`. By
-    default it is the last linear layer, as for every model that is not wrapped.
+    default it is the model's own `default_head`, or else the last linear layer, as for every model
+    that is not wrapped.
     """
 
     model: Model | nn.Module | Callable[[], nn.Module] | str  # text such as "mlp:hidden=8"

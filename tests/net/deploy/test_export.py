@@ -217,6 +217,8 @@ def test_the_readme_says_where_data_come_from(dataset, said, place):
         ("cifar10:grey=true,side=28", "cifar-cnn"),
         ("femnist", "leaf-cnn"),
         ("so2sat", "gain-cnn"),
+        ("imagenette", "gn-lenet"),
+        ("flickr-mammals", "resnet8"),
     ],
 )
 def test_the_default_model_is_written_without_loading_the_data(dataset, model, place, monkeypatch):
