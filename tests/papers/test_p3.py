@@ -329,8 +329,8 @@ def test_a_table_by_hand(tmp_path):
     assert ours(more, *row) == pytest.approx([0.6, 0.8, 0.4, 0.4, 0.25 / 0.26])
     page = table.markdown()
     assert "Accuracy in percent; gaps between clusters as fractions." in page
-    assert "50.00 ± 10.00 (64.03, -14.03)" in page
-    assert "0.4000 ± 0.0000 (0.0204, +0.3796)" in page
+    assert "**50.00 ± 10.00** (64.03, -14.03)" in page
+    assert "**0.4000 ± 0.0000** (0.0204, +0.3796)" in page
 
 
 def test_the_smallest_gap_is_the_best():

@@ -425,6 +425,7 @@ def _draw_boxes(axes: Axes, panel: Boxes, styles: Mapping[str, CurveStyle]) -> N
                 positions=[place],
                 widths=0.55,
                 whis=(0, 100),
+                showfliers=False,  # every value has a dot
                 patch_artist=True,
                 boxprops={"facecolor": (colour, 2 * BAND), "edgecolor": colour},
                 medianprops=middle,

@@ -120,8 +120,7 @@ def used_heads(record: RunRecord) -> int | None:
 
 def show_choices(results: Results) -> StudyOutput:
     """Fig. 9: when the minority and all clusters agree on a head; a picture of the first seed."""
-    [series] = results.of() or [None]
-    records = series.records if series else ()
+    records = records_of(results)
     papers = (printed_figures.MINORITY_AGREES, printed_figures.ALL_AGREE, None, None)
     columns = ("the minority agrees", "every cluster agrees", "settled", "separated")
     table = seed_table(
@@ -136,8 +135,7 @@ def show_choices(results: Results) -> StudyOutput:
 
 def show_settlement(results: Results) -> StudyOutput:
     """When each seed settled, means over all seeds, and how many settled by each round."""
-    [series] = results.of() or [None]
-    records = series.records if series else ()
+    records = records_of(results)
     found = {seed_of(record): settlement(record) or NEVER for record in records}
     rounds = seed_table(
         "First rounds from which on clusters are settled, or separated, to the end",
@@ -155,6 +153,11 @@ def show_settlement(results: Results) -> StudyOutput:
     panel = Plot("", lines if records else (), ylabel=f"seeds, of {len(records)}", floor=0.0)
     figure = charts.plots([panel] if records else [])
     return StudyOutput((rounds, means), figure, pictures=choices_in_json(records))
+
+
+def records_of(results: Results) -> list[RunRecord]:
+    """The runs of a study with one series; none before the first is finished."""
+    return [record for series in results.of() for record in series.records]
 
 
 def seed_of(record: RunRecord) -> int:
@@ -237,8 +240,7 @@ def choices_in_json(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 def show_head_losses(results: Results) -> StudyOutput:
     """The first seed that settled and the first that did not, as far as there are any."""
-    [series] = results.of() or [None]
-    endings = {record: settlement(record) or NEVER for record in (series.records if series else ())}
+    endings = {record: settlement(record) or NEVER for record in records_of(results)}
     settled = [record for record, one in endings.items() if one.settled is not None]
     others = [record for record, one in endings.items() if one.settled is None]
     shown = {"settled": settled[:1], "not settled": others[:1]}

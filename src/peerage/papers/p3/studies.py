@@ -100,7 +100,7 @@ def settlement_jobs(plan: Plan) -> list[Job]:
 
 def balanced_jobs(plan: Plan) -> list[Job]:
     """A third of the paper's rounds with clusters of the same size."""
-    rounds = {} if plan.scale == "smoke" else {"rounds": 400}
+    rounds: dict[str, Any] = {} if plan.scale == "smoke" else {"rounds": 400}
     return [
         job
         for method in FOUR
