@@ -136,6 +136,7 @@ class Boxes:
     values: Mapping[str, Sequence[float]]
     xlabel: str = ""
     ylabel: str = ""
+    top: float | None = None  # end of the vertical axis, which starts at 0; None: set by the values
 
 
 @dataclass(frozen=True)
@@ -435,7 +436,7 @@ def _draw_boxes(axes: Axes, panel: Boxes, styles: Mapping[str, CurveStyle]) -> N
         axes.plot([place] * len(values), values, color=colour, linestyle="none", marker="o")
     axes.set_xticks(range(len(panel.values)), [literal(name) for name in panel.values])
     axes.set_xlim(-0.6, len(panel.values) - 0.4)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, panel.top)
     axes.grid(visible=False, axis="x")
 
 

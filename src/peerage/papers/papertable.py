@@ -18,13 +18,14 @@ from peerage.report.tables import pipe_table, table_width
 NUMBERS = ("ours", "spread", "paper", "paper_spread", "difference")
 HEADINGS = {1: ("column",), 2: ("group", "column")}  # of the header levels, in CSV
 P_VALUE: Final = "p-value"
-Unit = Literal["percent", "rounds", "count", "loss", "number", "gap", "share", "p-value"]
+Unit = Literal["percent", "rounds", "count", "loss", "number", "gap", "index", "share", "p-value"]
 UNITS: dict[Unit, tuple[int, str]] = {  # decimal places and meaning
     "percent": (2, "Accuracy in percent"),
     "rounds": (0, "Communication rounds"),
     "count": (0, "Counts"),
     "loss": (3, "Test loss (cross-entropy)"),
     "number": (3, "Numbers"),
+    "index": (4, "Indices between 0 and 1"),
     "share": (1, "Shares in percent"),
     "gap": (4, "Gaps between clusters as fractions"),
     P_VALUE: (4, "p-values"),

@@ -12,7 +12,7 @@ from peerage.papers.charts import ACCURACY, Bars, Line, Plot
 from peerage.papers.datasets import TITLES
 from peerage.papers.p3 import printed
 from peerage.papers.p3.notes import settings_of, sizes_of
-from peerage.papers.p3.settings import BY_LABEL, COLOURED, ROTATED, Setting
+from peerage.papers.p3.settings import ROTATED, Setting
 from peerage.papers.papertable import Cell, Row
 from peerage.papers.study import Results, Training
 from peerage.report.fairness import (
@@ -47,7 +47,7 @@ def case_title(results: Results, case: Key) -> str:
     dataset, clusters, shift = case
     several = len(results.values("dataset")) > 1
     words = [TITLES[dataset]] if several else []
-    words += [{BY_LABEL: "labels", COLOURED: "colours"}[shift]] if shift != ROTATED else []
+    words += [shift] if len(results.values("shift")) > 1 else []
     return " ".join([*words, sizes_of(results, clusters)])
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.ticker import MaxNLocator
+
 from peerage.papers import charts
 from peerage.papers.charts import ACCURACY, Line, Plot
 from peerage.papers.p3 import printed_figures
@@ -152,6 +154,9 @@ def show_settlement(results: Results) -> StudyOutput:
     )
     panel = Plot("", lines if records else (), ylabel=f"seeds, of {len(records)}", floor=0.0)
     figure = charts.plots([panel] if records else [])
+    for axes in figure.axes:
+        axes.set_ylim(0, len(records) + 0.3)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return StudyOutput((rounds, means), figure, pictures=choices_in_json(records))
 
 

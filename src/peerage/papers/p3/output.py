@@ -9,6 +9,7 @@ from peerage.papers.charts import ACCURACY, Boxes, Plot
 from peerage.papers.datasets import TITLES
 from peerage.papers.p3 import printed_figures
 from peerage.papers.p3.common import (
+    Key,
     Titles,
     bar_panels,
     by_clusters,
@@ -124,7 +125,7 @@ def more_table(results: Results, titles: Titles) -> PaperTable:
         if found is None:
             return [Cell(None)] * 5
         values = (found.fair_accuracy, found.highest, found.worst_node, found.worst_tenth)
-        return [*(Cell(*value) for value in values), Cell(*found.jain, unit="gap")]
+        return [*(Cell(*value) for value in values), Cell(*found.jain, unit="index")]
 
     names = ("fair accuracy", "highest fair accuracy", "worst node", "worst 10 %", "Jain's index")
     return PaperTable(
@@ -371,20 +372,34 @@ def show_gaps(number: int, results: Results) -> StudyOutput:
             "gaps of true and of false positives.",
         ),
     )
-    return StudyOutput((table,), charts.plots(box_panels(results), columns=3))
+    columns = min(len(cases(results)), 3)
+    return StudyOutput((table,), charts.plots(box_panels(results), columns=columns))
 
 
 def box_panels(results: Results) -> list[Boxes]:
-    """Demographic parity of every case, then equalised odds, with one box per method."""
+    """Demographic parity of every case, then equalised odds, with one box per method.
+
+    The panels of a measure and a data set have the same height.
+    """
     panels = []
     for measure in (PARITY, ODDS):
-        for case in cases(results):
-            values = {}
-            for place, series in places_of(results, case).items():
-                found = fairness_of(series)
-                if found is not None:
-                    of_seeds = found.parity_by_seed if measure == PARITY else found.odds_by_seed
-                    values[place.method] = [value for value in of_seeds if value is not None]
-            if values:
-                panels.append(Boxes(case_title(results, case), values, ylabel=measure))
+        values = {case: gaps_of(results, case, measure) for case in cases(results)}
+        for case, by_method in values.items():
+            if by_method:
+                alike = [values[other] for other in values if other[0] == case[0]]
+                gaps = [gap for one in alike for found in one.values() for gap in found]
+                top = 1.08 * max(gaps, default=0.0) or 1.0
+                title = case_title(results, case)
+                panels.append(Boxes(title, by_method, ylabel=measure, top=top))
     return panels
+
+
+def gaps_of(results: Results, case: Key, measure: str) -> dict[str, list[float]]:
+    """The gaps of the seeds by method."""
+    values = {}
+    for place, series in places_of(results, case).items():
+        found = fairness_of(series)
+        if found is not None:
+            of_seeds = found.parity_by_seed if measure == PARITY else found.odds_by_seed
+            values[place.method] = [value for value in of_seeds if value is not None]
+    return values
