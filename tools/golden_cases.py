@@ -13,8 +13,10 @@ ENGINES = {
 }
 LOSSES = {"calm": "", "lossy": "--message-loss 0.3"}
 SMALL = "--nodes 4 --topology ring --rounds 2 --checkpoint-every 2"
-# Options that make an algorithm fast, and models for those that cannot train the default one.
-QUICK = {"desa": "desa:ipc=1,iterations=2,width=4"}
+# Options that make an algorithm fast or fit it to the network, and models for those that cannot
+# train the default one.
+# The four nodes have three others to fetch models of.
+QUICK = {"desa": "desa:ipc=1,iterations=2,width=4", "dac": "dac:peers=3"}
 MODELS = {"fednl": "logistic"}
 # name -> (flags, algorithms); {files} is a folder with ARCS and KEPT in it. Later flags win.
 FEATURES = {

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithms.fednl import FedNL as FedNL
     from peerage.algorithms.fedprox import FedProx as FedProx
     from peerage.algorithms.hwa import HWA as HWA
+    from peerage.algorithms.ifca import IFCA as IFCA
     from peerage.algorithms.local import Local as Local
     from peerage.data import Dataset as Dataset
     from peerage.data import in_memory as in_memory
@@ -78,6 +79,7 @@ _HOMES = {
     "DPSGD": "peerage.algorithms.dpsgd",
     "EL": "peerage.algorithms.el",
     "HWA": "peerage.algorithms.hwa",
+    "IFCA": "peerage.algorithms.ifca",
     "STOP": "peerage.runs.watch",
     "WSM": "peerage.work.losses",
     "Algorithm": "peerage.algorithm",

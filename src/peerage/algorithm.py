@@ -426,6 +426,12 @@ class Algorithm(Generic[S]):
     def check_layout(self, layout: Layout) -> None:
         """Raise an InputError if the algorithm cannot work with models of this layout."""
 
+    def check_network(self, nodes: int, architectures: int) -> None:
+        """Raise an InputError if the algorithm cannot work with so many nodes or architectures.
+
+        A hub is not counted.
+        """
+
     def init(self, node: Node[S]) -> S:
         """Return the initial state of a node: tensors, numbers, or a dataclass of them."""
         return None  # type: ignore[return-value]
@@ -439,6 +445,11 @@ class Algorithm(Generic[S]):
 
         It may exchange messages with any node. Models are evaluated again after it.
         """
+
+    @property
+    def has_final(self) -> bool:
+        """Whether there is a final step; False if it does nothing with these hyperparameters."""
+        return type(self).final is not Algorithm.final
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         """Every tensor that a message may contain, with its shape and type.
@@ -463,3 +474,11 @@ class Algorithm(Generic[S]):
         the first. It may read everything that the node holds after a round, but must not change it.
         """
         return node.params
+
+    def test_candidates(self, node: Node[S]) -> Sequence[Weights]:
+        """Models of which the one with the lowest loss on the node's test set gets evaluated.
+
+        Its scores replace those of the headline. Such scores are optimistic; use it only to compare
+        with published results that were measured in this way. By default there are none.
+        """
+        return ()

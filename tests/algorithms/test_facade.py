@@ -1,20 +1,30 @@
 """FACADE by numbers, its limits, and the clusters that it finds."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from support.networking import run_peers
+from support.networking import OverSockets, run_peers
 from torch import Tensor, nn
 
 import peerage as pg
-from peerage import DecAvg, Facade, Layout, LocalSGD, Message, Node, TrainStats
+from peerage import EL, DecAvg, Facade, Layout, LocalSGD, Message, Node, TrainStats
+from peerage.algorithm import Dimensions
 from peerage.algorithms.facade import ALL, Heads
+from peerage.engine.lockstep import Lockstep, SerialTeam
+from peerage.engine.prepare import prepare
 from peerage.errors import InputError
+from peerage.papers.datasets import CIFAR
+from peerage.papers.p3 import settings as p3
+from peerage.papers.study import Plan
 from peerage.requests import Envelope, Receive, Send
-from peerage.testing import toy
+from peerage.state import pack, unpack
+from peerage.testing import NODES, Stopped, mirrored, stop_in_round_three, toy
+from peerage.vectors import FlatModel
 from peerage.work.candidates import Losses
+from peerage.work.evaluation import score
 from peerage.work.training import Train, Trained
 
 WORK = LocalSGD(steps=3, batch_size=4, lr=0.1)
@@ -102,7 +112,8 @@ def test_cores_and_heads_of_the_same_index_are_averaged():
     assert node.state.heads.flatten().tolist() == [2.0, 14.0, 5.5]
     assert node.state.buffers.flatten().tolist() == [20.0, 140.0, 55.0]
     assert node.state.selected == 1
-    assert node.notes == {"head": 1.0}
+    losses = {"head_loss_0": 0.9, "head_loss_1": 0.1, "head_loss_2": 0.5}
+    assert node.notes == pytest.approx({"head": 1.0, **losses})
     # The core is (4 + 1 + 1) / 3; the choice after aggregation is head 2.
     assert node.params.tolist() == [2.0, 5.5]
     assert node.buffers.tolist() == pytest.approx([20.0, 55.0])
@@ -205,7 +216,273 @@ def test_at_the_end_one_exchange_is_enough_if_each_head_was_chosen():
     requests = drive(node, Facade(eval_head="last"), [], 0.0, [others], final=True)
     assert node.state.heads.flatten().tolist() == [2.0, 13.0]
     assert [set(sent.to) for sent in of_kind(requests, Send)] == [{1, 2}]
-    assert drive(node, Facade(all_reduce=False), [], 0.0, [], final=True) == []
+
+
+def test_without_an_all_reduce_the_last_step_only_chooses_a_head():
+    """A run may end after a round without evaluation, in which no head was put over the core."""
+    node = make_node([2.0, 3.0, 5.0])
+    algorithm = Facade(k=3, all_reduce=False)
+    [request] = drive(node, algorithm, [[0.9, 0.8, 0.1]], 0.0, [], final=True)
+    assert isinstance(request, Losses)
+    assert (node.params.tolist(), node.buffers.tolist()) == ([1.0, 5.0], [10.0, 50.0])
+    node = make_node([2.0, 3.0, 5.0])
+    assert drive(node, replace(algorithm, eval_head="last"), [], 0.0, [], final=True) == []
+    assert node.params.tolist() == [1.0, 2.0]
+
+
+# Evaluation and the choice of heads
+
+
+def test_heads_are_chosen_for_evaluation_only_where_it_is_due():
+    node = make_node([2.0, 3.0])
+    node.evaluation_due = False
+    requests = drive(node, Facade(), [[0.1, 0.9]], 8.0, [[]])
+    assert [request.stream for request in of_kind(requests, Losses)] == ["heads"]
+    assert node.state.heads.flatten().tolist() == [8.0, 3.0]
+
+
+@pytest.mark.parametrize("all_reduce", [True, False])
+def test_how_often_models_are_evaluated_changes_neither_models_nor_messages(all_reduce):
+    algorithm = Facade(WORK, k=3, warmup=1, choice_batches=1, all_reduce=all_reduce)
+    often, seldom = (
+        pg.run(toy(algorithm, rounds=6, evaluation={"every": every, "at": "end"}))
+        for every in (1, 3)
+    )
+    assert often.digest == seldom.digest
+    sent = [
+        [row["bytes"] for row in result.rows if row["scope"] == "network"]
+        for result in (often, seldom)
+    ]
+    assert sent[0] == sent[1]
+    assert len(sent[0]) == 1 + 6 + 1
+    chosen = [heads_by_round(result) for result in (often, seldom)]
+    assert set(chosen[1]) == {3, 6}
+    assert chosen[1] == {round: chosen[0][round] for round in (3, 6)}
+
+
+def heads_by_round(result: pg.Result) -> dict[int, list[float]]:
+    """The recorded choices of all nodes in each evaluated round."""
+    found: dict[int, list[float]] = {}
+    for row in result.rows:
+        if row["scope"] == "node" and "head" in row.get("notes", {}):
+            found.setdefault(row["round"], []).append(row["notes"]["head"])
+    return found
+
+
+def test_each_head_may_be_tried_on_its_own_draw():
+    node = make_node([2.0, 3.0, 5.0])
+    algorithm = Facade(WORK, k=3, choice_samples="different", eval_head="last")
+    requests = drive(node, algorithm, [[0.9], [0.1], [0.5]], 8.0, [[]])
+    tried = of_kind(requests, Losses)
+    assert [[x.params.tolist() for x in one.candidates] for one in tried] == [
+        [[2.0]],
+        [[3.0]],
+        [[5.0]],
+    ]
+    assert [one.examples for one in tried] == [12] * 3
+    assert {one.stream for one in tried} == {"heads"}  # each call draws others from it
+    assert node.state.selected == 1
+    assert not list(algorithm.caveats())
+    [caveat] = Facade(choice_samples="different").caveats()
+    assert "tries all heads on all examples of a node" in caveat
+
+
+def test_the_choice_at_a_test_may_be_that_of_the_next_round():
+    """As in the released code, with more batches than another choice has."""
+    algorithm = Facade(WORK, k=3, test_choice_batches=10)
+    node = make_node([2.0, 3.0, 5.0])
+    requests = drive(node, algorithm, [[0.9, 0.1, 0.5], [0.7, 0.8, 0.2]], 8.0, [[]])
+    assert [one.examples for one in of_kind(requests, Losses)] == [12, 40]
+    assert (node.state.selected, node.state.next) == (1, 2)
+    node.begin_round(6, ((1, 2), (0,), (0,)))
+    node.evaluation_due = False
+    requests = drive(node, algorithm, [], 8.0, [[]])
+    assert of_kind(requests, Train)[0].params.tolist() == [4.0, 5.0]
+    assert (node.state.selected, node.state.next) == (2, None)
+    assert node.notes == {"head": 2.0}  # its losses belong to the test
+    node.begin_round(7, ((1, 2), (0,), (0,)))
+    requests = drive(node, algorithm, [[0.1, 0.2, 0.3]], 8.0, [[]])
+    assert [one.examples for one in of_kind(requests, Losses)] == [12]
+
+
+def test_a_state_that_was_saved_before_these_options_can_be_resumed():
+    state, tensors = make_node([2.0, 3.0]).state, {}
+    tree = pack(state, tensors, "0")
+    for name in ("next", "curvature"):
+        del tree["fields"][name]
+    old = replace(unpack(tree, tensors, state), selected=1)
+    assert (old.selected, old.next, old.curvature) == (1, None, None)
+    assert torch.equal(old.heads, state.heads)
+
+
+def test_studies_with_the_fidelity_of_the_code_choose_as_it_does():
+    chosen = {}
+    for fidelity in ("paper", "code"):
+        plan = Plan("smoke", fidelity=fidelity)
+        found = p3.experiment(plan, CIFAR, "16:16", p3.FACADE, seed=0)
+        chosen[fidelity] = replace(found.algorithm, local=LocalSGD())
+    assert chosen["paper"] == Facade(k=2, warmup=1)
+    code: dict[str, Any] = {"choice_samples": "different", "eval_head": "test"}
+    assert chosen["code"] == Facade(k=2, warmup=1, test_choice_batches=100, **code)
+
+
+def test_the_first_choice_is_one_at_a_test_because_initial_models_are_evaluated():
+    node = make_node([2.0, 3.0], round=0)
+    requests = drive(node, Facade(WORK, test_choice_batches=10), [[0.1, 0.9]] * 2, 8.0, [[]])
+    assert [one.examples for one in of_kind(requests, Losses)] == [40, 40]
+
+
+@pytest.mark.own_engine  # looks into the shard
+def test_scores_may_be_those_of_the_head_with_the_lowest_test_loss():
+    algorithm = Facade(WORK, k=3, eval_head="test")
+    world = prepare(toy(algorithm, model=NORM))
+    team, flat = SerialTeam(world), FlatModel(NORM.model())
+    with Lockstep(world, team) as engine:
+        engine.round(0, evaluate=False)
+        report = engine.round(1, evaluate=True)
+        for found in report.nodes:
+            node = team.shard.members[found.node].node
+            accuracies = {}
+            for model in (*algorithm.test_candidates(node), node.weights):
+                flat.load(model.params, model.buffers)
+                one = score(flat, world.test)
+                accuracies[one.loss] = one.accuracy
+            assert len(accuracies) == 3  # the model of the node has one of the heads
+            assert found.metrics["loss"] == min(accuracies)
+            assert found.metrics["accuracy"] == accuracies[min(accuracies)]
+
+
+def test_a_head_that_was_just_trained_is_a_candidate():
+    """For evaluation after training, before the exchange."""
+    node = make_node([2.0, 3.0, 5.0])
+    algorithm = Facade(k=3, eval_head="test")
+    coroutine = algorithm.round(node)
+    coroutine.send(None)
+    coroutine.send(torch.tensor([0.9, 0.1, 0.5]))
+    trained = Trained(torch.tensor([4.0, 8.0]), torch.tensor([40.0, 80.0]), TrainStats(1.0, 5))
+    assert isinstance(coroutine.send(trained), Send)
+    models = [model.params.tolist() for model in algorithm.test_candidates(node)]
+    assert models == [[4.0, 2.0], [4.0, 8.0], [4.0, 5.0]]
+    coroutine.close()
+
+
+def test_the_model_of_a_node_never_depends_on_test_data():
+    settings: dict[str, Any] = {"rounds": 4, "evaluation": {"every": 1, "at": "end"}}
+    train, test = (
+        pg.run(toy(Facade(WORK, k=3, warmup=1, eval_head=choice), **settings))
+        for choice in ("train", "test")
+    )
+    assert train.digest == test.digest
+    losses = [
+        [row["loss"] for row in result.rows if row["scope"] == "node"] for result in (train, test)
+    ]
+    assert all(best <= shown for shown, best in zip(*losses, strict=True))
+    assert losses[0] != losses[1]
+
+
+def test_tied_heads_and_a_single_head_are_evaluated_once():
+    node = make_node([2.0, 2.0])
+    assert len(Facade(eval_head="test").test_candidates(node)) == 2
+    assert Facade().test_candidates(node) == ()
+    node.state = replace(node.state, selected=ALL)
+    assert Facade(eval_head="test").test_candidates(node) == ()
+    assert Facade(k=1, eval_head="test").test_candidates(make_node([2.0])) == ()
+
+
+class Count(nn.Identity):
+    """Counts the examples that pass in evaluation mode, by name."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.seen[self.name] += len(x)
+        return x
+
+
+def counted() -> nn.Module:
+    return nn.Sequential(Count("core"), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), Count("head"))
+
+
+@pytest.mark.own_engine  # counts in this process
+@pytest.mark.parametrize(
+    ("options", "core", "head"),
+    [
+        ({}, 1, 3),
+        ({"choice_samples": "different"}, 3, 3),
+        ({"choice_batches": 1}, 1 / 3, 1),
+        ({"k": 1}, 0, 0),
+        ({"warmup": 1}, 0, 0),
+    ],
+    ids=str,
+)
+def test_a_choice_sees_as_many_examples_as_it_should(options, core, head):
+    """The core runs once for all heads, on steps times batch size examples and not on fewer."""
+    algorithm = Facade(WORK, **{"k": 3} | options)
+    world = prepare(toy(algorithm, model=counted, partition="iid", nodes=4, topology="complete"))
+    assert {len(part) for part in world.parts} == {15}  # enough for 3 batches of 4
+    with Lockstep(world, SerialTeam(world)) as engine:
+        Count.seen.clear()
+        engine.round(0, evaluate=False)
+    assert Count.seen["core"] == 4 * 12 * core
+    assert Count.seen["head"] == 4 * 12 * head
+
+
+# Cores with weights of curvature
+
+WIDE = Layout.of([("core.w", torch.empty(3)), ("head.w", torch.empty(1))], ("head",))
+
+
+def test_cores_may_be_averaged_by_the_curvature_of_training():
+    algorithm = Facade(k=1, core_weights="curvature")
+    node: Node[Heads] = Node(
+        id=0, num_nodes=2, num_examples=5, label_proportions=torch.ones(1), architecture="toy",
+        layout=WIDE, params=torch.zeros(4), buffers=torch.zeros(2), seed=0,
+        layouts={"toy": WIDE}, buffer_layouts={"toy": STATISTICS},
+    )  # fmt: skip
+    node.begin_round(0, ((1,), (0,)))
+    node.state = algorithm.init(node)
+    payload = {
+        "core": torch.tensor([1.0, 2.0, 2.0]),
+        "core_h": torch.tensor([0.6, 0.0, 0.0]),
+        "core_b": torch.tensor([2.0]),
+        "head": torch.tensor([6.0]),
+        "head_b": torch.tensor([6.0]),
+        "index": torch.tensor([0]),
+    }
+    # The norm over the core is 5; the head, whose curvature is 100, does not count.
+    squares = torch.tensor([3.0, 4.0, 0.0, 100.0])
+    trained = Trained(torch.full((4,), 4.0), torch.full((2,), 4.0), TrainStats(1.0, 5, squares))
+    for accumulated in ([0.6, 0.8, 0.0], [1.2, 1.6, 0.0]):
+        coroutine = algorithm.round(node)
+        assert coroutine.send(None).squares
+        sent = coroutine.send(trained).message.payload
+        assert sent["core_h"].tolist() == pytest.approx(accumulated)
+        coroutine.send(None)
+        with pytest.raises(StopIteration):
+            coroutine.send((Message(Envelope(1, 5, 1, "toy"), payload),))
+        h = accumulated[0]
+        # By hand: (h 4 + 0.6 1) / (h + 0.6); all of its own; without curvature, half and half.
+        core = [(4 * h + 0.6) / (h + 0.6), 4.0, 3.0]
+        assert node.params.tolist() == pytest.approx([*core, 5.0])
+        assert node.buffers.tolist() == [3.0, 5.0]  # statistics have equal weights
+
+
+def test_curvature_is_declared_and_has_its_cost():
+    dimensions = Dimensions(LAYOUT, STATISTICS, nodes=3, classes=1, example=(1,))
+    assert "core_h" not in Facade().message_schema(dimensions)
+    curved = Facade(k=2, core_weights="curvature")
+    assert curved.message_schema(dimensions)["core_h"].shape == (1,)
+    cost = curved.cost(0, dimensions, examples=80)
+    # One half of the model is the core. The curvature adds half a vector, and no pass.
+    assert (cost.vectors, cost.state, cost.passes) == (1.5, 1.5, 0.0)
+    assert cost.forward == 0.5 + 2 * 0.5
+    different = Facade(k=2, choice_samples="different").cost(0, dimensions, examples=80)
+    assert (different.vectors, different.state, different.forward) == (1.0, 1.0, 2.0)
 
 
 # Limits and symmetries
@@ -221,6 +498,24 @@ def heads_in(result: pg.Result) -> list[float]:
     """The recorded choices, by round and node."""
     rows = [row for row in result.rows if row["scope"] == "node"]
     return [row["notes"]["head"] for row in rows if "head" in row.get("notes", {})]
+
+
+def dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    "model", ["mlp:hidden=8", dropout, NORM], ids=["mlp", "dropout", "BatchNorm"]
+)
+@pytest.mark.parametrize("work", [WORK, LocalSGD(epochs=2, lr=0.1)], ids=["steps", "epochs"])
+def test_one_head_is_epidemic_learning(model, work):
+    """With the final mean. Nothing is drawn for the choice of a single head."""
+    settings: dict[str, Any] = {"model": model, "topology": "dynamic-regular:k=2"}
+    found, wanted = (pg.run(toy(one, **settings)) for one in (Facade(work, k=1), EL(work)))
+    assert found.digest == wanted.digest
+    for node in range(NODES):
+        pairs = zip(weights_of(found, node), weights_of(wanted, node), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("model", ["mlp:hidden=8", NORM], ids=["mlp", "BatchNorm"])
@@ -295,11 +590,32 @@ def test_heads_start_equal_on_all_nodes_or_not(head_init):
     assert torch.equal(first, second) == (head_init == "shared")
 
 
+@pytest.mark.own_engine  # looks into the shard
+def test_with_independent_starts_warm_up_shares_all_layers():
+    """Nodes start from different models, and all heads of a node are that of its model."""
+    algorithm = Facade(WORK, k=3, warmup=2)
+    world = prepare(toy(algorithm, init={"start": "independent"}))
+    team = SerialTeam(world)
+    nodes = [runtime.node for runtime in team.shard.members.values()]
+    with Lockstep(world, team) as engine:
+        for round in range(3):
+            for node in nodes:
+                own = node.params[node.layout.part("head")]
+                assert all(torch.equal(head, own) for head in node.state.heads)
+            assert not torch.equal(nodes[0].params, nodes[1].params)
+            if round < 2:
+                engine.round(round, evaluate=True)
+        engine.round(2, evaluate=True)
+    assert not all(torch.equal(head, nodes[0].state.heads[0]) for head in nodes[0].state.heads)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"k": 0}, "k must be at least 1 head, got 0"),
         ({"choice_batches": 0}, "choice_batches must be at least 1, got 0"),
+        ({"test_choice_batches": 0}, "test_choice_batches must be at least 1, got 0"),
+        ({"test_choice_batches": 5, "eval_head": "last"}, "has no effect with eval_head=last"),
         ({"warmup": -1}, "warmup must be at least 0 rounds, got -1"),
         ({"own_head": "never"}, "own_head"),
         ({"head_init": "own", "warmup": 2}, "head_init=own has no effect with warmup=2"),
@@ -360,14 +676,54 @@ def test_two_clusters_end_with_different_heads():
     assert not torch.equal(parameters[0], parameters[6])
 
 
-MIXED = {"model": ["mlp:hidden=8", "mlp:hidden=6"], "topology": "complete"}
+def test_rows_of_clusters_survive_a_resume(tmp_path):
+    clusters = pg.Clusters((NODES - 2, 2), shift=mirrored)
+    experiment = toy(Facade(WORK, k=2, eval_head="test"), clusters=clusters, rounds=4)
+    with pytest.raises(Stopped):
+        pg.run(experiment, tmp_path / "run", checkpoint_every=2, watch=stop_in_round_three)
+    resumed = pg.resume(tmp_path / "run", experiment=experiment, engine={"name": "serial"})
+    rows = [
+        [row for row in result.rows if row["scope"] == "group"]
+        for result in (resumed, pg.run(experiment))
+    ]
+    assert rows[0] == rows[1]
+    # Two clusters, at the start, in four rounds and after the final step.
+    assert len(rows[0]) == 2 * 6
+    assert all(sum(map(sum, row["confusion"])) for row in rows[0])
 
 
 @pytest.mark.slow
 @pytest.mark.own_engine
-@pytest.mark.parametrize("changes", [{"model": NORM}, MIXED], ids=["BatchNorm", "architectures"])
-def test_engines_and_peers_give_the_same_bits(changes):
-    algorithm = Facade(WORK, k=3, warmup=1)
+def test_eight_real_peers_in_two_clusters_end_with_the_bits_of_the_simulator(tmp_path):
+    experiment = clustered(rounds=5, evaluation={"every": 2})
+    wanted = pg.run(experiment)
+    peers = run_peers(experiment, transports=OverSockets(tmp_path))
+    assert len(peers) == 8
+    for peer, params in zip(peers, wanted.parameters, strict=True):
+        assert torch.equal(peer.shard.members[peer.me].node.params, params)
+        assert dict(peer.counters) == {}
+
+
+MIXED = {"model": ["mlp:hidden=8", "mlp:hidden=6"], "topology": "complete"}
+SELDOM = {"evaluation": {"every": 3, "at": "end"}}
+PAPER = Facade(WORK, k=3, warmup=1)
+CODE = replace(PAPER, choice_samples="different", test_choice_batches=4, eval_head="test")
+
+
+@pytest.mark.slow
+@pytest.mark.own_engine
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        (PAPER, {"model": NORM}),
+        (PAPER, MIXED),
+        (replace(PAPER, all_reduce=False), SELDOM),
+        (CODE, SELDOM),
+        (replace(PAPER, core_weights="curvature"), {"model": NORM}),
+    ],
+    ids=["BatchNorm", "architectures", "seldom", "code", "curvature"],
+)
+def test_engines_and_peers_give_the_same_bits(algorithm, changes):
     experiment = toy(algorithm, rounds=4, **changes)
     serial = pg.run(experiment)
     pool = pg.run(toy(algorithm, rounds=4, engine={"name": "pool", "workers": 2}, **changes))

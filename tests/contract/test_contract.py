@@ -18,6 +18,7 @@ from peerage import (
     DPSGD,
     EL,
     HWA,
+    IFCA,
     Algorithm,
     DecAvg,
     DecDiff,
@@ -92,6 +93,17 @@ GOOD: dict[str, Algorithm[Any]] = {
     "facade tied": short(Facade, warmup=3),
     "facade warm-up": Facade(LocalSGD(steps=3), k=3, warmup=1, choice_batches=1),
     "facade eq. 4": Facade(LocalSGD(steps=3), 3, own_head="if_selected", eval_head="last"),
+    "facade code": Facade(
+        LocalSGD(steps=3, batch_size=4),
+        choice_batches=1,
+        choice_samples="different",
+        test_choice_batches=2,
+        eval_head="test",
+    ),
+    "facade curvature": short(Facade, core_weights="curvature"),
+    "ifca one model": short(IFCA, k=1, weights="data"),
+    "ifca shared": short(IFCA, k=3, shared_core=True, restart=1, examples=3),
+    "ifca chosen": short(IFCA, clients=3),
 }
 # Nobody is without neighbours where there is a hub.
 HUBS = {(name, "isolated") for name, algorithm in GOOD.items() if algorithm.with_hub}
@@ -127,10 +139,22 @@ EXCEPTIONS = HUBS | {
     ("facade", "isolated"),
     ("facade eq. 4", "consensus"),
     ("facade eq. 4", "isolated"),
+    ("facade code", "consensus"),
+    ("facade code", "isolated"),
+    ("facade curvature", "consensus"),
+    ("facade curvature", "isolated"),
     # Nodes choose at random between heads that were tied.
     ("facade warm-up", "relabelling"),
+    # Several models start different from the initial model of a client.
+    ("ifca", "consensus"),
+    ("ifca shared", "consensus"),
+    ("ifca chosen", "consensus"),
+    ("ifca chosen", "relabelling"),
+    # Clients draw the examples that models are tried on by their private streams.
+    ("ifca shared", "relabelling"),
     # Logistic regression has a head and no core.
     *((name, "convex") for name in GOOD if name.startswith("facade")),
+    ("ifca shared", "convex"),
 }
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
 from support.command_line import TINY, error_line, flags, peerage, start
@@ -66,6 +67,34 @@ CASES = [
     ("run --nodes 4 --clusters 2/2:labels:keep=0-4", "keep has 1 values for 2 clusters"),
     ("run --shuffle-clusters", "clusters requires sizes; write --clusters 30/2:rotate"),
     ("plan --nodes 4 --clusters 2/1:rotate", "2/1 have 3 nodes in all, but the experiment has 4"),
+    ("run --algorithm facade:k=0", "k must be at least 1 head, got 0"),
+    (
+        "run --algorithm facade --model logistic",
+        "facade requires a model with a core and a head",
+        "is the whole model; use a model with more layers",
+    ),
+    (
+        "run --algorithm facade:eval_head=last,test_choice_batches=5",
+        "test_choice_batches=5 has no effect with eval_head=last",
+        "use eval_head=train or test",
+    ),
+    ("run --algorithm ifca:k=0", "k must be at least 1 model, got 0"),
+    ("run --algorithm ifca:k=1,restart=3", "restart=3 has no effect with k=1"),
+    ("run --algorithm ifca:clients=5 --nodes 4", "cannot select 5 clients among 4 nodes"),
+    (
+        "run --algorithm ifca --model mlp:hidden=8 --model mlp:hidden=9",
+        "ifca requires equal architectures, got 2; use one --model for all nodes",
+    ),
+    (
+        "run --algorithm ifca:shared_core=true --model logistic",
+        "ifca:shared_core=true requires a model with a core and a head",
+    ),
+    (
+        "run --algorithm dac --nodes 3 --topology ring",
+        "peers=4 is more than the 2 other nodes",
+        "use peers=2 or fewer, or --nodes 5 or more",
+    ),
+    ("run --algorithm dac --nodes 1 --topology complete", "0 other nodes", "use --nodes 5 or more"),
     ("run --gain grph", "unknown gain 'grph'; did you mean 'graph'?"),
     ("run --gain manual:g=0", "g must be a number above 0, got 0.0"),
     ("run --optimizer sdg", "optimizer must be one of sgd, adamw; got 'sdg', did you mean 'sgd'?"),
@@ -157,6 +186,25 @@ def test_one_line_names_the_value_and_the_remedy(case: tuple[str, ...], home: Pa
     for part in expected:
         assert part in message
     assert list(home.iterdir()) == []  # not even the folder for runs
+
+
+@pytest.mark.parametrize(
+    ("clusters", "expected"),
+    [
+        ("2/2:rotate:angles=0+90", "images of 2 x 3 pixels by 90 degrees changes their shape"),
+        (
+            "2/2:labels:keep=0/1+2,fraction=false",
+            "cluster 1 (labels 2) has no training examples in own; keep other labels",
+        ),
+    ],
+)
+def test_clusters_that_do_not_fit_the_data(clusters: str, expected: str, home: Path) -> None:
+    x, y = np.ones((40, 1, 2, 3), dtype=np.float32), np.arange(40) % 2
+    np.savez(home / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    line = f"run --nodes 4 --topology ring --partition iid --clusters {clusters}"
+    message = error_line(peerage(f"{line} --dataset npz:path=own.npz,classes=3"))
+    assert expected in message
+    assert [file.name for file in home.iterdir()] == ["own.npz"]
 
 
 @pytest.mark.parametrize("line", ["run --nodes 1438 --topology ring", "compare --model mnist-cnn"])

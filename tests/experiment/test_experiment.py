@@ -80,6 +80,9 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     if not hasattr(algorithm, "local"):
         local = None
     hub = algorithm.with_hub
+    least = getattr(algorithm, "clients", None) or 1
+    if isinstance(algorithm, pg.DAC):  # a node fetches models of so many others
+        least = algorithm.peers + 1
     if local and local.epochs and validation:
         local = replace(local, early_stop=draw(st.sampled_from(["none", "rollback"])))
     measured = [name for name in STOP_METRICS if validation or not name.startswith("validation")]
@@ -88,7 +91,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
         algorithm=algorithm,
         dataset=draw(any_of(DATASETS)),
         model=tuple(draw(st.lists(any_of(MODELS), max_size=1 if hub else 3))),
-        nodes=draw(st.integers(getattr(algorithm, "clients", None) or 1, 10**6)),
+        nodes=draw(st.integers(least, 10**6)),
         topology=HUB if hub else draw(any_of(TOPOLOGIES)),
         partition=draw(any_of(PARTITIONS)),
         rounds=draw(st.integers(1, 10**6)),

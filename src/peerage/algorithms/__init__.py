@@ -18,6 +18,7 @@ from peerage.algorithms.fedcurv import FedCurv
 from peerage.algorithms.fednl import FedNL
 from peerage.algorithms.fedprox import FedProx
 from peerage.algorithms.hwa import HWA
+from peerage.algorithms.ifca import IFCA
 from peerage.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -38,4 +39,5 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "deprl": DePRL,
     "dac": DAC,
     "facade": Facade,
+    "ifca": IFCA,
 }

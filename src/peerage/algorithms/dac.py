@@ -39,7 +39,7 @@ class DAC(Algorithm[Similarities]):
     nonnegative: ClassVar[frozenset[str]] = frozenset({"s"})
 
     local: LocalSGD = LocalSGD()
-    peers: int = 4  # models that a node fetches in a round, at most those of all others
+    peers: int = 4  # models that a node fetches in a round
     a: float = 30.0  # the temperature T_t rises from 1 to a + 1
     b: float = 0.2  # how fast
     two_hop: bool = True  # estimate unseen similarities by those of fetched peers; P3 does not
@@ -57,6 +57,15 @@ class DAC(Algorithm[Similarities]):
             if not 0 <= number < float("inf"):
                 raise InputError(f"{name} must be a number of at least 0, got {number}")
 
+    def check_network(self, nodes: int, architectures: int) -> None:
+        others = nodes - 1
+        if self.peers > others:
+            fewer = f"peers={others} or fewer, or " if others else ""
+            raise InputError(
+                f"peers={self.peers} is more than the {others} other nodes that a node can fetch "
+                f"models of; use {fewer}--nodes {self.peers + 1} or more"
+            )
+
     def init(self, node: Node[Similarities]) -> Similarities:
         nodes = torch.arange(node.num_nodes)
         return Similarities(torch.zeros(node.num_nodes), nodes == node.id)  # never estimates itself
@@ -67,10 +76,9 @@ class DAC(Algorithm[Similarities]):
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         share = dimensions.nodes / dimensions.layout.size
-        peers = min(self.peers, dimensions.nodes - 1)
         evaluated = 1.0 if self.examples is None else min(1.0, self.examples / max(examples, 1.0))
         vectors = 1.0 + share if self.two_hop else 1.0
-        return Cost(vectors=vectors, forward=peers * evaluated, state=share)
+        return Cost(vectors=vectors, forward=self.peers * evaluated, state=share)
 
     async def round(self, node: Node[Similarities]) -> None:
         await node.train(self.local)
@@ -117,9 +125,12 @@ class DAC(Algorithm[Similarities]):
                 value = torch.where(~seen & (s > 0) & s.isfinite(), s, value)
         return Similarities(value, seen)
 
+    @property
+    def has_final(self) -> bool:
+        return self.final_mean
+
     async def final(self, node: Node[Similarities]) -> None:
-        if self.final_mean:
-            await average(node, "uniform", to=all_others(node))
+        await average(node, "uniform", to=all_others(node))
 
 
 def draw(p: Tensor, k: int, rng: torch.Generator) -> list[int]:

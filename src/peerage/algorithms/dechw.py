@@ -118,11 +118,10 @@ class DecHW(Algorithm[Memory]):
         """The accumulator [d] after one more curvature (Eq. 4, 5)."""
         if self.normalise == "unit":
             h = unit(h)
-        # Whether h is all zero: no entry is negative, and `any` takes much longer.
-        if self.accumulate == "none" or float(node.state.h.max()) == 0:
+        if self.accumulate == "none":
             return h
         keep = 1.0 if self.accumulate == "sum" else 1.0 - self.beta
-        return keep * node.state.h + self.beta * h
+        return accumulated(node.state.h, h, keep, self.beta)
 
     def combine(self, node: Node[Memory], inbox: Inbox) -> None:
         """Average the neighbourhood (Eq. 6-8)."""
@@ -150,3 +149,11 @@ class DecHW(Algorithm[Memory]):
         is_self = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
         weight = curvature_weighted(is_self, [h[entry] for h in inbox["h"]], otherwise=tau)
         node.note(entry=float(node.state.h[number]), weight=float(weight))
+
+
+def accumulated(total: Tensor, h: Tensor, keep: float = 1.0, beta: float = 1.0) -> Tensor:
+    """keep * total + beta * h (Eq. 5), or h itself if the total is all zero."""
+    # No entry is negative, and `any` takes much longer.
+    if float(total.max()) == 0:
+        return h
+    return keep * total + beta * h

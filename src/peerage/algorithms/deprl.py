@@ -74,6 +74,9 @@ class DePRL(Algorithm[None]):
         await node.train(self.phase("core"))
         await average_cores(node, self.weights)
 
+    @property
+    def has_final(self) -> bool:
+        return self.final_mean
+
     async def final(self, node: Node[None]) -> None:
-        if self.final_mean:
-            await average_cores(node, "uniform", to=all_others(node))
+        await average_cores(node, "uniform", to=all_others(node))

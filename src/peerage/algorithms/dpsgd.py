@@ -22,6 +22,9 @@ class DPSGD(DecAvg):
     weights: Literal["uniform", "metropolis"] = "uniform"
     final_mean: bool = True  # replace all models by their mean after the last round
 
+    @property
+    def has_final(self) -> bool:
+        return self.final_mean
+
     async def final(self, node: Node[None]) -> None:
-        if self.final_mean:
-            await average(node, "uniform", to=all_others(node))
+        await average(node, "uniform", to=all_others(node))

@@ -60,6 +60,9 @@ class EL(Algorithm[None]):
         own, *weights = uniform_weights(1 + len(inbox)).tolist()
         mean_with(node, inbox, own, weights)
 
+    @property
+    def has_final(self) -> bool:
+        return self.final_mean
+
     async def final(self, node: Node[None]) -> None:
-        if self.final_mean:
-            await average(node, "uniform", to=all_others(node))
+        await average(node, "uniform", to=all_others(node))

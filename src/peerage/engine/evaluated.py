@@ -59,9 +59,9 @@ def _weights(node: Node[Any], name: str, model: Any) -> Weights:
     return model
 
 
-def has_final(algorithm: Algorithm[Any]) -> bool:
-    """Whether the algorithm has a step after the last round."""
-    return type(algorithm).final is not Algorithm.final
+def candidates_of(algorithm: Algorithm[Any], node: Node[Any]) -> list[Weights]:
+    """The models whose lowest test loss determines the headline's scores; often none."""
+    return [_weights(node, ONLY, model) for model in algorithm.test_candidates(node)]
 
 
 @dataclass

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
+from math import isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peerage.algorithm import Algorithm, Node
-from peerage.engine.evaluated import ONLY, ScoreCache, Scores, has_final, models_of
+from peerage.engine.evaluated import ONLY, ScoreCache, Scores, candidates_of, models_of
 from peerage.engine.groups import Tested, evaluate
 from peerage.engine.router import Packet, ShardOutput
 from peerage.engine.store import Store
@@ -531,15 +532,21 @@ class Shard:
     def _evaluate(self, runtime: NodeRuntime, settled: bool) -> None:
         node = runtime.node
         models = models_of(self.world.algorithm, node)
+        headline, first = next(iter(models.items()))
         results = {}
+        candidates = candidates_of(self.world.algorithm, node)
+        if candidates:
+            tried = [self._score(node.id, model) for model in candidates]
+            results[headline] = min(tried, key=lambda found: _comparable(found[0]["loss"]))
         for name, model in models.items():
+            if name in results:
+                continue
             result = runtime.cache.find(name, model)
             if result is None:
                 result = self._score(node.id, model)
                 if settled:  # within a round, a tensor may be in memory that is reused after it
                     runtime.cache.keep(name, model, result)
             results[name] = result
-        headline, first = next(iter(models.items()))
         runtime.scores, runtime.tests = results.pop(headline)
         runtime.others = {name: scores for name, (scores, _) in results.items()}
         if node.id != self.world.hub_outside_means:
@@ -659,9 +666,14 @@ class Shard:
         for id, runtime in self.members.items():
             present = (r for r in reversed(range(rounds)) if self.world.faults.present(id, r))
             last = next(present, 0)
-            ran_final = final and has_final(self.world.algorithm)
+            ran_final = final and self.world.algorithm.has_final
             in_final = ran_final and self.world.faults.present(id, rounds - 1)
             self._begin_round(runtime.node, last + in_final, *graph(last), final=in_final)
+
+
+def _comparable(loss: float) -> float:
+    """The loss, infinite if it is not a number: a comparison with that is always false."""
+    return float("inf") if isnan(loss) else loss
 
 
 def saves_evaluated(algorithm: Algorithm[Any]) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from peerage.algorithm import Algorithm, Dimensions, Node
 from peerage.data.clusters import Clusters
-from peerage.engine.evaluated import has_final
 from peerage.errors import InputError, did_you_mean
 from peerage.experiment.experiment import Experiment
 from peerage.graphs.faults import Faults, LinkFaults, NoLinkFaults
@@ -143,7 +142,7 @@ class World:
     @property
     def steps(self) -> int:
         """The number of rounds, and of the step after the last one if there is one."""
-        return self.rounds + has_final(self.algorithm)
+        return self.rounds + self.algorithm.has_final
 
     def neighbours(self, round: int) -> Neighbours:
         """The nodes from which each node receives in this round."""

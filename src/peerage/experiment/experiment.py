@@ -218,6 +218,7 @@ class Experiment(Section):
             )
         if self.algorithm.with_hub:
             self._check_hub()
+        self.algorithm.check_network(self.nodes, max(1, len(self.model)))
         if self.pooled and (self.faults != Faults() or not isinstance(self.init.gain, NoGain)):
             raise InputError("pooled means a single node; remove the faults and the gain")
         if isinstance(self.init.gain, EstimatedGain) and self.faults.join:

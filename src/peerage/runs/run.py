@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, Dataset
-from peerage.engine.evaluated import has_final
 from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
 from peerage.engine.pool import PoolTeam
 from peerage.engine.prepare import prepare
@@ -311,7 +310,7 @@ class _Run:
     def _finish(self, engine: Lockstep) -> None:
         """Run the step after the last round, and evaluate final models that were not yet."""
         done = self.rows[-1]["round"]
-        if has_final(self.world.algorithm):
+        if self.world.algorithm.has_final:
             report = engine.final(done)
         elif self.stopped and "accuracy" not in self.rows[-1]:  # final models are always evaluated
             report = engine.evaluate_models(round=done - 1)

@@ -178,6 +178,12 @@ def algorithm(
         DEPRL: {"core_steps": None if code else recipe.core_steps},
         FACADE: {"k": clusters, "warmup": recipe.warmup},
     }
+    if code:
+        paper[FACADE] |= {
+            "choice_samples": "different",
+            "test_choice_batches": TEST_BATCHES,
+            "eval_head": "test",
+        }
     names = {DPSGD: "dpsgd", **{name: name.lower() for name in FOUR}}
     return with_options(names[method], **{**paper[method], **options})
 
