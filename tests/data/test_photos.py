@@ -21,6 +21,7 @@ from peerage.errors import DataError
 from peerage.papers import runner
 from peerage.papers.p3 import settings
 from peerage.papers.study import Plan
+from peerage.records.rows import RunRecord
 
 WNIDS = list(IMAGENETTE_CLASSES)
 SPECIES = sorted(f"species {number}" for number in range(41))  # 10 comes before 2
@@ -364,8 +365,11 @@ def test_the_list_of_data_sets_shows_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["--model gn-lenet", "--model resnet8", ""])
-def test_a_run_with_clusters(tmp_path, monkeypatch, model):
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("--model gn-lenet", "gn-lenet"), ("--model resnet8", "resnet8"), ("", "gn-lenet")],
+)
+def test_a_run_with_clusters(tmp_path, monkeypatch, model, name):
     monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "cache"))
     root = imagenette(tmp_path / "photos")
     outcome = peerage(
@@ -374,7 +378,10 @@ def test_a_run_with_clusters(tmp_path, monkeypatch, model):
         *(tmp_path / "run", "--dataset", f"imagenette:path={root}"),
     )
     assert outcome.code == 0, outcome.err
-    assert "2 clusters" in outcome.out or "cluster 1" in outcome.out
+    record = RunRecord.load(tmp_path / "run")
+    assert record.rounds == 1
+    assert list(record.group_curves("accuracy")) == [0, 1]
+    assert record.experiment["model"]["name"] == name
 
 
 @pytest.mark.parametrize(

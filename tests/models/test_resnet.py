@@ -138,7 +138,7 @@ def test_an_experiment_uses_it_and_users_can_change_it():
     assert [layer.partition(".")[0] for layer in layout.head][-1] == "head"
     assert {layer.partition(".")[0] for layer in layout.head} == set(HEAD)
     assert "head" not in wanted.table()["model"]
-    assert run_key(wanted)["model"] == ["resnet8"]
+    assert run_key(pg.Experiment(model="resnet8"))["model"] == ["resnet8"]
     other = prepare(experiment(pg.DecAvg(), model=pg.Split("resnet8", head="head")))
     assert other.layouts["resnet8"].head == ("head",)
 

@@ -4,7 +4,7 @@ As in the code of P3, the shorter side is resized to 64 pixels (bilinear with an
 centre is cropped, and the orientation in EXIF is ignored. All files become red, green and blue,
 also grey ones and those for printing (CMYK).
 
-Decoding takes minutes, so the pixels are cached as bytes in a file named by a hash of the names,
+Decoding can take minutes, so the pixels are cached as bytes in a file named by a hash of the names,
 sizes and times of the files.
 """
 
