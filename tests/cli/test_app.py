@@ -255,6 +255,25 @@ def test_report_compares_runs() -> None:
     assert last_json("report one --json") == {"report": "one/report.html"}
 
 
+@pytest.mark.slow
+def test_reports_of_clusters_show_their_fairness() -> None:
+    quick = QUICK.replace("logistic", "mlp:hidden=8")  # FACADE needs a core
+    clusters = f"{quick} --clusters 3/1:rotate --init shared"
+    done = ok(f"run {clusters} --algorithm facade:k=2 --out one")
+    table = done.out[done.out.index("Fairness between clusters") :]
+    assert all(title in table for title in ("parity", "odds", "fair accuracy", "settled from"))
+    assert "Head choice" in Path("one/report.html").read_text()
+    ok(f"run {clusters} --algorithm el --topology dynamic-regular:k=2 --json --out two")
+    found = last_json("report one two --json --out both.html")["fairness"]
+    assert [row["run"] for row in found] == ["one", "two"]
+    lowest = min(RunRecord.load(Path(name)).network[-1]["accuracy"] for name in ("one", "two"))
+    assert {row["common_target"] for row in found} == {lowest}
+    assert all(row["bytes_to_target"] > 0 for row in found)
+    page = Path("both.html").read_text()
+    assert "Demographic parity and equalised odds" in page
+    assert "Fair accuracy, final and highest" in page
+
+
 def test_algorithms_are_separated_by_commas() -> None:
     text = "decavg,dechw:beta=1,theta=30,local,my.py:Mine:a=1,b=2"
     assert split_specs(text) == [

@@ -90,10 +90,10 @@ def test_losses_are_means_over_the_nodes_of_a_cluster() -> None:
 def test_tables_and_json() -> None:
     titles, line = fairness_tables.lines([run(SETTLED)])
     row = dict(zip(titles, line, strict=True))
-    assert (row["separated from"], row["settled from"]) == ("round 8", "round 8")
+    assert (row["separated from round"], row["settled from round"]) == ("8", "8")
     never = run({1: [0, 0, 0, 0]}, name="other")
     titles, _, line = fairness_tables.lines([run(SETTLED), never])
-    assert dict(zip(titles, line, strict=True))["settled from"] == "never"
+    assert dict(zip(titles, line, strict=True))["settled from round"] == "never"
     table = json.loads(json.dumps(fairness_tables.for_json(run(SETTLED))))["head_choice"]
     assert (table["settled"], table["separated"]) == (8, 8)
     assert dict(zip(table["rounds"], table["histograms"], strict=True))[10] == [[0, 2], [2, 0]]

@@ -717,11 +717,14 @@ def test_the_page_and_the_files_show_the_groups(
     assert all(cell in text for line in LINES for cell in line)
     assert "Clusters" in drawn(in_groups)
     assert "Architectures" not in drawn(in_groups)
+    assert "Fair accuracy" in drawn(in_groups)
+    assert "<h2>Fairness between clusters" in text
     export([in_groups], tmp_path / "out.md")
     assert "| cluster 1 (180°) | 1 | 20.0 % |" in (tmp_path / "out.md").read_text()
     export([in_groups], tmp_path / "out.json")
     [run] = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert run["groups"] == list(in_groups.groups)
+    assert len(run["fairness"]["evaluations"]) == 3
 
 
 def test_runs_without_groups_have_neither_table_nor_picture(
@@ -731,7 +734,9 @@ def test_runs_without_groups_have_neither_table_nor_picture(
     plain = make_run(tmp_path / "run", {0: [0.1, 0.1], 4: [0.3, 0.5]})
     assert groups.group_tables([plain]) == groups.lines(plain) == []
     assert "Clusters" not in drawn(plain)
-    assert "<h2>Groups" not in page([plain])
+    text = page([plain])
+    assert "<h2>Groups" not in text
+    assert "<h2>Fairness" not in text
 
 
 def test_every_group_has_a_curve(in_groups: RunRecord, tmp_path: Path) -> None:

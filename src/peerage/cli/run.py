@@ -224,8 +224,8 @@ def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_js
     records = [RunRecord.load(folder) for folder in folders]
     export(records, report)
     if as_json:
-        fairness = fairness_tables.summaries(records)
-        print(json.dumps({**facts, **({"fairness": fairness} if fairness else {})}))
+        found = fairness_tables.summaries(records)
+        print(json.dumps({**facts, **({"fairness": found} if found else {})}))
         return
     console = Console(highlight=False)
     rows = compare_runs(records)

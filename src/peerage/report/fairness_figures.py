@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -107,7 +108,7 @@ def fair_accuracy_curves(records: Sequence[RunRecord]) -> Figure:
             plot_curve(axes, run, list(zip(rounds, values, strict=True)))
             ends += [(run, float(rounds[-1]), values[-1])] if rounds else []
         axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_locator(_round_ticks(6))
         percent_axis(axes)
         axes.set_ylabel(FAIR)
         label_ends(axes, ends)
@@ -125,7 +126,7 @@ def fair_accuracy_bars(series: Sequence[Series]) -> Figure:
             _bar(axes, -place + 0.19, found.fair_accuracy_of_means, style.colour)
             _bar(axes, -place - 0.19, peak and peak[1], tint(style.colour, 0.55))
         name_rows(axes, [literal(method.label) for method in series])
-        axes.set_xlim(0, 1.13 * axes.dataLim.x1 or 1.0)  # room for the numbers
+        _start_at_zero(axes, room=1.13)  # for the numbers
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.set_xlabel(FAIR)
@@ -150,7 +151,7 @@ def parity_and_odds(series: Sequence[Series]) -> Figure:
                 _box(right, -place, found.odds_by_seed, style)
         for axes, name in ((left, "demographic parity"), (right, "equalised odds")):
             name_rows(axes, [literal(method.label) for method in series])
-            axes.set_xlim(0, 1.08 * axes.dataLim.x1 if axes.has_data() else 1.0)
+            _start_at_zero(axes, room=1.08)
             axes.set_xlabel(f"{name} (gap; lower is fairer)")
     return figure
 
@@ -179,7 +180,7 @@ def head_choice(record: RunRecord) -> Figure:
             linewidth=0.4 if table.size <= 2000 else 0.0,
         )
         _cluster_axis(axes, record, [clusters[node] for node in nodes])
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        axes.xaxis.set_major_locator(_round_ticks(10))
         axes.set_xlabel("round")
         handles = _head_handles(colours)
         if table.mask.any():
@@ -193,10 +194,11 @@ def head_loss_curves(record: RunRecord) -> Figure:
     """The training loss of every head over the rounds, one panel per cluster."""
     found = head_losses(record)
     colours = _head_colours(record)
-    rounds = sorted(head_choices(record))
+    when = settlement(record)
+    settled = None if when is None else when.settled
+    start = None if settled is None else _start_of(settled, list(head_choices(record)))
     with matplotlib.rc_context(STYLE):
-        width = SIZE[0] if len(found) == 1 else min(0.9 + 3.6 * len(found), WIDE)
-        figure = Figure(figsize=(width, SIZE[1]), layout="constrained")
+        figure = Figure(figsize=(WIDE, SIZE[1]), layout="constrained")
         panels = figure.subplots(1, max(len(found), 1), sharey=True, squeeze=False)[0]
         for axes, (cluster, curves) in zip(panels, found.items(), strict=False):
             for head, (x, y) in curves.items():
@@ -204,17 +206,15 @@ def head_loss_curves(record: RunRecord) -> Figure:
                 axes.plot(x, y, markevery=max(len(x) // 8, 1), **style.line)
             axes.set_title(literal(group_name(record, "cluster", cluster)))
             axes.set_xlabel("round")
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            settled = settlement(record)
-            if settled is not None and settled.settled is not None:
-                axes.axvline(_start_of(settled.settled, rounds), zorder=1, **MARK)
+            axes.xaxis.set_major_locator(_round_ticks(6))
+            if start is not None:
+                axes.axvline(start, zorder=1, **MARK)
         panels[0].set_ylabel("training loss, mean over nodes")
         handles: list[Any] = [
             Line2D([], [], label=f"head {j}", **CurveStyle(c, MARKERS[j % len(MARKERS)], "-").line)
             for j, c in enumerate(colours)
         ]
-        settled = settlement(record)
-        if settled is not None and settled.settled is not None:
+        if start is not None:
             handles.append(Line2D([], [], label="settled", **MARK))
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     return figure
@@ -240,7 +240,7 @@ def head_sweep(runs: Mapping[int, Sequence[RunRecord]]) -> Figure:
             k: Estimate(one.fair_accuracy_of_means, one.fair_accuracy.std)
             for k, one in known.items()
         }
-        _points(axes, fair, CurveStyle(BLACK, "*", "--"), FAIR)
+        _points(axes, fair, CurveStyle(BLACK, "D", "--"), FAIR)
         axes.set_xticks(list(known))
         axes.set_xlabel("number of heads k")
         percent_axis(axes)
@@ -260,10 +260,20 @@ def _bar(axes: Axes, place: float, value: float | None, colour: str) -> None:
         axes.annotate(f" {percent(value)}", (value, place), va="center", fontsize=9, color=BLACK)
 
 
+def _round_ticks(most: int) -> MaxNLocator:
+    return MaxNLocator(most, integer=True, steps=[1, 2, 5, 10])
+
+
+def _start_at_zero(axes: Axes, room: float) -> None:
+    """Horizontal limits from 0 to a multiple of the largest value; to 1 if none is positive."""
+    most = axes.dataLim.x1  # infinite without data
+    axes.set_xlim(0, room * most if 0 < most < inf else 1.0)
+
+
 def _box(axes: Axes, place: float, values: Sequence[float | None], style: CurveStyle) -> None:
     """A box from the first to the third quartile with the median, a line from least to most."""
     known = [value for value in values if value is not None]
-    dot: Any = {"color": style.colour, "linestyle": "none", "zorder": 4}
+    dot: Any = {"color": style.colour, "linestyle": "none", "zorder": 4, "clip_on": False}
     if len(known) > 1:
         low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
         axes.plot([min(known), max(known)], [place, place], color=style.colour, linewidth=1.2)

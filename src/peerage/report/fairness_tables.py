@@ -21,7 +21,6 @@ from peerage.report.series import Estimate, Series
 from peerage.report.tables import (
     fitting_tables,
     labels,
-    number,
     percent,
     pipe_table,
     settings,
@@ -42,7 +41,8 @@ def methods(records: Sequence[RunRecord]) -> list[Method]:
     """The runs with clusters, those that differ only in their seed together."""
     found: dict[str, list[RunRecord]] = {}
     for record in records:
-        found.setdefault(_settings_but(record, "seed"), []).append(record)
+        if fairness_over_rounds(record):
+            found.setdefault(_settings_but(record, "seed"), []).append(record)
     names = labels([runs[0] for runs in found.values()])
     result = []
     for name, runs in zip(names, found.values(), strict=True):
@@ -77,34 +77,33 @@ class Column(NamedTuple):
 
 
 def columns(found: Sequence[Method]) -> list[Column]:
-    """The columns that these methods need: those about seeds, pairs and heads only if any has."""
+    """The columns that these methods need: those about pairs, seeds and heads only if any has."""
+    pairs = any(len(method.fairness.accuracies) > 2 for method in found)
     seeds = any(method.seeds > 1 for method in found)
     heads = any(settlement(record) for method in found for record in method.records)
-    target = common_target([method.records for method in found]) if len(found) > 1 else None
-    columns = [
-        Column("run", lambda m: m.label),
-        Column("parity", lambda m: _share(m.fairness.parity)),
-        Column("odds", lambda m: _share(m.fairness.odds)),
-        Column("fair accuracy", lambda m: percent(m.fairness.fair_accuracy_of_means)),
-        Column("highest (round)", lambda m: _peak(m.fairness.highest_of_means)),
-        Column("worst node", lambda m: _percents(m.fairness.worst_node)),
-        Column("worst 10 %", lambda m: _percents(m.fairness.worst_tenth)),
-        Column("Jain", lambda m: _share(m.fairness.jain)),
-    ]
-    if any(len(method.fairness.accuracies) > 2 for method in found):
-        columns.insert(2, Column("mean parity", lambda m: _share(m.fairness.parity_mean)))
-        columns.insert(4, Column("mean odds", lambda m: _share(m.fairness.odds_mean)))
-    if seeds:
-        columns.insert(1, Column("seeds", lambda m: str(m.seeds)))
-        columns.append(Column("fair, by seed", lambda m: _percents(m.fairness.fair_accuracy)))
-        columns.append(Column("highest, by seed", lambda m: _percents(m.fairness.highest)))
-    if heads:
-        columns.append(Column("separated from", lambda m: _rounds(m, "separated")))
-        columns.append(Column("settled from", lambda m: _rounds(m, "settled")))
+    target = _target(found)
+    shown = {
+        Column("run", lambda m: m.label): True,
+        Column("seeds", lambda m: str(m.seeds)): seeds,
+        Column("parity", lambda m: _share(m.fairness.parity)): True,
+        Column("mean parity", lambda m: _share(m.fairness.parity_mean)): pairs,
+        Column("odds", lambda m: _share(m.fairness.odds)): True,
+        Column("mean odds", lambda m: _share(m.fairness.odds_mean)): pairs,
+        Column("fair accuracy", lambda m: percent(m.fairness.fair_accuracy_of_means)): True,
+        Column("fair, by seed", lambda m: _percents(m.fairness.fair_accuracy)): seeds,
+        Column("highest (round)", lambda m: _peak(m.fairness.highest_of_means)): True,
+        Column("highest, by seed", lambda m: _percents(m.fairness.highest)): seeds,
+        Column("worst node", lambda m: _percents(m.fairness.worst_node)): True,
+        Column("worst 10 %", lambda m: _percents(m.fairness.worst_tenth)): True,
+        Column("Jain", lambda m: _share(m.fairness.jain)): True,
+        Column("separated from round", lambda m: _rounds(m, "separated")): heads,
+        Column("settled from round", lambda m: _rounds(m, "settled")): heads,
+    }
+    result = [column for column, needed in shown.items() if needed]
     if target is not None:
         sent = f"sent until {percent(target)}"
-        columns.append(Column(sent, lambda m: size(bytes_to(m.records, target))))
-    return columns
+        result.append(Column(sent, lambda m: size(bytes_to(m.records, target))))
+    return result
 
 
 def lines(records: Sequence[RunRecord]) -> list[list[str]]:
@@ -133,15 +132,13 @@ def markdown(records: Sequence[RunRecord]) -> str:
 def numbers(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """The fairness of each run in its last evaluation; all empty if no run has clusters."""
     rows = [_numbers(record) for record in records]
+    target = _target(methods(records))
+    if target is not None:
+        for row, record in zip(rows, records, strict=True):
+            if row:
+                row |= {"common_target": target, "bytes_to_target": bytes_to([record], target)}
     keys = dict.fromkeys(key for row in rows for key in row)
-    target = common_target([method.records for method in methods(records)])
-    if not keys or target is None:
-        return [{} for _ in records]
-    return [
-        {key: row.get(key) for key in keys}
-        | {"common_target": target, "bytes_to_target": bytes_to([record], target) if row else None}
-        for row, record in zip(rows, records, strict=True)
-    ]
+    return [{key: row.get(key) for key in keys} for row in rows]
 
 
 def summaries(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -199,6 +196,11 @@ def _numbers(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def _target(found: Sequence[Method]) -> float | None:
+    """The accuracy that all methods of a comparison reached; None for a single one."""
+    return common_target([method.records for method in found]) if len(found) > 1 else None
+
+
 def _share(value: Estimate) -> str:
     if value.mean is None:
         return "-"
@@ -221,4 +223,4 @@ def _rounds(method: Method, which: str) -> str:
     if not any(found):
         return "-"
     rounds = [None if one is None else getattr(one, which) for one in found]
-    return ", ".join("never" if round is None else f"round {number(round)}" for round in rounds)
+    return ", ".join("never" if round is None else str(round) for round in rounds)

@@ -106,14 +106,14 @@ def write_report(records: Sequence[RunRecord], out: Path) -> None:
 def page(records: Sequence[RunRecord]) -> str:
     rows = tables.compare(records)
     titles, texts = tables.cells(rows)
+    table = _readable([titles, *texts])
     names = labels(records)
-    titles, *texts = _readable([titles, *texts])
     return _template().render(
         title=title(records),
         headline=headline(rows, where(records)),
         notes=notes(records),
-        titles=titles,
-        lines=texts,
+        titles=table[0],
+        lines=table[1:],
         best=max((row["best_accuracy"] or 0.0 for row in rows), default=0.0),
         percent=percent,
         pictures=pictures(records),
