@@ -138,11 +138,11 @@ def folders(id: str, plan: Plan) -> set[str]:
     return {job.folder for job in jobs_of(id, plan)}
 
 
-@pytest.mark.parametrize("plan", [PAPER, SMALL, SMOKE])
+@pytest.mark.parametrize("plan", [Plan("paper", seeds=1), SMALL, SMOKE])
 def test_tables_and_figures_share_their_runs(plan):
     table = folders("p3-tab2", plan)
     assert table == folders("p3-fig3", plan) == folders("p3-fig10", plan)
-    assert len(table & folders("p3-fig1", plan)) == len(plan.seed_range(4 if plan == PAPER else 1))
+    assert len(table & folders("p3-fig1", plan)) == 1
     assert folders("p3-fig16", plan) == folders("p3-settlement", plan)
     assert folders("p3-fig17", plan) == folders("p3-fig18", plan)
     assert folders("p3-fig19", plan) == folders("p3-fig20", plan)
@@ -217,7 +217,10 @@ def test_readings_differ_from_the_base_in_one_setting():
         plain = found.pop(base)
         for name, table in found.items():
             changed = {key for key in {*table, *plain} if table.get(key) != plain.get(key)}
-            assert len(changed) == (2 if name == "own starts, gain" else 1), (name, changed)
+            if name == "own starts, gain":
+                assert table["init.gain.name"] == "sqrt"
+                changed = {key for key in changed if not key.startswith("init.gain.")}
+            assert len(changed) == 1, (name, changed)
     code = Plan("small", fidelity="code")
     assert folders("p3-readings", SMALL) == folders("p3-readings", code)
 
@@ -309,8 +312,12 @@ def equal_clusters(job: Any) -> Any:
     return ({0: (0.5, 0.5), 10: (0.8, 0.7), 20: late},)
 
 
+def only_el(job: Any) -> Any:
+    return equal_clusters(job) if job.place.method == EL else None
+
+
 def test_a_table_by_hand(tmp_path):
-    results = made_up(tmp_path, "p3-tab2", Plan("small", seeds=2), equal_clusters)
+    results = made_up(tmp_path, "p3-tab2", Plan("small", seeds=2), only_el)
     table, more = output.show_table("II", results).tables
     row = ("16:16 (here 12:12)", EL)
     majority, minority, everyone, parity, odds, fair = cells(table, *row)
@@ -357,18 +364,17 @@ def test_the_highest_fair_accuracy(tmp_path):
     assert "| 10 |" in table.markdown()
 
 
+@pytest.mark.slow
 def test_missing_runs_leave_empty_cells(tmp_path):
-    def some(job: Any) -> Any:
-        return equal_clusters(job) if job.place.method == EL else None
-
-    results = made_up(tmp_path, "p3-tab2", SMALL, some)
+    results = made_up(tmp_path, "p3-tab2", SMALL, only_el)
     for id in ("p3-tab2", "p3-fig3", "p3-fig10"):
         for table in runner.STUDIES[id].show(results).tables:
             assert None in ours(table, "16:16 (here 12:12)", FACADE)
             assert None not in ours(table, "16:16 (here 12:12)", EL)
     for id in IDS:
-        jobs = jobs_of(id, SMALL)
-        runner.STUDIES[id].show(Results(SMALL, jobs, {}, 0))
+        shown = runner.STUDIES[id].show(Results(SMALL, jobs_of(id, SMALL), {}, 0))
+        found = [cell.ours for table in shown.tables for _, row in table.rows for cell in row]
+        assert set(found) == {None}
 
 
 def test_the_gap_of_plain_averaging(tmp_path):
