@@ -16,11 +16,14 @@ from peerage.report import fairness_figures, figures
 from peerage.runs.run import run
 
 
-def draw(path: Path) -> None:
+def draw(path: Path) -> RunRecord:
+    """Run the recipe, draw the picture, and return the record of the run."""
     with TemporaryDirectory() as folder:
         text = recipes()["facade-quick"].read_text()
         run(Experiment.from_toml(text), Path(folder) / "run")
-        figures.save(fairness_figures.head_choice(RunRecord.load(Path(folder) / "run")), path)
+        record = RunRecord.load(Path(folder) / "run")
+    figures.save(fairness_figures.head_choice(record), path)
+    return record
 
 
 if __name__ == "__main__":
