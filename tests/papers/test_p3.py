@@ -466,6 +466,8 @@ def test_when_clusters_agree(tmp_path):
     assert (every.ours, every.paper) == (3, 42)
     assert settled.ours is None
     assert any("1 of 2 runs of FACADE had not settled" in note for note in table.notes)
+    results = made_up(tmp_path / "one", "p3-fig9", Plan("small", seeds=1), settling)
+    assert "All runs of FACADE had settled in the end (1 of 1)." in notes.notes_of(results)
 
 
 def test_settlement_and_means_over_all_seeds(tmp_path):
@@ -537,6 +539,8 @@ def test_notes_say_what_is_smaller_or_guessed():
     assert "MNIST instead of CIFAR-10, with 150 rounds instead of 1200" in small
     assert "one learning rate of 0.05" in small
     assert "instead of CIFAR-10" not in paper
+    first = notes_at("p3-fig9", SMALL)  # as many rounds as in the paper
+    assert "MNIST instead of CIFAR-10;" in first
     assert "tested on 2000 images" in paper
     assert "tested on 1000 images" in small
     assert "A tenth of each node's images is held out" in paper

@@ -66,6 +66,8 @@ def unsettled(results: Results) -> list[str]:
     missing = sum(one.settled is None for one in found)
     if not found:
         return []
+    if not missing:
+        return [f"All runs of FACADE had settled in the end ({len(found)} of {len(found)})."]
     return [
         f"{missing} of {len(found)} runs of FACADE had not settled in the end: some cluster lacked "
         "one head of its own. They are part of every mean."
@@ -78,12 +80,12 @@ def smaller(results: Results) -> list[str]:
     size, found = SIZES["small"], []
     for dataset in (CIFAR, IMAGENETTE, FLICKR):
         recipe, paper = size.recipes[dataset], TABLE_1[dataset]
-        used = {job.dataset for job in jobs if _is(job, dataset, rotated=True)}
-        if used == {recipe.dataset}:
-            found.append(
-                f"{TITLES[recipe.dataset]} instead of {TITLES[dataset]}, with {recipe.rounds} "
-                f"rounds instead of {paper.rounds}"
-            )
+        here = [job for job in jobs if _is(job, dataset, rotated=True)]
+        if {job.dataset for job in here} == {recipe.dataset}:
+            text = f"{TITLES[recipe.dataset]} instead of {TITLES[dataset]}"
+            if {job.experiment.rounds for job in here} == {recipe.rounds}:
+                text += f", with {recipe.rounds} rounds instead of {paper.rounds}"
+            found.append(text)
     others = {job.experiment.rounds for job in jobs if _is(job, CIFAR, rotated=False)}
     if others == {size.other.rounds}:
         found.append(f"{size.other.rounds} rounds instead of {TABLE_1[CIFAR].rounds}")
