@@ -260,6 +260,18 @@ def test_how_often_models_are_evaluated_changes_neither_models_nor_messages(all_
     assert chosen[1] == {round: chosen[0][round] for round in (3, 6)}
 
 
+@pytest.mark.parametrize("all_reduce", [True, False])
+def test_a_run_that_ends_where_nothing_was_evaluated_shows_a_head(all_reduce):
+    algorithm = Facade(WORK, k=3, all_reduce=all_reduce)
+    stopped = pg.run(
+        toy(algorithm, rounds=9, evaluation={"every": 5, "at": "end"}),
+        watch=lambda row: pg.STOP if row["round"] == 3 else None,
+    )
+    whole = pg.run(toy(algorithm, rounds=3))
+    assert stopped.digest == whole.digest
+    assert stopped.accuracy == whole.accuracy
+
+
 def heads_by_round(result: pg.Result) -> dict[int, list[float]]:
     """The recorded choices of all nodes in each evaluated round."""
     found: dict[int, list[float]] = {}

@@ -235,8 +235,9 @@ def tiny_run(algorithm: str, model: str) -> Result:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [name for name in ALGORITHMS if name not in ("desa", "fednl")]
-    + ["desa:iterations=1", "dechw:theta=1", "dechw:scope=output", "hwa:scope=all"],
+    [name for name in ALGORITHMS if name not in ("desa", "fednl", "dac")]
+    + ["desa:iterations=1", "dechw:theta=1", "dechw:scope=output", "hwa:scope=all", "dac:peers=2"]
+    + ["facade:core_weights=curvature"],
 )
 def test_stated_payloads_are_what_runs_send(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -249,8 +250,9 @@ def test_stated_payloads_are_what_runs_send(
         dimensions = Dimensions.of(MLP(hidden).build((1, 8, 8), 10), 3, 10, (1, 8, 8))
         chosen = result.experiment.algorithm
         cost = chosen.cost(1, dimensions, 100.0)
-        # A client of a hub receives a model, and with FedCurv as much as it sends.
-        received = 1 if chosen.with_hub and algorithm != "fedcurv" else cost.vectors
+        # A client of a hub receives a model, with FedCurv as much as it sends, with IFCA k models.
+        more = {"fedcurv": cost.vectors, "ifca": getattr(chosen, "k", 1)}
+        received = more.get(algorithm, 1) if chosen.with_hub else cost.vectors
         stated.append(3 * (cost.vectors + received) * dimensions.layout.size)
         rounds = [row for row in result.rows if not row.get("final")]  # costs are those of a round
         sent.append(rounds[-1]["bytes"] / 4)
