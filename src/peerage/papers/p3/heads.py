@@ -19,7 +19,7 @@ from peerage.papers.p3.common import (
 from peerage.papers.p3.notes import PAIRS, notes_of, settings_of
 from peerage.papers.p3.output import FAIR, OF_MEANS, fairness_table
 from peerage.papers.papertable import Cell, PaperTable, Row
-from peerage.papers.study import Results, StudyOutput
+from peerage.papers.study import Results, StudyOutput, count_text
 from peerage.records.rows import RunRecord
 from peerage.report import fairness_figures
 from peerage.report.fairness import fairness_over_rounds, highest_fair_accuracy
@@ -229,10 +229,13 @@ def choice_figure(records: Sequence[RunRecord]) -> Any:
 
 
 def choices_in_json(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """How many nodes of each cluster chose each head, by seed and round."""
+    """How many nodes of each cluster chose each head, by seed: the rounds in which this changed."""
     found = {}
     for record in records:
-        choices = histograms(record)
+        choices, before = {}, None
+        for round, counts in histograms(record).items():
+            if counts != before:
+                choices[round] = before = counts
         found[f"seed {seed_of(record)}"] = {
             "rounds": list(choices),
             "nodes": list(choices.values()),
@@ -250,7 +253,7 @@ def show_head_losses(results: Results) -> StudyOutput:
     others = [record for record, one in endings.items() if one.settled is None]
     shown = {"settled": settled[:1], "not settled": others[:1]}
     missing = [
-        f"There is no run that {verb} among the {len(endings)} seeds."
+        f"There is no run that {verb} ({count_text('seed', {len(endings)})})."
         for verb, found in (("settled", settled), ("did not settle", others))
         if endings and not found
     ]
