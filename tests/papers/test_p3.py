@@ -556,6 +556,9 @@ def test_notes_say_what_is_smaller_or_guessed():
     code = notes_at("p3-tab2", Plan("paper", fidelity="code"))
     assert notes.CODE in code
     assert notes.SAME_STEPS not in code
+    assert notes.AS_THE_TEXT in notes_at("p3-readings", Plan("small", fidelity="code"))
+    assert notes.CODE in notes_at("p3-settlement", Plan("small", fidelity="code"))
+    assert notes.AS_THE_TEXT not in notes_at("p3-readings", SMALL)
 
 
 def test_studies_of_one_size_are_not_called_small():

@@ -28,9 +28,11 @@ SAME_STEPS = (
     "epoch of each, with batches of 100 (see p3-deprl)."
 )
 CODE = (
-    "As the authors' code: nodes start from different models, and DePRL has a new graph in each "
-    "round and, on CIFAR-10, an epoch for the head and one for the core."
+    "As the authors' code: nodes start from different models; FACADE tries each head on other "
+    "samples, and its scores are those of the head with the lowest test loss; DePRL has a new "
+    "graph in each round and, on CIFAR-10, an epoch for the head and one for the core."
 )
+AS_THE_TEXT = "These runs follow the text of the paper; --fidelity code changes nothing here."
 PAIRS = "With more than two clusters, gaps are the largest over all pairs of clusters."
 
 
@@ -49,7 +51,9 @@ def notes_of(results: Results, *more: str) -> tuple[str, ...]:
     fewer_steps = any((p.dataset, p.method, p.setting) == (CIFAR, DEPRL, "") for p in places)
     if fewer_steps and results.plan.fidelity == "paper" and results.plan.scale != "smoke":
         notes.append(SAME_STEPS)
-    return results.notes(smaller(results), *notes, code=CODE)
+    starts = {job.experiment.init.start for job in results.jobs if isinstance(job, Training)}
+    code = CODE if starts == {"independent"} else AS_THE_TEXT
+    return results.notes(smaller(results), *notes, code=code)
 
 
 def settings_of(results: Results, case: tuple[str, str, str] | None = None) -> list[Setting]:
