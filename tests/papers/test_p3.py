@@ -549,7 +549,9 @@ def test_notes_say_what_is_smaller_or_guessed():
     assert notes.SAME_STEPS in paper
     assert "16:8" in notes_at("p3-tab3", SMALL)
     assert "16:8" not in paper
-    assert notes.GUESSED in notes_at("p3-fig17", PAPER)
+    guessed = f"{notes.GUESSED} learning rates of 0.05 (EL), 0.005 (DAC), 0.01 (DePRL), 0.01"
+    assert guessed in notes_at("p3-fig17", PAPER)
+    assert "0.05 (EL), 0.05 (FACADE), and the warm-up" in notes_at("p3-kinds", PAPER)
     assert "100 rounds instead of 1200" in notes_at("p3-fig20", SMALL)
     assert notes.GUESSED not in paper
     assert notes.NO_FINAL_MEAN not in notes_at("p3-fig9", PAPER)

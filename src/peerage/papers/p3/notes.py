@@ -19,10 +19,7 @@ NO_FINAL_MEAN = (
     "DAC has no final mean over all nodes: the authors' code has none, although the text says that "
     "all methods have."
 )
-GUESSED = (
-    "No script of the authors has clusters by label or colour: learning rates and warm-up are "
-    "those of rotated CIFAR-10, a guess."
-)
+GUESSED = "No script of the authors has clusters by label or colour. Guessed:"
 SAME_STEPS = (
     "DePRL has 10 steps for the head and 10 for the core in a round; the authors' code has an "
     "epoch of each, with batches of 100 (see p3-deprl)."
@@ -44,7 +41,7 @@ def notes_of(results: Results, *more: str) -> tuple[str, ...]:
     if any((place.dataset, place.clusters) == (IMAGENETTE, "16:8") for place in places):
         notes.append(REALLY)
     if results.plan.scale != "smoke" and any(place.shift != ROTATED for place in places):
-        notes.append(GUESSED)
+        notes.append(f"{GUESSED} {rates(results)}, and the warm-up of rotated CIFAR-10.")
     if DAC in methods:
         notes.append(NO_FINAL_MEAN)
     notes += unsettled(results)
@@ -61,6 +58,13 @@ def settings_of(results: Results, case: tuple[str, str, str] | None = None) -> l
     found = dict.fromkeys(job.place for job in results.jobs)
     places = [place for place in found if isinstance(place, Setting)]
     return [place for place in places if case in (None, place[:3])]
+
+
+def rates(results: Results) -> str:
+    """The learning rate of every method."""
+    jobs = [job for job in results.jobs if isinstance(job, Training)]
+    found = dict.fromkeys((job.place.method, job.experiment.work.lr) for job in jobs)
+    return f"learning rates of {', '.join(f'{lr:g} ({method})' for method, lr in found)}"
 
 
 def unsettled(results: Results) -> list[str]:
