@@ -108,6 +108,7 @@ class Plot:
     log: str = ""  # x, y or xy: the axes that are logarithmic
     levels: tuple[tuple[str, float], ...] = ()
     floor: float | None = None  # start of the vertical axis; None: set by the values
+    percent: bool = False  # whether fractions are shown in percent; accuracies always are
 
     def visible(self, line: Line) -> Line:
         """The line, without round 0 if the horizontal axis is logarithmic."""
@@ -125,6 +126,17 @@ class Bars:
     parts: Mapping[str, Sequence[float]]  # heights, one per bar
     xlabel: str = ""
     ylabel: str = ""
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """One box per name: the quartiles of its values, with a dot for each value."""
+
+    title: str
+    values: Mapping[str, Sequence[float]]
+    xlabel: str = ""
+    ylabel: str = ""
+    top: float | None = None  # end of the vertical axis, which starts at 0; None: set by the values
 
 
 @dataclass(frozen=True)
@@ -205,7 +217,7 @@ def against_paper(table: PaperTable) -> Figure:
 
 
 def plots(
-    panels: Sequence[Plot | Bars],
+    panels: Sequence[Plot | Bars | Boxes],
     *,
     columns: int = 3,
     kinds: Mapping[str, bool] | None = None,
@@ -219,13 +231,14 @@ def plots(
     line_panels = [panel for panel in panels if isinstance(panel, Plot)]
     labels = list(dict.fromkeys(line.label for panel in line_panels for line in panel.lines))
     styles = {label: _label_style(label, number) for number, label in enumerate(labels)}
-    alike = len({(panel.ylabel, "y" in panel.log) for panel in line_panels}) == 1
-    alike = alike and len(line_panels) == len(panels)
+    alike = len({(type(p), p.ylabel, "y" in getattr(p, "log", "")) for p in panels}) == 1
     figure, grid = _panel_grid(len(panels), columns, sharey=alike)
     with matplotlib.rc_context(STYLE):
         for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
             if isinstance(panel, Bars):
                 _draw_bars(axes, panel, styles)
+            elif isinstance(panel, Boxes):
+                _draw_boxes(axes, panel, styles)
             else:
                 _draw_plot(axes, panel, styles)
             axes.set(title=literal(panel.title), xlabel=literal(panel.xlabel))
@@ -386,11 +399,11 @@ def _band_entry(label: str) -> Artist:
 
 
 def _draw_bars(axes: Axes, panel: Bars, styles: Mapping[str, CurveStyle]) -> None:
-    """A bar of one part has its height above it, and the colour of the line with its name."""
+    """A bar of one part has its height above it, and the colour of its algorithm or line."""
     places = range(len(panel.names))
     bottom = np.zeros(len(panel.names))
     for number, heights in enumerate(panel.parts.values()):
-        single = [styles[name].colour if name in styles else figures.GREY for name in panel.names]
+        single = [_bar_colour(name, styles) for name in panel.names]
         colour: Any = single if len(panel.parts) == 1 else f"C{number}"
         bars = axes.bar(places, heights, 0.7, bottom, color=colour)
         if len(panel.parts) == 1:
@@ -399,6 +412,40 @@ def _draw_bars(axes: Axes, panel: Bars, styles: Mapping[str, CurveStyle]) -> Non
         bottom += np.asarray(heights)
     axes.set_xticks(places, [literal(name) for name in panel.names])
     axes.grid(visible=False, axis="x")
+
+
+def _draw_boxes(axes: Axes, panel: Boxes, styles: Mapping[str, CurveStyle]) -> None:
+    """The whiskers reach the least and the largest value."""
+    middle: Any = {"color": "#222222", "linewidth": 1.6}
+    for place, (name, values) in enumerate(panel.values.items()):
+        colour = _bar_colour(name, styles)
+        line: Any = {"color": colour, "linewidth": 1.2}
+        if len(values) > 1:
+            axes.boxplot(
+                [values],
+                positions=[place],
+                widths=0.55,
+                whis=(0, 100),
+                showfliers=False,  # every value has a dot
+                patch_artist=True,
+                boxprops={"facecolor": (colour, 2 * BAND), "edgecolor": colour},
+                medianprops=middle,
+                whiskerprops=line,
+                capprops=line,
+            )
+        axes.plot([place] * len(values), values, color=colour, linestyle="none", marker="o")
+    axes.set_xticks(range(len(panel.values)), [literal(name) for name in panel.values])
+    axes.set_xlim(-0.6, len(panel.values) - 0.4)
+    axes.set_ylim(0, panel.top)
+    axes.grid(visible=False, axis="x")
+
+
+def _bar_colour(name: str, styles: Mapping[str, CurveStyle]) -> str:
+    if name in styles:
+        return styles[name].colour
+    algorithm = name.lower()
+    known = algorithm in figures.CURVE_STYLES
+    return figures.curve_style(algorithm)[0] if known else figures.GREY
 
 
 def _legend_of_parts(figure: Figure, panels: Sequence[Bars]) -> None:
@@ -414,7 +461,7 @@ def _plot_axes(axes: Axes, panel: Plot, sharing: Sequence[Plot]) -> None:
     """`sharing` are the panels with the same vertical axis."""
     if panel.floor is not None:
         axes.set_ylim(bottom=panel.floor)
-    if panel.ylabel == ACCURACY:
+    if panel.percent or panel.ylabel == ACCURACY:
         axes.yaxis.set_major_formatter(PERCENT)
     if "y" in panel.log:
         axes.set_yscale("log")

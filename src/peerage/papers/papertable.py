@@ -18,13 +18,16 @@ from peerage.report.tables import pipe_table, table_width
 NUMBERS = ("ours", "spread", "paper", "paper_spread", "difference")
 HEADINGS = {1: ("column",), 2: ("group", "column")}  # of the header levels, in CSV
 P_VALUE: Final = "p-value"
-Unit = Literal["percent", "rounds", "count", "loss", "number", "p-value"]
+Unit = Literal["percent", "rounds", "count", "loss", "number", "gap", "index", "share", "p-value"]
 UNITS: dict[Unit, tuple[int, str]] = {  # decimal places and meaning
     "percent": (2, "Accuracy in percent"),
     "rounds": (0, "Communication rounds"),
     "count": (0, "Counts"),
     "loss": (3, "Test loss (cross-entropy)"),
     "number": (3, "Numbers"),
+    "index": (4, "Indices between 0 and 1"),
+    "share": (1, "Shares in percent"),
+    "gap": (4, "Gaps between clusters as fractions"),
     P_VALUE: (4, "p-values"),
 }
 
@@ -54,8 +57,8 @@ Row = tuple[tuple[str, ...], tuple[Cell, ...]]  # titles, and one cell per colum
 class PaperTable:
     """Rows of titles and cells below columns of one or two header levels, outermost first.
 
-    Accuracies (unit `percent`) are stored as fractions and shown in percent. In a group with a
-    row of p-values, the best value is marked only if the p of its column is significant.
+    Accuracies (unit `percent`) and shares are stored as fractions and shown in percent. In a group
+    with a row of p-values, the best value is marked only if the p of its column is significant.
     """
 
     title: str
@@ -64,6 +67,7 @@ class PaperTable:
     rows: tuple[Row, ...]
     unit: Unit
     best: Literal["max", "min"] | None = None
+    lowest: tuple[str, ...] = ()  # columns in which the lowest number is the best, if any is marked
     notes: tuple[str, ...] = ()
     spread: str = "standard deviation over seeds"  # the meaning of a plus-minus
     digits: int | None = None  # decimal places; None: those of the unit
@@ -146,7 +150,10 @@ class PaperTable:
             ours += f" ± {self.spread}"
         if any(cell.paper is not None for cell in cells):
             ours += " (paper, difference)"
-        text = f"{UNITS[self.unit][1]}. Each cell: {ours}."
+        others = dict.fromkeys(cell.unit for cell in cells if cell.unit not in (None, P_VALUE))
+        units = [UNITS[unit][1] for unit in (self.unit, *others) if unit is not None]
+        text = "; ".join([units[0], *(unit[0].lower() + unit[1:] for unit in units[1:])])
+        text += f". Each cell: {ours}."
         if self.best is not None and any(len(numbers) > 1 for _, numbers in self.groups()):
             where = "column" if len(self.row_titles) == 1 else "column and group"
             tested = any(cell.unit == P_VALUE for cell in cells)
@@ -165,8 +172,8 @@ class PaperTable:
             return "-"
         if (unit or self.unit) == P_VALUE:
             return f"{value:.3g}"  # its order of magnitude matters
-        shown = self._rounded(value)
-        return f"{shown:{'+' if sign else ''},.{self._digits}f}".replace(",", " ")
+        shown = self._rounded(value, unit)
+        return f"{shown:{'+' if sign else ''},.{self._digits(unit)}f}".replace(",", " ")
 
     def is_best(self, row: int, place: int) -> bool:
         """Whether our number, as rounded for display, is the best of its column and group."""
@@ -174,21 +181,24 @@ class PaperTable:
         cells = [self.rows[number][1][place] for number in members]
         tests = [cell for cell in cells if cell.unit == P_VALUE]
         values = [cell.ours for cell in cells if cell.unit != P_VALUE]
-        known = [self._rounded(value) for value in values if value is not None]
         cell = self.rows[row][1][place]
+        known = [self._rounded(value, cell.unit) for value in values if value is not None]
         if self.best is None or cell.ours is None or cell.unit == P_VALUE or len(values) < 2:
             return False
         if not all(significant(test.ours) for test in tests):
             return False
-        return self._rounded(cell.ours) == (max(known) if self.best == "max" else min(known))
+        lowest = self.best == "min" or self.columns[place][-1] in self.lowest
+        return self._rounded(cell.ours, cell.unit) == (min(known) if lowest else max(known))
 
-    @property
-    def _digits(self) -> int:
+    def _digits(self, unit: Unit | None) -> int:
+        """Decimal places; `unit` is that of a cell, if it has its own."""
+        if unit not in (None, self.unit):
+            return UNITS[unit or self.unit][0]
         return UNITS[self.unit][0] if self.digits is None else self.digits
 
-    def _rounded(self, value: float) -> float:
-        percent = 100 if self.unit == "percent" else 1
-        return round(percent * value, self._digits) + 0.0  # never -0
+    def _rounded(self, value: float, unit: Unit | None) -> float:
+        percent = 100 if (unit or self.unit) in ("percent", "share") else 1
+        return round(percent * value, self._digits(unit)) + 0.0  # never -0
 
     def _cells(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Cell]]:
         for titles, cells in self.rows:
@@ -205,7 +215,7 @@ class PaperTable:
         for place, cell in enumerate(self.rows[row][1]):
             text = self.number(cell.ours, unit=cell.unit)
             if cell.ours is not None and cell.spread is not None:
-                text += f" ± {self.number(cell.spread)}"
+                text += f" ± {self.number(cell.spread, unit=cell.unit)}"
             texts.append((text, self.is_best(row, place)))
         return texts
 
@@ -216,7 +226,7 @@ class PaperTable:
             compared = any(cells[place].paper is not None for _, cells in self.rows)
             parts = [self.number(cell.paper, unit=cell.unit)]
             if cell.difference is not None:
-                parts.append(self.number(cell.difference, sign=True))
+                parts.append(self.number(cell.difference, sign=True, unit=cell.unit))
             known = compared and (cell.ours, cell.paper) != (None, None)
             text = f"({', '.join(parts)})" if known else ""
             texts.append(_joined(text, f"[{notes[cell.note]}]" if cell.note else ""))

@@ -66,6 +66,10 @@ TABLE_1 = {
     ),
 }  # fmt: skip
 ONE_RATE = dict.fromkeys((*FOUR, DPSGD), 0.05)
+THREE = "20:10:2"  # the clusters of Fig. 8, 9 and 16
+LABELS = ("16:16", "24:8", "30:2")  # Fig. 17 and 18
+COLOURS = ("8:8:8:8", "20:6:4:2")  # Fig. 19 and 20
+CLUSTERS = {CIFAR: LABELS, IMAGENETTE: ("12:12", "16:8", "20:4"), FLICKR: ("8:8", "14:2")}
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ SMALL_SIZES = {
 }  # fmt: skip
 SMOKE_SIZES = {
     "16:16": "4:4", "24:8": "6:2", "30:2": "6:2", "12:12": "4:4", "16:8": "6:2", "20:4": "6:2",
-    "8:8": "4:4", "14:2": "6:2", "20:10:2": "4:2:2", "8:8:8:8": "2:2:2:2", "20:6:4:2": "3:2:2:1",
+    "8:8": "4:4", "14:2": "6:2", "22:2": "6:2", "20:10:2": "4:2:2", "8:8:8:8": "2:2:2:2",
+    "20:6:4:2": "3:2:2:1",
 }  # fmt: skip
 SMOKE = Recipe("digits", "digits-mlp", 2, 3, 1, dict.fromkeys(ONE_RATE, SMOKE_RATE), 1)
 SIZES: dict[Scale, Size] = {
@@ -105,14 +110,17 @@ SIZES: dict[Scale, Size] = {
     "small": Size(
         seeds=1,
         samples=1000,
-        recipes={CIFAR: stand_in(MNIST), IMAGENETTE: stand_in(FASHION), FLICKR: stand_in(FASHION)},
+        recipes={
+            **dict.fromkeys((CIFAR, MNIST), stand_in(MNIST)),
+            **dict.fromkeys((IMAGENETTE, FLICKR), stand_in(FASHION)),
+        },
         other=TABLE_1[CIFAR]._replace(rounds=100, every=10, rates=ONE_RATE),
         sizes=SMALL_SIZES,
     ),
     "smoke": Size(
         seeds=1,
         samples=None,
-        recipes=dict.fromkeys(TABLE_1, SMOKE),
+        recipes=dict.fromkeys((*TABLE_1, MNIST), SMOKE),
         other=SMOKE,
         sizes=SMOKE_SIZES,
         heads=(1, 2),
