@@ -1,18 +1,20 @@
-"""Reference networks, one small file per family; `MODELS` maps names to them.
+"""Reference networks, one small file per family; `MODELS` maps names to them, `MIXES` to several.
 
 Options are a frozen dataclass, and `build(shape, classes)` creates the network. Input channels,
 image size and classes come from the data. A network raises an error if it cannot take the data.
 """
 
-from peerage.models import cnn, mlp, resnet
+from peerage.models import cnn, dfml_cnn, efficientnet, mlp, resnet, vit
 from peerage.models.base import Model
 
-__all__ = ["MODELS", "Model", "default_model"]
+__all__ = ["MIXES", "MODELS", "Model", "default_model"]
 
 MODELS: dict[str, type[Model]] = {
     "cifar-cnn": cnn.CifarCNN,
+    "dfml-cnn": dfml_cnn.DfmlCNN,
     "digits-cnn": cnn.DigitsCNN,
     "digits-mlp": mlp.DigitsMLP,
+    "efficientnet": efficientnet.EfficientNet,
     "fashion-cnn": cnn.FashionCNN,
     "gain-cnn": cnn.GainCNN,
     "gain-mlp": mlp.GainMLP,
@@ -22,19 +24,43 @@ MODELS: dict[str, type[Model]] = {
     "logistic": mlp.Logistic,
     "mlp": mlp.MLP,
     "mnist-cnn": cnn.MnistCNN,
+    "preact-resnet": resnet.PreActResNet,
     "resnet8": resnet.ResNet8,
     "vgg16": cnn.VGG16,
+    "vit": vit.ViT,
+}
+
+_H1_RESNETS = tuple(f"preact-resnet:widths={w}+{2 * w}+{4 * w}+{8 * w}" for w in (64, 32, 16, 8, 4))
+_H1_VITS = tuple(f"vit:width={width}" for width in (512, 256, 128, 64, 32))
+_H2_CNNS = tuple(
+    f"dfml-cnn:channels={channels}"
+    for channels in ("32+64+128+256", "32+64+128", "32+64", "16+32+64", "8+16+32+64")
+)
+
+# Names of several models, which nodes take in turn: the modes of P1 (Table 10), largest first.
+MIXES: dict[str, tuple[str, ...]] = {
+    "h0-cnn": ("dfml-cnn:channels=32+64",),
+    "h1-cnn": tuple(f"dfml-cnn:channels={w}+{2 * w}" for w in (128, 64, 32, 16, 8)),
+    "h1-resnet": _H1_RESNETS,
+    "h1-vit": _H1_VITS,
+    "h2-cnn": _H2_CNNS,
+    "h2-efficientnet": tuple(f"efficientnet:variant=b{number}" for number in range(5)),
+    "ten-architectures": (*_H1_VITS[:2], *_H1_RESNETS[:4], *_H2_CNNS[:4]),  # P1 Fig. 6
 }
 
 _DEFAULTS = {
+    "caltech101": "preact-resnet",
     "cifar10": "cifar-cnn",
+    "cifar100": "cifar-cnn",
     "digits": "digits-mlp",
     "fashion-mnist": "fashion-cnn",
     "femnist": "leaf-cnn",
     "flickr-mammals": "resnet8",
     "imagenette": "gn-lenet",
     "mnist": "mnist-cnn",
+    "oxford-pets": "preact-resnet",
     "so2sat": "gain-cnn",
+    "stanford-cars": "preact-resnet",
 }
 
 

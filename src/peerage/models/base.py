@@ -35,5 +35,24 @@ def image_shape(model: str, shape: tuple[int, ...], least: int) -> tuple[int, in
     return channels, height, width
 
 
+def check_widths(option: str, widths: tuple[int, ...], example: str) -> None:
+    """Raise an InputError unless there are widths, all of at least 1."""
+    if not widths or min(widths) < 1:
+        raise InputError(
+            f"{option} must be positive numbers joined by +, such as {example}, got "
+            f"{'+'.join(map(str, widths)) or 'none'}"
+        )
+
+
+def check_dropout(option: str, probability: float) -> None:
+    if not 0 <= probability < 1:
+        raise InputError(f"{option} must lie in [0, 1), got {probability}")
+
+
+def dropout(probability: float) -> nn.Module:
+    """A dropout layer, or none if the probability is 0."""
+    return nn.Dropout(probability) if probability else nn.Identity()
+
+
 def _size(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "()"
