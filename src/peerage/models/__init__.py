@@ -6,6 +6,7 @@ image size and classes come from the data. A network raises an error if it canno
 
 from peerage.models import cnn, dfml_cnn, efficientnet, mlp, resnet, vit
 from peerage.models.base import Model
+from peerage.models.mixes import MIXES
 
 __all__ = ["MIXES", "MODELS", "Model", "default_model"]
 
@@ -28,24 +29,6 @@ MODELS: dict[str, type[Model]] = {
     "resnet8": resnet.ResNet8,
     "vgg16": cnn.VGG16,
     "vit": vit.ViT,
-}
-
-_H1_RESNETS = tuple(f"preact-resnet:widths={w}+{2 * w}+{4 * w}+{8 * w}" for w in (64, 32, 16, 8, 4))
-_H1_VITS = tuple(f"vit:width={width}" for width in (512, 256, 128, 64, 32))
-_H2_CNNS = tuple(
-    f"dfml-cnn:channels={channels}"
-    for channels in ("32+64+128+256", "32+64+128", "32+64", "16+32+64", "8+16+32+64")
-)
-
-# Names of several models, which nodes take in turn: the modes of P1 (Table 10), largest first.
-MIXES: dict[str, tuple[str, ...]] = {
-    "h0-cnn": ("dfml-cnn:channels=32+64",),
-    "h1-cnn": tuple(f"dfml-cnn:channels={w}+{2 * w}" for w in (128, 64, 32, 16, 8)),
-    "h1-resnet": _H1_RESNETS,
-    "h1-vit": _H1_VITS,
-    "h2-cnn": _H2_CNNS,
-    "h2-efficientnet": tuple(f"efficientnet:variant=b{number}" for number in range(5)),
-    "ten-architectures": (*_H1_VITS[:2], *_H1_RESNETS[:4], *_H2_CNNS[:4]),  # P1 Fig. 6
 }
 
 _DEFAULTS = {

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerage import specs
-from peerage.models.base import dropout, image_shape, stack
+from peerage.models.base import GlobalMean, dropout, image_shape, stack
 
 STEM = 32  # filters of the first convolution, before scaling
 SQUEEZE = 4  # input channels of a block per hidden unit of its squeeze-and-excitation
@@ -63,7 +63,7 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
-        self.mean = nn.AdaptiveAvgPool2d(1)
+        self.mean = GlobalMean()
         self.squeeze = nn.Conv2d(channels, hidden, 1)
         self.silu = nn.SiLU()
         self.excite = nn.Conv2d(hidden, channels, 1)
@@ -164,7 +164,7 @@ class EfficientNet:
                 layers[f"block{number}_{block + 1}"] = MBConv(channels, one, skip)
                 channels, before = stage.outputs, before + 1
         layers["last"] = stack(**convolution(channels, 4 * channels, kernel=1))
-        layers["mean"] = nn.AdaptiveAvgPool2d(1)
+        layers["mean"] = GlobalMean()
         layers["flatten"] = nn.Flatten()
         layers["drop"] = dropout(variant.dropout)
         layers["head"] = nn.Linear(4 * channels, classes)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from peerage.models.base import check_widths, image_shape, stack
+from peerage.models.base import GlobalMean, check_widths, image_shape, stack
 from peerage.models.scaled import Channels, NamedAxes, layer_axes, norm_axes
 
 RESNET8_FILTERS = (32, 64, 128)  # of its blocks
@@ -157,7 +157,7 @@ class PreActResNet:
                 inputs = outputs
         layers["norm"] = nn.BatchNorm2d(inputs)
         layers["relu"] = nn.ReLU()
-        layers["mean"] = nn.AdaptiveAvgPool2d(1)
+        layers["mean"] = GlobalMean()
         layers["flatten"] = nn.Flatten()
         layers["head"] = nn.Linear(inputs, classes)
         return PreActResNetLayers(OrderedDict(layers))

@@ -168,8 +168,8 @@ class ViT:
     """Vision transformer for small images without pretraining; 3 316 730 parameters on 3x32x32.
 
     For the DFML experiments (P1), with shifted patch tokenisation and locality self-attention.
-    Heads have 64 dimensions; there are width / 64 of them, and at least one. The paper gives neither
-    this number nor the width of the hidden layer of a block, which is `mlp` times the width here.
+    Heads have 64 dimensions; there are width / 64 of them, and at least one. The paper does not
+    state this number, nor the width of the hidden layer of a block, here `mlp` times the width.
     """
 
     width: int = 512
