@@ -89,14 +89,15 @@ def overview() -> str:
 
 
 def mixes_table() -> str:
-    """The members of all mixes as a Markdown table, with their numbers of parameters."""
+    """All mixes as a Markdown table; models with their parameters for 10 and for 100 classes."""
     rows = []
     for name, mix in MIXES.items():
+        members = []
         for member in mix.members:
-            counts = [f"{count_parameters(member, CIFAR, classes):,}" for classes in (10, 100)]
-            rows.append([f"`{name}`", f"`{member}`", *counts])
-            name = ""  # once for all its members
-    return _markdown(["mix", "models", "parameters, 10 classes", "100 classes"], rows)
+            counts = (f"{count_parameters(member, CIFAR, classes):,}" for classes in (10, 100))
+            members.append(f"`{member}` {' / '.join(counts)}")
+        rows.append([f"`{name}`", mix.about, "; ".join(members)])
+    return _markdown(["mix", "what it is", "models and their parameters"], rows)
 
 
 def count_parameters(model: str, shape: tuple[int, ...], classes: int) -> int:
