@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.mutual import RotatingMutual
 from support.networking import run_peers
 from support.networks import network
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ import peerage as pg
 from peerage.errors import InputError
 from peerage.models import MIXES, efficientnet
 from peerage.models.vit import patches, shifted
+from peerage.runs.model_files import write_model
+from peerage.runs.saved import open_run
 from peerage.testing import toy
 from peerage.vectors import FlatModel, find_head
 
@@ -359,11 +362,13 @@ def test_dropout_follows_the_seed():
 
 @pytest.mark.slow
 @pytest.mark.own_engine
-@pytest.mark.parametrize("algorithm", [pg.DecHW(), pg.DecAvg()], ids=["dechw", "decavg"])
+@pytest.mark.parametrize(
+    "algorithm", [pg.DecHW(), pg.DecAvg(), RotatingMutual()], ids=["dechw", "decavg", "mutual"]
+)
 def test_engines_and_peers_give_the_same_bits(algorithm):
-    wanted = experiment(algorithm)
+    wanted = experiment(algorithm, topology="complete")
     serial = pg.run(wanted)
-    pool = pg.run(experiment(algorithm, engine={"name": "pool", "workers": 2}))
+    pool = pg.run(wanted.model_copy(update={"engine": pg.Engine(name="pool", workers=2)}))
     assert pool.digest == serial.digest
     for peer, params in zip(run_peers(wanted), serial.parameters, strict=True):
         assert torch.equal(peer.shard.members[peer.me].node.params, params)
@@ -380,3 +385,13 @@ def test_efficientnet_with_two_engines():
         for engine in ("serial", "pool")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MIXED)
+def test_they_can_be_written_as_onnx(tmp_path, model):
+    """The writer itself compares the outputs for another number of examples."""
+    wanted = experiment(pg.DecAvg(), model=model, nodes=2, rounds=1)
+    pg.run(wanted, tmp_path / "run")
+    chosen = open_run(tmp_path / "run", experiment=wanted).choose(0)
+    assert write_model(chosen, tmp_path / "model.onnx") == "onnx"

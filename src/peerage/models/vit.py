@@ -46,7 +46,7 @@ class PatchTokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.linear(self.norm(patches(shifted(x, self.patch // 2), self.patch)))
-        first = self.class_token.expand(len(x), 1, -1)
+        first = self.class_token.expand(x.shape[0], 1, -1)  # len(x) would be fixed in ONNX
         return torch.cat([first, tokens], dim=1) + self.positions
 
     def channel_axes(self, name: str) -> NamedAxes:
@@ -57,8 +57,9 @@ class PatchTokens(nn.Module):
 
 def shifted(x: Tensor, by: int) -> Tensor:
     """The image [B, C, H, W] and its diagonal shifts, as channels [B, 5 C, H, W]; zeros move in."""
-    signs = ((1, 1), (1, -1), (-1, 1), (-1, -1))
-    copies = [F.pad(x, (by * i, -by * i, by * j, -by * j)) for i, j in signs]
+    height, width = x.shape[2:]
+    wide, ends = F.pad(x, (by, by, by, by)), (0, 2 * by)
+    copies = [wide[:, :, j : j + height, i : i + width] for i in ends for j in ends]
     return torch.cat([x, *copies], dim=1)
 
 
