@@ -3,8 +3,8 @@
 A smaller member of such a family is a larger one from which channels were removed. A *channel
 group* is a set of channels that must be cut together, because their tensors are multiplied,
 normalised or added entry by entry: the outputs of a convolution, its norm and the inputs of the
-next one. If the input of a block is added to its output, both are one group. Image channels, classes
-and the dimension of an attention head are in no group, so they are never cut.
+next one. If the input of a block is added to its output, both are one group. Image channels,
+classes and the dimension of an attention head are in no group, so they are never cut.
 
 HeteroFL (Diao, Ding, Tarokh, 2021. arXiv:2010.01264) keeps the first channels of every group,
 FedRolex (Alam et al., 2022. arXiv:2212.01548) others in every round.
