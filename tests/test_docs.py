@@ -157,6 +157,13 @@ def test_tables_of_the_readme_are_fresh() -> None:
     assert fresh, "refresh the tables: python -m peerage.experiment.catalogue README.md"
 
 
+def test_the_table_of_mixes_is_fresh() -> None:
+    text = (ROOT / "docs" / "guide.md").read_text()
+    assert "<!-- mixes -->" in text
+    fresh = catalogue.refreshed(text) == text
+    assert fresh, "refresh the table: python -m peerage.experiment.catalogue docs/guide.md"
+
+
 def test_a_table_has_a_row_for_every_member() -> None:
     rows = catalogue.markdown_table("algorithms").splitlines()
     assert len(rows) == 2 + len(catalogue.FAMILIES["algorithms"])

@@ -16,7 +16,8 @@ from peerage.cli.app import app
 from peerage.cli.run import split_specs
 from peerage.data import PUBLISHED
 from peerage.experiment import Experiment
-from peerage.experiment.catalogue import FAMILIES, entries, recipes
+from peerage.experiment.catalogue import FAMILIES, LISTS, entries, recipes
+from peerage.models import MIXES
 from peerage.net.peer.network import Timeouts
 from peerage.records.rows import RunRecord, read_metrics
 from peerage.runs import run as running
@@ -348,9 +349,9 @@ def test_verify_finds_another_seed(finished: Path) -> None:
 # list, data and topology
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "recipes"])
+@pytest.mark.parametrize("family", LISTS)
 def test_list_describes_every_entry(family: str) -> None:
-    known = recipes() if family == "recipes" else FAMILIES[family]
+    known: Any = {**FAMILIES, "mixes": MIXES, "recipes": recipes()}[family]
     listed = last_json(f"list {family} --json")[family]
     assert [entry["name"] for entry in listed] == list(known)
     assert listed == entries(family)

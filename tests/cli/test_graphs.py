@@ -72,6 +72,23 @@ def test_plan_knows_the_shape_that_options_give() -> None:
     assert answer(line + ":grey=true,side=28")["parameters"] == 784 * 10 + 10
 
 
+def test_plan_of_a_mix() -> None:
+    """On a ring of five nodes, every node has another model and two neighbours."""
+    line = "plan --topology ring --nodes 5 --algorithm decavg --dataset cifar10 --model h2-cnn"
+    found = answer(line)
+    counts = [1_089_290, 279_562, 94_858, 75_786, 70_730]
+    assert found["mix"] == counts
+    assert found["parameters"] == round(sum(counts) / 5)
+    assert found["payload"] == 1
+    assert found["sent"]["most"] == 2 * 4 * max(counts)
+    # Of node 3: model, gradients and momentum, and the models of nodes 2 and 4.
+    assert found["memory"]["least"] == 4 * (3 * 75_786 + 94_858 + 70_730)
+    text = " ".join(peerage(line).out.split())
+    assert "h2-cnn: nodes take in turn 5 models of 1,089,290, 279,562, 94,858, 75,786, 70" in text
+    alone = answer(line.replace("h2-cnn", "h0-cnn"))
+    assert (alone["mix"], alone["parameters"]) == ([], 94_858)
+
+
 def test_plan_warns() -> None:
     ended = peerage("plan --topology er:p=0.01,connected=false --nodes 60 --algorithm decavg")
     assert ended.code == 0
@@ -90,6 +107,7 @@ def test_plan_warns() -> None:
             "plan --optimizer adam",
             "optimizer must be one of sgd, adamw; got 'adam', did you mean 'adamw'?",
         ),
+        ("plan --model h2-cn", "unknown model 'h2-cn'; did you mean 'h2-cnn'"),
         ("plan --algorithm decag", "unknown algorithm 'decag'; did you mean 'decavg'?"),
         ("topology regular:k=4 --assortativity 0.1", "all nodes with edges have the same degree"),
         ("topology er:p=0.2 --assortativity 1.5", "assortativity must lie in [-1, 1], got 1.5"),

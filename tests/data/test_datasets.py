@@ -439,7 +439,9 @@ def test_cifar10_is_scaled_as_asked(cached):
     assert_close(signed.train_x, 2 * unit.train_x - 1)
     assert unit.train_x.stride() == (3072, 1, 96, 3)
     assert unit.test_y.tolist() == [0]
-    with pytest.raises(InputError, match="normalise must be one of unit, signed; got 'centred'"):
+    with pytest.raises(
+        InputError, match="normalise must be one of unit, signed, standard; got 'cen"
+    ):
         Cifar10("centred")
 
 
@@ -534,6 +536,8 @@ def test_every_family_has_a_spec_that_round_trips():
         *["mnist:train=2000", "cifar10:normalise=signed,train=10"],
         *["cifar10:grey=True,side=28", "femnist:writers=3"],
         *["imagenette", "imagenette:path=photos", "flickr-mammals:path=photos"],
+        *["cifar100", "cifar100:normalise=standard,train=10,path=files", "caltech101:side=224"],
+        *["oxford-pets:path=photos,side=224", "stanford-cars:path=photos"],
         *["npz:path=a.npz", "idx:path=files", "folder:path=pictures,size=64,grey=True"],
     ]:
         assert text(parse(spec, "data set", DATASETS), "data set", DATASETS) == spec

@@ -615,8 +615,8 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 def test_the_published_tables_are_complete():
     fetched = {name: p for name, p in PUBLISHED.items() if isinstance(p, Published)}
-    by_users = {"femnist", "so2sat", "imagenette", "flickr-mammals"}
-    assert set(PUBLISHED) - set(fetched) == by_users
+    photos = {"imagenette", "flickr-mammals", "caltech101", "oxford-pets", "stanford-cars"}
+    assert set(PUBLISHED) - set(fetched) == {"femnist", "so2sat", "cifar100", *photos}
     sizes = {name: [c.size for c in published.files] for name, published in fetched.items()}
     idx = [16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000]
     assert sizes == {

@@ -1,5 +1,7 @@
 """Networks: exact sizes, shapes, memory formats, and errors that name the remedy."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,15 +17,20 @@ from peerage.vectors import Layout, head_layer
 
 LEAST_SIDE = {
     "cifar-cnn": 8,
+    "dfml-cnn": 4,
     "digits-cnn": 4,
+    "efficientnet": 32,
     "fashion-cnn": 6,
     "gain-cnn": 1,
     "gn-lenet": 8,
     "leaf-cnn": 4,
     "mnist-cnn": 16,
+    "preact-resnet": 8,
     "resnet8": 8,
     "vgg16": 32,
+    "vit": 4,
 }
+MULTIPLES = {"vit": 4}  # of which the sides of images must be multiples
 
 
 def head_parameters(module: nn.Module) -> list[str]:
@@ -40,7 +47,13 @@ def test_every_model_is_listed_here():
     assert SIZES.keys() == MODELS.keys()
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "efficientnet" else [])
+        for name in SIZES
+    ],
+)
 def test_parameter_counts(name):
     shape, parameters, head = SIZES[name]
     module = network(name)
@@ -192,7 +205,8 @@ def test_fashion_relu_option():
     classes=st.integers(1, 12),
 )
 def test_networks_adapt_to_channels_size_and_classes(name, channels, extra, classes):
-    shape = (channels, LEAST_SIDE[name] + extra[0], LEAST_SIDE[name] + extra[1])
+    step = MULTIPLES.get(name, 1)
+    shape = (channels, LEAST_SIDE[name] + step * extra[0], LEAST_SIDE[name] + step * extra[1])
     with torch.device("meta"):  # shapes without values: the large networks cost nothing
         assert network(name, shape, classes)(torch.zeros(2, *shape)).shape == (2, classes)
 
@@ -237,12 +251,33 @@ def test_bad_options_are_rejected():
     for dropout in (-0.1, 1.0, float("nan")):
         with pytest.raises(InputError, match=rf"dropout must lie in \[0, 1\), got {dropout}"):
             MODELS["vgg16"](dropout=dropout)
+    for option, text in [
+        (
+            "dfml-cnn:channels=",
+            "channels must be positive numbers joined by +, such as 32+64, got ",
+        ),
+        ("dfml-cnn:channels=8+0", "such as 32+64, got 8+0"),
+        ("dfml-cnn:norm=batch", "norm must be one of channel, layer; got 'batch'"),
+        ("preact-resnet:widths=-1", "such as 64+128+256+512, got -1"),
+        ("vit:width=96", "width must be a multiple of 64, the dimension of a head, or at most 64"),
+        ("vit:depth=0", "depth must be at least 1, got 0"),
+        ("vit:embedding_dropout=1", r"embedding_dropout must lie in [0, 1), got 1.0"),
+        ("efficientnet:variant=b5", "variant must be one of b0, b1, b2, b3, b4; got 'b5'"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(text)):
+            specs.parse(option, "model", MODELS)
     with pytest.raises(InputError, match="did you mean 'mnist-cnn'"):
         specs.parse("mnist-cn", "model", MODELS)
 
 
 @pytest.mark.parametrize(
-    "text", [*MODELS, "mlp:hidden=9", "mnist-cnn:dropout=True", "vgg16:dropout=0.1"]
+    "text",
+    [
+        *MODELS,
+        *["mlp:hidden=9", "mnist-cnn:dropout=True", "vgg16:dropout=0.1"],
+        *["dfml-cnn:channels=8+16+32+64,norm=layer", "preact-resnet:widths=4+8"],
+        *["vit:width=64,depth=3,patch=2,mlp=2,dropout=0.0", "efficientnet:variant=b4"],
+    ],
 )
 def test_options_survive_text_and_table(text):
     model = specs.parse(text, "model", MODELS)
@@ -264,6 +299,9 @@ def test_default_models():
     assert default_model("so2sat", (10, 32, 32)) == "gain-cnn"
     assert default_model("imagenette", (3, 64, 64)) == "gn-lenet"
     assert default_model("flickr-mammals", (3, 64, 64)) == "resnet8"
+    assert default_model("cifar100") == "cifar-cnn"
+    for name in ("caltech101", "oxford-pets", "stanford-cars"):
+        assert default_model(name, (3, 64, 64)) == "preact-resnet"
     assert default_model("mine.npz", (40,)) == "mlp"
     assert default_model("mine.npz", (3, 15, 64)) == "mlp"
     assert default_model("mine.npz", (1, 16, 16)) == "cifar-cnn"

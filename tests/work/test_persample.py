@@ -13,6 +13,9 @@ from torch.func import functional_call
 from peerage.work import persample
 from peerage.work.persample import squares_by_vmap, sum_squared_gradients
 
+# Their norm layers have no closed form, so all their squares are from `torch.func`.
+NORMALISED = {"dfml-cnn", "efficientnet", "gn-lenet", "preact-resnet", "resnet8", "vit"}
+
 
 def one_at_a_time(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """The definition: one forward and one backward pass for each example."""
@@ -64,7 +67,7 @@ def test_convolution_by_hand():
 
 def some_models(*others: str) -> list[Any]:
     """All models but others; a large one takes seconds."""
-    large = {"vgg16": [pytest.mark.slow]}
+    large = {name: [pytest.mark.slow] for name in ("efficientnet", "preact-resnet", "vgg16")}
     return [pytest.param(n, marks=large.get(n, [])) for n in sorted(SIZES.keys() - set(others))]
 
 
@@ -81,11 +84,20 @@ def test_models_against_one_at_a_time(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SIZES.keys() - {"gn-lenet", "resnet8"}))
+@pytest.mark.parametrize("name", sorted(SIZES.keys() - NORMALISED))
 def test_linear_and_convolutional_networks_take_the_fast_route(name, monkeypatch):
     monkeypatch.setattr(persample, "squares_by_vmap", None)
     x, y = batch(2, *SIZES[name][0])
     sum_squared_gradients(network(name).double(), F.cross_entropy, x, y)
+
+
+@pytest.mark.parametrize("name", ["dfml-cnn", "preact-resnet:widths=2+4", "vit:width=8,patch=16"])
+def test_networks_with_norm_layers_take_the_general_route(name, monkeypatch):
+    calls = []
+    monkeypatch.setattr(persample, "squares_by_vmap", lambda *given: calls.append(given) or {})
+    x, y = batch(2, 3, 32, 32)
+    sum_squared_gradients(network(name, (3, 32, 32)).double(), F.cross_entropy, x, y)
+    assert len(calls) == 1
 
 
 class Twice(nn.Module):
@@ -266,7 +278,7 @@ def test_hooks_go_when_the_loss_fails():
 # BackPACK hooks the first layer, whose input needs no gradient, and PyTorch remarks on it.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("name", some_models("gn-lenet", "resnet8"))
+@pytest.mark.parametrize("name", some_models(*NORMALISED))
 def test_models_against_backpack(name):
     backpack = pytest.importorskip("backpack")
     extensions = pytest.importorskip("backpack.extensions")

@@ -58,8 +58,8 @@ def list_family(
     family: Annotated[
         str,
         Argument(
-            help="Kind: algorithms, corrections, datasets, gains, losses, models, partitions, "
-            "shifts, topologies or recipes."
+            help="Kind: algorithms, corrections, datasets, gains, losses, mixes (of models), "
+            "models, partitions, shifts, topologies or recipes."
         ),
     ],
     as_json: Json = False,

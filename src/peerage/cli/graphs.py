@@ -108,7 +108,8 @@ def plan(
     nodes: Nodes = FLAGS["nodes"].default,
     dataset: Annotated[str, option("dataset")] = "mnist",
     model: Annotated[
-        str | None, Option(help="Model, e.g. mnist-cnn (default: by data set).")
+        str | None,
+        Option(help="Model, e.g. mnist-cnn, or a mix, e.g. h2-cnn (default: by data set)."),
     ] = None,
     algorithm: Annotated[str, option("algorithm")] = FLAGS["algorithm"].default,
     rounds: Rounds = 100,
@@ -120,12 +121,15 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Estimate mixing, gain, traffic and memory of a network."""
+    import torch
+
     from peerage import specs
     from peerage.algorithm import Dimensions
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, dataset_info
     from peerage.experiment import Experiment
-    from peerage.models import MODELS, default_model
+    from peerage.experiment.readers import read_models
+    from peerage.models import default_model
     from peerage.models.start import weights
     from peerage.runs.plan import page, payload_factor
     from peerage.runs.plan import plan as plan_network
@@ -140,17 +144,21 @@ def plan(
         loaded = data.load(cache_folder())
         shape, classes = loaded.shape, len(loaded.classes)
     model = model or default_model(name, shape)
-    module = specs.parse(model, "model", MODELS).build(shape, classes)
+    with torch.device("meta"):  # sizes without values
+        modules = [one.build(shape, classes) for one in read_models(model)]
+    dimensions = [Dimensions.of(module, nodes, classes, shape) for module in modules]
+    factors = [payload_factor(algorithm, sizes) for sizes in dimensions]
+    payloads = [factor for factor in factors if factor is not None]
     changes = {"clusters": clusters, "shuffle-clusters": shuffle_clusters}
     found_clusters = Experiment(nodes=nodes, **read_changes(changes)).clusters
     found = plan_network(
         topology,
         _build_graph(topology, nodes, seed, assortativity),
         model=model,
-        parameters=sum(parameter.numel() for parameter in module.parameters()),
-        layers=len(weights(module)),
+        parameters=[sum(p.numel() for p in module.parameters()) for module in modules],
+        layers=max(len(weights(module)) for module in modules),
         algorithm=algorithm,
-        payload=payload_factor(algorithm, Dimensions.of(module, nodes, classes, shape)),
+        payload=payloads or None,  # an algorithm states it for all models or for none
         rounds=rounds,
         optimizer_floats=floats[optimizer],
         clusters=() if found_clusters is None else found_clusters.assign(seed),

@@ -18,13 +18,21 @@ from peerage.data.custom import Folder, Idx, Npz
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
 from peerage.data.leaf import CHARACTERS, Femnist
+from peerage.data.objects import BREEDS, MODELS, OBJECTS, Caltech101, OxfordPets, StanfordCars
 from peerage.data.partition import stratified
-from peerage.data.photos import IMAGENETTE_CLASSES, MAMMALS, SIDE, FlickrMammals, Imagenette
+from peerage.data.photos import (
+    IMAGENETTE_CLASSES,
+    MAMMALS,
+    SIDE,
+    SIGNED_SCALING,
+    FlickrMammals,
+    Imagenette,
+)
 from peerage.data.scaling import Scaling
 from peerage.data.so2sat import So2Sat
-from peerage.data.sources import IDX_SIZES
+from peerage.data.sources import CIFAR100, IDX_SIZES
 from peerage.data.tensors import Dataset, in_memory
-from peerage.errors import InputError, check_at_least
+from peerage.errors import DataError, InputError, check_at_least
 from peerage.randomness import numpy_stream
 
 TEN_DIGITS = tuple("0123456789")
@@ -54,6 +62,10 @@ THINGS = (
     "ship",
     "truck",
 )
+# Mean and deviation of red, green and blue in the training images
+CIFAR10_SCALING = Scaling((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), levels=255)
+CIFAR100_SCALING = Scaling((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), levels=255)
+BLOCK = 1000  # images that are normalised at a time: 12 MB
 
 
 class DatasetInfo(NamedTuple):
@@ -77,6 +89,11 @@ DATASET_INFO = {
     "imagenette": DatasetInfo((3, SIDE, SIDE), len(IMAGENETTE_CLASSES), 9469, 3925),
     # 48 158 in all, of which a fifth is held out.
     "flickr-mammals": DatasetInfo((3, SIDE, SIDE), MAMMALS, 38_526, 9632),
+    "cifar100": DatasetInfo((3, 32, 32), 100, 50_000, 10_000),
+    # 8677 in all, of which a fifth is held out.
+    "caltech101": DatasetInfo((3, SIDE, SIDE), OBJECTS, 6942, 1735),
+    "oxford-pets": DatasetInfo((3, SIDE, SIDE), BREEDS, 3680, 3669),
+    "stanford-cars": DatasetInfo((3, SIDE, SIDE), MODELS, 8144, 8041),
 }
 
 
@@ -158,15 +175,21 @@ class FashionMnist(Mnist):
     classes: ClassVar[tuple[str, ...]] = CLOTHES
 
 
+Batch = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # images and labels
+
+
 @dataclass(frozen=True)
 class Cifar10:
     """60 000 colour images of 32 x 32 pixels, with values in [0, 1] (P0) or [-1, 1] (P3, P4).
 
     P2's logistic regression uses grey images of 28 x 28 pixels. Grey is 0.299 red + 0.587 green +
-    0.114 blue; scaling is bilinear with antialiasing.
+    0.114 blue; scaling is bilinear with antialiasing. P1 has `normalise=standard`: mean 0 and
+    deviation 1 in every channel of the training images.
     """
 
-    normalise: Literal["unit", "signed"] = "unit"
+    name: ClassVar[str] = "cifar10"
+    standard: ClassVar[Scaling] = CIFAR10_SCALING
+    normalise: Literal["unit", "signed", "standard"] = "unit"
     train: int | None = None
     grey: bool = False  # one channel instead of red, green and blue
     side: int | None = None  # pixels; None: 32
@@ -175,27 +198,38 @@ class Cifar10:
         check_at_least("train", self.train, 1, " example")
         specs.check_choices(self)
         check_at_least("side", self.side, 1, " pixel")
+        if self.grey and self.normalise == "standard":
+            raise InputError(
+                "normalise=standard is for red, green and blue; remove grey, or use unit or signed"
+            )
 
     def load(self, cache: Path) -> Dataset:
-        files = read_files("cifar10", cache)
-        batches = {name: read_cifar(content, name) for name, content in files.items()}
-        test_x, test_y = batches.pop("test_batch.bin")
-        train_x, train_y = (np.concatenate(parts) for parts in zip(*batches.values(), strict=True))
+        (train_x, train_y), (test_x, test_y), classes = self._read(cache)
         whole = Dataset(
-            "cifar10",
+            self.name,
             self._pictures(train_x),
             _labels(train_y),
             self._pictures(test_x),
             _labels(test_y),
-            THINGS,
+            classes,
             scaling=self._scaling(),
         )
         return training_subset(self.train, whole)
 
+    def _read(self, cache: Path) -> tuple[Batch, Batch, tuple[str, ...]]:
+        """The training batch, the test batch and the names of the classes."""
+        files = read_files(self.name, cache)
+        batches = {name: read_cifar(content, name) for name, content in files.items()}
+        test = batches.pop("test_batch.bin")
+        x, y = (np.concatenate(parts) for parts in zip(*batches.values(), strict=True))
+        return (x, y), test, THINGS
+
     def _scaling(self) -> Scaling:
+        if self.normalise == "unit":
+            return Scaling()
+        scaling = self.standard if self.normalise == "standard" else SIGNED_SCALING
         bytes_kept = not self.grey and self.side is None
-        signed = Scaling((0.5,), (0.5,), levels=255 if bytes_kept else None)
-        return signed if self.normalise == "signed" else Scaling()
+        return scaling if bytes_kept else replace(scaling, levels=None)
 
     def _pictures(self, images: NDArray[np.uint8]) -> Tensor:
         x = _unit(images)
@@ -203,7 +237,37 @@ class Cifar10:
             x = to_grey(x)
         if self.side is not None:
             x = resize(x, self.side)
-        return x.sub_(0.5).div_(0.5) if self.normalise == "signed" else x
+        if self.normalise != "unit":
+            for block in torch.split(x, BLOCK):
+                block.copy_(self._scaling().apply(block))
+        return x
+
+
+@dataclass(frozen=True)
+class Cifar100(Cifar10):
+    """60 000 colour images of 32 x 32 pixels in 100 classes, with values in [0, 1].
+
+    From the files of the binary version. Users download the archive; if it is missing, the error
+    says where to get it. The options are those of `cifar10` (P1: `normalise=standard`).
+    """
+
+    name: ClassVar[str] = "cifar100"
+    standard: ClassVar[Scaling] = CIFAR100_SCALING
+    path: str | None = None  # folder of the files; None: cifar100 in the cache folder
+
+    def _read(self, cache: Path) -> tuple[Batch, Batch, tuple[str, ...]]:
+        root = cache / self.name if self.path is None else Path(self.path).expanduser()
+        *batches, names = CIFAR100.find(self.name, root)
+        train, test = (
+            read_cifar(np.fromfile(file, np.uint8), str(file), labels=2) for file in batches
+        )
+        classes = tuple(names.read_text(encoding="utf-8").split())
+        if len(classes) != DATASET_INFO[self.name].classes:
+            raise DataError(
+                f"{names} has {len(classes)} names of classes, but there are "
+                f"{DATASET_INFO[self.name].classes}; unpack the archive again"
+            )
+        return train, test, classes
 
 
 DATASETS: dict[str, type[DatasetSpec]] = {
@@ -215,6 +279,10 @@ DATASETS: dict[str, type[DatasetSpec]] = {
     "so2sat": So2Sat,
     "imagenette": Imagenette,
     "flickr-mammals": FlickrMammals,
+    "cifar100": Cifar100,
+    "caltech101": Caltech101,
+    "oxford-pets": OxfordPets,
+    "stanford-cars": StanfordCars,
     "npz": Npz,
     "idx": Idx,
     "folder": Folder,
@@ -229,11 +297,12 @@ def dataset_info(dataset: Any) -> DatasetInfo | None:
     """
     name = next((name for name, cls in DATASETS.items() if type(dataset) is cls), "")
     known = DATASET_INFO.get(name)
-    if known and isinstance(dataset, Cifar10):
-        channels, height, width = known.shape
-        shape = (1 if dataset.grey else channels, dataset.side or height, dataset.side or width)
-        return known._replace(shape=shape)
-    return known
+    if known is None or len(known.shape) != 3:
+        return known
+    channels, height, width = known.shape
+    side = getattr(dataset, "side", None)
+    shape = (1 if getattr(dataset, "grey", False) else channels, side or height, side or width)
+    return known._replace(shape=shape)
 
 
 def training_subset(count: int | None, whole: Dataset) -> Dataset:

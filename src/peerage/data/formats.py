@@ -1,4 +1,4 @@
-"""Readers of the published file formats: IDX (MNIST) and the binary records of CIFAR-10."""
+"""Readers of the published file formats: IDX (MNIST) and the binary records of CIFAR."""
 
 import json
 import math
@@ -16,7 +16,6 @@ from peerage.errors import DataError
 Bytes = NDArray[np.uint8]
 
 PIXELS = 3072  # one CIFAR image: 3 channels of 32 x 32
-RECORD = 1 + PIXELS
 
 
 def read_idx(content: Bytes, where: str) -> Bytes:
@@ -35,12 +34,17 @@ def read_idx(content: Bytes, where: str) -> Bytes:
     return values.reshape(shape)
 
 
-def read_cifar(content: Bytes, where: str) -> tuple[Bytes, Bytes]:
-    """Images [N, 3, 32, 32] and labels [N] from records of a label byte and 3072 pixel bytes."""
-    if len(content) == 0 or len(content) % RECORD:
-        raise DataError(f"{where}: {len(content)} bytes are not whole records of {RECORD} bytes")
-    records = content.reshape(-1, RECORD)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+def read_cifar(content: Bytes, where: str, labels: int = 1) -> tuple[Bytes, Bytes]:
+    """Images [N, 3, 32, 32] and labels [N] from records of label bytes and 3072 pixel bytes.
+
+    CIFAR-10 has one label. CIFAR-100 has two, of which the second is that of the class; the first
+    is that of a superclass.
+    """
+    record = labels + PIXELS
+    if len(content) == 0 or len(content) % record:
+        raise DataError(f"{where}: {len(content)} bytes are not whole records of {record} bytes")
+    records = content.reshape(-1, record)
+    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]
 
 
 def rebuild_cifar(archive: Path) -> dict[str, bytes]:

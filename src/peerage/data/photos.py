@@ -1,17 +1,18 @@
-"""Imagenette and Flickr-Mammals: photographs in one folder per class, at 64 x 64 pixels (P3).
+"""Photographs, and two data sets of them: Imagenette and Flickr-Mammals (P3).
 
 As in the code of P3, the shorter side is resized to 64 pixels (bilinear with antialiasing), the
 centre is cropped, and the orientation in EXIF is ignored. All files become red, green and blue,
-also grey ones and those for printing (CMYK).
+also grey ones and those for printing (CMYK). `objects` has data sets with other sides.
 
 Decoding can take minutes, so the pixels are cached as bytes in a file named by a hash of the names,
 sizes and times of the files.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -25,18 +26,18 @@ from torch import Tensor
 
 from peerage.data.pictures import class_folders, decode, image_files
 from peerage.data.scaling import Scaling
-from peerage.data.sources import FLICKR_MAMMALS, IMAGENETTE, UnpackedArchive
+from peerage.data.sources import FLICKR_MAMMALS, IMAGENETTE
 from peerage.data.tensors import Dataset, training_part
 from peerage.errors import DataError, DiskError
 from peerage.files import write_bytes
 
-Pixels = NDArray[np.uint8]  # [N, 64, 64, 3]
+Pixels = NDArray[np.uint8]  # [N, side, side, 3]
+LabelledFiles = list[tuple[Path, int]]  # images, with the numbers of their classes
 
-SIDE = 64
-IMAGE = (SIDE, SIDE, 3)
+SIDE = 64  # pixels
 CHECKSUM = 32  # bytes of a SHA-256, at the end of a cached file
 VERSION = 1  # of the preparation; a new number invalidates cached files
-BLOCK = 256  # images that are normalised at a time: 13 MB
+BLOCK = 256  # images that are normalised at a time: 13 MB of 64 x 64 pixels
 MANY = 1000  # images; decoding fewer takes no time worth a progress bar
 
 # By the name of their folder, an identifier of WordNet
@@ -68,9 +69,10 @@ class Imagenette:
     path: str | None = None  # folder of the images; None: imagenette in the cache folder
 
     def load(self, cache: Path) -> Dataset:
-        photos = Photos("imagenette", IMAGENETTE, IMAGENET_SCALING)
-        parts = photos.find(self.path, cache)
-        return photos.read(parts, IMAGENETTE_CLASSES, cache)
+        photos = Photos("imagenette", IMAGENETTE.archive, IMAGENET_SCALING)
+        parts = IMAGENETTE.find(photos.name, photos.root(self.path, cache))
+        files = [photos.labelled_files(part, list(IMAGENETTE_CLASSES)) for part in parts]
+        return photos.read(files, tuple(IMAGENETTE_CLASSES.values()), cache)
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,11 @@ class FlickrMammals:
     path: str | None = None  # folder of the images; None: flickr-mammals in the cache folder
 
     def load(self, cache: Path) -> Dataset:
-        photos = Photos("flickr-mammals", FLICKR_MAMMALS, SIGNED_SCALING)
-        parts = photos.find(self.path, cache)
-        classes = class_folders(parts[0])
-        if len(classes) != MAMMALS:
-            raise DataError(
-                f"{parts[0]} has {len(classes)} class folders, but flickr-mammals has {MAMMALS} "
-                f"classes; {photos.remedy}"
-            )
-        return photos.read(parts, {name: name for name in classes}, cache)
+        photos = Photos("flickr-mammals", FLICKR_MAMMALS.archive, SIGNED_SCALING)
+        parts = FLICKR_MAMMALS.find(photos.name, photos.root(self.path, cache))
+        classes = photos.classes(parts[0], MAMMALS)
+        files = [photos.labelled_files(part, classes) for part in parts]
+        return photos.read(files, tuple(classes), cache)
 
 
 @dataclass(frozen=True)
@@ -101,48 +99,61 @@ class Photos:
     """How a data set of photographs is read."""
 
     name: str
-    source: UnpackedArchive
+    archive: str  # what users unpack, for errors
     scaling: Scaling
+    side: int = SIDE
+    ignored: tuple[str, ...] = ()  # folders that are no classes
 
     @property
     def remedy(self) -> str:
-        return f"unpack {self.source.archive} again"
+        return f"unpack {self.archive} again"
 
-    def find(self, path: str | None, cache: Path) -> list[Path]:
-        """The folders of training and test classes, or one folder of all classes."""
-        root = cache / self.name if path is None else Path(path).expanduser()
-        return self.source.find(self.name, root)
+    def root(self, path: str | None, cache: Path) -> Path:
+        """The folder of the data set: that of the user, or the one in the cache."""
+        return cache / self.name if path is None else Path(path).expanduser()
 
-    def read(self, parts: Sequence[Path], classes: Mapping[str, str], cache: Path) -> Dataset:
-        """The data set; `classes` are the names of classes by the names of their folders."""
-        files = [self.labelled_files(part, list(classes)) for part in parts]
-        together = [file for part in files for file in part]
+    def read(
+        self, parts: Sequence[LabelledFiles], classes: tuple[str, ...], cache: Path
+    ) -> Dataset:
+        """The data set of the training and the test files, or of files that are split here."""
+        together = [file for part in parts for file in part]
         y = torch.tensor([label for _, label in together])
-        if len(files) == 1:
-            train = training_part(y, y, str(parts[0]))  # by labels alone
+        if len(parts) == 1:
+            train = training_part(y, y, self.name)  # by labels alone
         else:
-            train = torch.arange(len(y)) < len(files[0])
-        pixels = cached_pixels(self.name, [path for path, _ in together], cache)
+            train = torch.arange(len(y)) < len(parts[0])
+        files = [path for path, _ in together]
+        pixels = cached_pixels(self.name, files, cache, self.side)
         return Dataset(
             self.name,
             normalised(pixels, train, self.scaling),
             y[train],
             normalised(pixels, ~train, self.scaling),
             y[~train],
-            tuple(classes.values()),
+            classes,
             scaling=self.scaling,
         )
 
-    def labelled_files(self, part: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    def classes(self, part: Path, count: int) -> list[str]:
+        """The names of the class folders, which must be so many."""
+        found = [name for name in class_folders(part) if name not in self.ignored]
+        if len(found) != count:
+            raise DataError(
+                f"{part} has {len(found)} class folders, but {self.name} has {count} "
+                f"classes; {self.remedy}"
+            )
+        return found
+
+    def labelled_files(self, part: Path, classes: Sequence[str]) -> LabelledFiles:
         """The images of a part, with the numbers of their classes."""
-        found = class_folders(part)
-        if lacking := sorted(set(classes) - set(found)):
+        found = set(class_folders(part)) - set(self.ignored)
+        if lacking := sorted(set(classes) - found):
             raise DataError(f"{part} has no folder for class {lacking[0]}; {self.remedy}")
-        if unknown := sorted(set(found) - set(classes)):
+        if unknown := sorted(found - set(classes)):
             raise DataError(
                 f"{part / unknown[0]} is no class of {self.name}; remove it, or {self.remedy}"
             )
-        files: list[tuple[Path, int]] = []
+        files: LabelledFiles = []
         for label, name in enumerate(classes):
             folder = part / name
             images = [path for pattern in ("*", "*/*") for path in image_files(folder, pattern)]
@@ -152,19 +163,19 @@ class Photos:
         return files
 
 
-def square(image: Image.Image) -> Image.Image:
+def square(image: Image.Image, side: int = SIDE) -> Image.Image:
     """The centre of an image whose shorter side was resized, rounded as in torchvision."""
     shorter = min(image.size)
-    width, height = (SIDE * side // shorter for side in image.size)
+    width, height = (side * length // shorter for length in image.size)
     resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-    left, top = round((width - SIDE) / 2), round((height - SIDE) / 2)
-    return resized.crop((left, top, left + SIDE, top + SIDE))
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    return resized.crop((left, top, left + side, top + side))
 
 
 def normalised(pixels: Pixels, chosen: Tensor, scaling: Scaling) -> Tensor:
-    """The chosen images [n, 3, 64, 64] in channels_last memory, converted block by block."""
+    """The chosen images [n, 3, side, side] in channels_last memory, converted block by block."""
     rows = chosen.nonzero().flatten().numpy()
-    x = torch.empty(len(rows), *IMAGE).permute(0, 3, 1, 2)
+    x = torch.empty(len(rows), *pixels.shape[1:]).permute(0, 3, 1, 2)
     for start in range(0, len(rows), BLOCK):
         part = torch.from_numpy(pixels[rows[start : start + BLOCK]]).permute(0, 3, 1, 2)
         x[start : start + BLOCK] = scaling.apply(part.float().div_(255))
@@ -174,21 +185,23 @@ def normalised(pixels: Pixels, chosen: Tensor, scaling: Scaling) -> Tensor:
 # The cache
 
 
-def cached_pixels(name: str, files: Sequence[Path], cache: Path) -> Pixels:
+def cached_pixels(name: str, files: Sequence[Path], cache: Path, side: int = SIDE) -> Pixels:
     """The pixels of the files, from the cache if they were decoded before."""
-    path = cache / "decoded" / f"{name}-{key_of(files)}.bin"
-    content = read(path, len(files))
+    path = cache / "decoded" / f"{name}-{key_of(files, side)}.bin"
+    shape = (len(files), side, side, 3)
+    content = read(path, prod(shape))
     if content is None:
-        content = decode_all(name, files)
+        content = decode_all(name, files, side)
         with suppress(OSError, DiskError):  # a run does not need the cache
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, content.data)
-    return content[:-CHECKSUM].reshape(-1, *IMAGE)
+    return content[:-CHECKSUM].reshape(shape)
 
 
-def key_of(files: Sequence[Path]) -> str:
+def key_of(files: Sequence[Path], side: int = SIDE) -> str:
     """A hash of the names, sizes and times of the files, and of what prepares them."""
-    hashed = sha256(f"{VERSION} {PIL.__version__}".encode())
+    other_side = "" if side == SIDE else f" {side}"
+    hashed = sha256(f"{VERSION} {PIL.__version__}{other_side}".encode())
     for path in files:
         about = path.stat()
         hashed.update(
@@ -197,24 +210,24 @@ def key_of(files: Sequence[Path]) -> str:
     return hashed.hexdigest()[:32]
 
 
-def read(path: Path, count: int) -> NDArray[np.uint8] | None:
-    """The content of a cached file; None if it is absent or damaged."""
+def read(path: Path, size: int) -> NDArray[np.uint8] | None:
+    """The content of a cached file of `size` bytes and a checksum; None if absent or damaged."""
     try:
         content = np.fromfile(path, np.uint8)
     except OSError:
         return None
-    if len(content) != count * prod(IMAGE) + CHECKSUM:
+    if len(content) != size + CHECKSUM:
         return None
     checksum = sha256(content[:-CHECKSUM].data).digest()
     return content if content[-CHECKSUM:].tobytes() == checksum else None
 
 
-def decode_all(name: str, files: Sequence[Path]) -> NDArray[np.uint8]:
+def decode_all(name: str, files: Sequence[Path], side: int) -> NDArray[np.uint8]:
     """The pixels of all files, followed by their checksum."""
-    content = np.empty(len(files) * prod(IMAGE) + CHECKSUM, np.uint8)
-    pixels = content[:-CHECKSUM].reshape(-1, *IMAGE)
+    content = np.empty(len(files) * side * side * 3 + CHECKSUM, np.uint8)
+    pixels = content[:-CHECKSUM].reshape(-1, side, side, 3)
     for i, path in enumerate(with_progress(files, f"decoding {name}, once")):
-        pixels[i] = decode(path, square)
+        pixels[i] = decode(path, partial(square, side=side))
     content[-CHECKSUM:] = np.frombuffer(sha256(content[:-CHECKSUM].data).digest(), np.uint8)
     return content
 

@@ -112,10 +112,10 @@ class Published:
 
 @dataclass(frozen=True)
 class ManualDownload:
-    """A data set that is too large to be fetched; users put its files into a folder."""
+    """A data set that cannot be fetched; users put its files into a folder."""
 
     files: tuple[str, ...]
-    folder: str  # in which they are published; optional on disk
+    folder: str  # in which they are published; optional on disk, and "" without one
     title: str
     site: str
 
@@ -125,9 +125,10 @@ class ManualDownload:
             paths = [folder / file for file in self.files]
             if all(map(os.path.isfile, paths)):
                 return paths
+        title = f"{self.title}, folder {self.folder}" if self.folder else self.title
         raise DataError(
             f"{root} does not hold {' and '.join(self.files)}; download them from {self.site} "
-            f"({self.title}, folder {self.folder}) and put them there, or give their folder with "
+            f"({title}) and put them there, or give their folder with "
             f"--dataset {name}:path=FOLDER"
         )
 
@@ -240,6 +241,42 @@ FLICKR_MAMMALS = UnpackedArchive(
     layouts=(("train", "test"), ("train2", "test2"), ("images",), THIS_FOLDER),
 )
 
+# Its checksums are not known here, so it is not fetched.
+CIFAR100 = ManualDownload(
+    files=("train.bin", "test.bin", "fine_label_names.txt"),
+    folder="cifar-100-binary",
+    title="CIFAR-100, binary version",
+    site="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+)
+
+CALTECH101 = UnpackedArchive(
+    archive="101_ObjectCategories.tar.gz",
+    site="CaltechDATA, https://doi.org/10.22002/D1.20086 (in caltech-101.zip)",
+    folder="caltech-101",
+    layouts=(("101_ObjectCategories",), THIS_FOLDER),
+)
+
+OXFORD_PETS = ManualDownload(
+    files=("annotations/trainval.txt", "annotations/test.txt"),
+    folder="",
+    title="images.tar.gz and annotations.tar.gz, unpacked into folders images and annotations",
+    site="https://www.robots.ox.ac.uk/~vgg/data/pets/",
+)
+
+STANFORD_CARS = ManualDownload(
+    files=(
+        "devkit/cars_train_annos.mat",
+        "cars_test_annos_withlabels.mat",
+        "devkit/cars_meta.mat",
+    ),
+    folder="",
+    title=(
+        "cars_train.tgz, cars_test.tgz and car_devkit.tgz, unpacked, and "
+        "cars_test_annos_withlabels.mat"
+    ),
+    site="https://ai.stanford.edu/~jkrause/cars/car_dataset.html or a copy of these files",
+)
+
 PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt | UnpackedArchive] = {
     "digits": Published(files=(), sources=()),  # comes with scikit-learn
     "mnist": Published(
@@ -292,4 +329,8 @@ PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt | UnpackedArchive]
     "so2sat": SO2SAT,
     "imagenette": IMAGENETTE,
     "flickr-mammals": FLICKR_MAMMALS,
+    "cifar100": CIFAR100,
+    "caltech101": CALTECH101,
+    "oxford-pets": OXFORD_PETS,
+    "stanford-cars": STANFORD_CARS,
 }

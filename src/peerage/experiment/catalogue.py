@@ -1,6 +1,7 @@
 """The catalogue: every family of named values, with the options of each and a description.
 
-`python -m peerage.experiment.catalogue README.md` updates the tables in that document.
+`python -m peerage.experiment.catalogue README.md docs/guide.md` updates the tables in these
+documents.
 """
 
 import inspect
@@ -13,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PARTITIONS
@@ -20,7 +23,7 @@ from peerage.data.shifts import SHIFTS
 from peerage.errors import InputError, did_you_mean
 from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
-from peerage.models import MODELS
+from peerage.models import MIXES, MODELS
 from peerage.work.losses import CORRECTIONS, LOSSES
 
 FAMILIES: dict[str, specs.Family] = {
@@ -34,6 +37,8 @@ FAMILIES: dict[str, specs.Family] = {
     "shifts": SHIFTS,
     "topologies": TOPOLOGIES,
 }
+LISTS = (*FAMILIES, "mixes", "recipes")  # all that users can list
+CIFAR = (3, 32, 32)  # shape for which the parameters of mixes are counted
 
 
 def recipes() -> dict[str, Path]:
@@ -46,8 +51,13 @@ def entries(family: str) -> list[dict[str, str]]:
     """Name, options with defaults, and description of each member of a family."""
     if family == "recipes":
         return [_recipe(name, path) for name, path in recipes().items()]
+    if family == "mixes":
+        return [
+            {"name": name, "options": ",".join(mix.members), "about": mix.about}
+            for name, mix in MIXES.items()
+        ]
     if family not in FAMILIES:
-        raise InputError(f"unknown list {family!r}; {did_you_mean(family, [*FAMILIES, 'recipes'])}")
+        raise InputError(f"unknown list {family!r}; {did_you_mean(family, LISTS)}")
     return [
         {"name": name, "options": _options(cls), "about": first_sentence(cls)}
         for name, cls in FAMILIES[family].items()
@@ -73,9 +83,28 @@ def markdown_table(family: str) -> str:
 
 def overview() -> str:
     """A Markdown table with the names in every family but the algorithms, one row per family."""
-    families = [family for family in [*FAMILIES, "recipes"] if family != "algorithms"]
+    families = [family for family in LISTS if family != "algorithms"]
     rows = [[family, ", ".join(f"`{e['name']}`" for e in entries(family))] for family in families]
     return _markdown(["", "names"], rows)
+
+
+def mixes_table() -> str:
+    """All mixes as a Markdown table; models with their parameters for 10 and for 100 classes."""
+    rows = []
+    for name, mix in MIXES.items():
+        members = []
+        for member in mix.members:
+            counts = (f"{count_parameters(member, CIFAR, classes):,}" for classes in (10, 100))
+            members.append(f"`{member}` {' / '.join(counts)}")
+        rows.append([f"`{name}`", mix.about, "; ".join(members)])
+    return _markdown(["mix", "what it is", "models and their parameters"], rows)
+
+
+def count_parameters(model: str, shape: tuple[int, ...], classes: int) -> int:
+    """The number of parameters of a model by name, for examples of this shape."""
+    with torch.device("meta"):  # sizes without values
+        module = specs.parse(model, "model", MODELS).build(shape, classes)
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def paper(cls: type[Any]) -> str:
@@ -88,11 +117,12 @@ def paper(cls: type[Any]) -> str:
 
 def refreshed(text: str) -> str:
     """The document with new tables between marks: `<!-- losses -->` and `<!-- /losses -->`."""
-    for name in ("families", *FAMILIES):
+    special = {"families": overview, "mixes": mixes_table}
+    for name in (*special, *FAMILIES):
         before, start, rest = text.partition(f"<!-- {name} -->")
         _, end, after = rest.partition(f"<!-- /{name} -->")
         if end:
-            table = overview() if name == "families" else markdown_table(name)
+            table = special[name]() if name in special else markdown_table(name)
             text = f"{before}{start}\n{table}\n{end}{after}"
     return text
 

@@ -19,7 +19,7 @@ from peerage.experiment.outside import load_class
 from peerage.experiment.toml import HEAD, PYTHON_OBJECT
 from peerage.graphs.faults import Faults
 from peerage.graphs.topology import TOPOLOGIES, FromGraph
-from peerage.models import MODELS
+from peerage.models import MIXES, MODELS
 from peerage.models.start import Split
 from peerage.privacy import Noise
 from peerage.work.losses import CORRECTIONS, LOSSES
@@ -89,11 +89,24 @@ def read_topology(value: Any) -> Any:
 
 
 def read_models(value: Any) -> tuple[Any, ...]:
-    """One model for all nodes, or several that nodes take in turn."""
+    """One model for all nodes, or several that nodes take in turn; a mix stands for its members."""
     if value is None:
         return ()
     items = value if isinstance(value, list | tuple) else [value]
-    return tuple(_read_model(item) for item in items)
+    return tuple(_read_model(member) for item in items for member in _members(item))
+
+
+def _members(value: Any) -> tuple[Any, ...]:
+    """The members of a mix, given by name as text or table; any other value is its only member."""
+    text = value.get("name") if isinstance(value, Mapping) else value
+    name, colon, _ = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if name not in MIXES:
+        return (value,)
+    if colon or (isinstance(value, Mapping) and len(value) > 1):
+        raise InputError(
+            f"mix {name!r} of models has no options; write {name}, or list the models one by one"
+        )
+    return MIXES[name].members
 
 
 def _read_model(value: Any) -> Any:
@@ -104,6 +117,12 @@ def _read_model(value: Any) -> Any:
         model = _read_model(value.model)
         model = model.model if isinstance(model, Split) else model  # the outer one counts
         return replace(value, model=model) if value.head_modules else model
+    name = value.partition(":")[0].strip() if isinstance(value, str) else None
+    if name is not None and name not in MODELS:
+        hint = did_you_mean(name, [*MODELS, *MIXES])
+        if name in MIXES:
+            hint = "it is a mix of several models, of which the head cannot be named here"
+        raise InputError(f"unknown model {name!r}; {hint}")
     return reader("model", MODELS, "build", "__call__")(value)
 
 

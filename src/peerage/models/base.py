@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from peerage.errors import InputError
 
@@ -33,6 +33,35 @@ def image_shape(model: str, shape: tuple[int, ...], least: int) -> tuple[int, in
             f"{_size(shape)} (channels x height x width); choose {fitting}"
         )
     return channels, height, width
+
+
+class GlobalMean(nn.Module):
+    """The mean of every map, [B, C, 1, 1].
+
+    As `nn.AdaptiveAvgPool2d(1)`, which torch.func cannot batch for images with channels last.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3), keepdim=True)
+
+
+def check_widths(option: str, widths: tuple[int, ...], example: str) -> None:
+    """Raise an InputError unless there are widths, all of at least 1."""
+    if not widths or min(widths) < 1:
+        raise InputError(
+            f"{option} must be positive numbers joined by +, such as {example}, got "
+            f"{'+'.join(map(str, widths)) or 'none'}"
+        )
+
+
+def check_dropout(option: str, probability: float) -> None:
+    if not 0 <= probability < 1:
+        raise InputError(f"{option} must lie in [0, 1), got {probability}")
+
+
+def dropout(probability: float) -> nn.Module:
+    """A dropout layer, or none if the probability is 0."""
+    return nn.Dropout(probability) if probability else nn.Identity()
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -10,8 +10,7 @@ from typing import Literal
 from torch import nn
 
 from peerage import specs
-from peerage.errors import InputError
-from peerage.models.base import image_shape, stack
+from peerage.models.base import check_dropout, dropout, image_shape, stack
 
 VGG_BLOCKS = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)  # filters; then a pool
 
@@ -193,8 +192,7 @@ class VGG16:
     dropout: float = 0.5  # probability in the hidden layers
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout must lie in [0, 1), got {self.dropout}")
+        check_dropout("dropout", self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         channels, height, width = image_shape("vgg16", shape, least=32)
@@ -211,12 +209,9 @@ class VGG16:
             flatten=nn.Flatten(),
             hidden1=nn.Linear(512 * (height // 32) * (width // 32), 4096),
             relu6=nn.ReLU(),
-            dropout6=self._dropout(),
+            dropout6=dropout(self.dropout),
             hidden2=nn.Linear(4096, 4096),
             relu7=nn.ReLU(),
-            dropout7=self._dropout(),
+            dropout7=dropout(self.dropout),
             head=nn.Linear(4096, classes),
         )
-
-    def _dropout(self) -> nn.Module:
-        return nn.Dropout(self.dropout) if self.dropout else nn.Identity()

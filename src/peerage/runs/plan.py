@@ -65,12 +65,13 @@ class NetworkPlan:
     spectral_gap: float | None
     mixing_time: float | None  # rounds; None if infinite or unknown
     mixing_time_exact: bool  # otherwise an upper bound
-    parameters: int
-    layers: int
+    parameters: int  # of a mix, the mean over the nodes
+    layers: int  # of a mix, those of its deepest model
     # None if the algorithm does not state its cost:
     payload: float | None  # numbers per parameter in a message
     sent: Range | None  # bytes per node and round
     memory: Range | None  # bytes per node
+    mix: tuple[int, ...] = ()  # parameters of several models, which nodes take in turn
     clusters: tuple[int, ...] = ()  # nodes in each cluster
     links_within: float | None = None  # share of the links that join nodes of one cluster
 
@@ -113,10 +114,10 @@ def plan(
     graph: Graph,
     *,
     model: str,
-    parameters: int,
+    parameters: int | Sequence[int],
     layers: int,
     algorithm: str,
-    payload: float | None,
+    payload: float | Sequence[float] | None,
     rounds: int,
     optimizer_floats: int = 1,
     clusters: Sequence[int] = (),
@@ -126,13 +127,17 @@ def plan(
     In a round, a node sends `payload` numbers per parameter to each out-neighbour, or None if that
     is unknown. It holds its model, gradients, `optimizer_floats` numbers per parameter (1 with
     momentum, 2 with Adam) and the messages of its neighbours; data and activations are not counted.
-    `clusters` gives the cluster of every node, if there are any.
+    For a mix of models, `parameters` and `payload` have a number for each model. `clusters` gives
+    the cluster of every node, if there are any.
     """
-    for name, value in (("parameters", parameters), ("layers", layers), ("rounds", rounds)):
+    sizes = [parameters] if isinstance(parameters, int) else list(parameters)
+    factors = [payload] if isinstance(payload, int | float) else list(payload or ())
+    for name, value in (("parameters", min(sizes)), ("layers", layers), ("rounds", rounds)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
-    if payload is not None and not 0 <= payload < math.inf:
-        raise InputError(f"payload must be a number of at least 0, got {payload}")
+    for factor in factors:
+        if not 0 <= factor < math.inf:
+            raise InputError(f"payload must be a number of at least 0, got {factor}")
     if optimizer_floats < 0:
         raise InputError(f"optimizer_floats must be at least 0, got {optimizer_floats}")
     links = adjacency_matrix(graph)  # row i: neighbours of i
@@ -141,8 +146,13 @@ def plan(
     parts = np.bincount(component_labels(graph))
     strong = first_not_strong(graph) is None
     report = describe(graph).as_dict() if strong else {}  # otherwise, no stationary vector exists
-    message = None if payload is None else FLOAT * parameters * payload
-    model_bytes = FLOAT * parameters * (2 + optimizer_floats)
+    own = np.resize(np.array(sizes, dtype=np.float64), graph.nodes)  # nodes take them in turn
+    message = (
+        None
+        if payload is None
+        else FLOAT * own * np.resize(np.array(factors, dtype=np.float64), graph.nodes)
+    )
+    model_bytes = FLOAT * own * (2 + optimizer_floats)
     return NetworkPlan(
         topology=topology,
         model=model,
@@ -161,14 +171,24 @@ def plan(
         spectral_gap=report.get("spectral_gap"),
         mixing_time=report.get("mixing_time"),
         mixing_time_exact=report.get("mixing_time_exact", False),
-        parameters=parameters,
+        parameters=round(own.mean()),
         layers=layers,
-        payload=payload,
+        payload=None if message is None else float(message.sum() / (FLOAT * own.sum())),
         sent=None if message is None else _range(message * out_neighbours),
-        memory=None if message is None else _range(model_bytes + message * neighbours),
+        memory=None if message is None else _range(model_bytes + _received(links, message)),
+        mix=tuple(sizes) if len(sizes) > 1 else (),
         clusters=tuple(np.bincount(clusters).tolist()) if clusters else (),
         links_within=_links_within(links, clusters) if clusters and links.nnz else None,
     )
+
+
+def _received(links: Any, message: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The bytes that each node gets from its neighbours, of which each sends one message."""
+    receivers = np.repeat(np.arange(len(message)), np.diff(links.indptr))
+    sums: NDArray[np.float64] = np.bincount(
+        receivers, weights=message[links.indices], minlength=len(message)
+    ).astype(np.float64)
+    return sums
 
 
 def _links_within(links: Any, clusters: Sequence[int]) -> float:
@@ -243,6 +263,12 @@ def _start_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
 
 def _cost_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
     model = f"{plan.model}: {plan.parameters:,} parameters, {size(FLOAT * plan.parameters)}"
+    if plan.mix:
+        counts = ", ".join(f"{count:,}" for count in plan.mix)
+        model = (
+            f"{plan.model}: nodes take in turn {len(plan.mix)} models of {counts} parameters; "
+            f"{size(FLOAT * plan.parameters)} on average"
+        )
     if plan.sent is None or plan.memory is None:
         unknown = f"{plan.algorithm}: unknown payload; its method `cost` can state it"
         names = ("sent per node", "sent in total", "memory per node")

@@ -219,6 +219,10 @@ def test_the_readme_says_where_data_come_from(dataset, said, place):
         ("so2sat", "gain-cnn"),
         ("imagenette", "gn-lenet"),
         ("flickr-mammals", "resnet8"),
+        ("cifar100", "cifar-cnn"),
+        ("caltech101", "preact-resnet"),
+        ("oxford-pets", "preact-resnet"),
+        ("stanford-cars:side=224", "preact-resnet"),
     ],
 )
 def test_the_default_model_is_written_without_loading_the_data(dataset, model, place, monkeypatch):

@@ -1,0 +1,168 @@
+"""Width-scaled families: which entries of a model belong to which channel (P1, partial training).
+
+A smaller member of such a family is a larger one from which channels were removed. A *channel
+group* is a set of channels that must be cut together, because their tensors are multiplied,
+normalised or added entry by entry: the outputs of a convolution, its norm and the inputs of the
+next one. If the input of a block is added to its output, both are one group. Image channels,
+classes and the dimension of an attention head are in no group, so they are never cut.
+
+HeteroFL (Diao, Ding, Tarokh, 2021. arXiv:2010.01264) keeps the first channels of every group,
+FedRolex (Alam et al., 2022. arXiv:2212.01548) others in every round.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from peerage.errors import InputError
+from peerage.vectors import Layout, float_buffers, trained_parameters
+
+Kept = Mapping[str, Tensor]  # group -> indices [k] of the channels that stay, in their new order
+
+
+class Channels(NamedTuple):
+    """The inputs or outputs of a layer: a group, and the adjacent entries of one channel.
+
+    These are the pixels of a flattened map, or the dimension of an attention head.
+    """
+
+    group: str
+    block: int = 1
+
+
+@dataclass(frozen=True)
+class ChannelAxis:
+    """An axis of a tensor that is cut with a group of channels."""
+
+    axis: int
+    group: str
+    block: int = 1  # see `Channels`
+
+    def size(self, tensor: Tensor) -> int:
+        """The number of channels along the axis."""
+        return tensor.shape[self.axis] // self.block
+
+    def cut(self, tensor: Tensor, channels: Tensor) -> Tensor:
+        """The tensor with these channels only."""
+        entries = channels[:, None] * self.block + torch.arange(self.block)
+        return tensor.index_select(self.axis, entries.flatten())
+
+
+NamedAxes = Iterator[tuple[str, tuple[ChannelAxis, ...]]]
+
+
+@runtime_checkable
+class Scalable(Protocol):
+    """A module that states the channel groups of its parameters and running statistics."""
+
+    def channel_axes(self) -> NamedAxes:
+        """The names of all tensors that are cut, with the axes of each."""
+
+
+@dataclass(frozen=True)
+class ChannelGroups:
+    """The channel groups of a model."""
+
+    sizes: Mapping[str, int]  # group -> number of its channels
+    axes: Mapping[str, tuple[ChannelAxis, ...]]  # tensor -> its axes; only those that have any
+
+    def first(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """The first channels of every group, as many as `sizes` says (HeteroFL)."""
+        return {group: torch.arange(sizes[group]) for group in self.sizes}
+
+    def cut(self, name: str, tensor: Tensor, kept: Kept) -> Tensor:
+        """The part of a named tensor that belongs to the kept channels."""
+        for axis in self.axes.get(name, ()):
+            tensor = axis.cut(tensor, kept[axis.group])
+        return tensor
+
+    def entries(self, layout: Layout, kept: Kept) -> Tensor:
+        """Where the vector of a smaller model lies in that of this one: positions [d'].
+
+        `layout` is that of the parameters or of the running statistics of this model. So
+        `large[entries]` is the smaller vector, and `large[entries] = small` writes it back.
+        """
+        positions = torch.arange(layout.size)
+        chosen = {
+            slot.name: self.cut(slot.name, slot.view(positions), kept) for slot in layout.slots
+        }
+        smaller = Layout.of(chosen.items())
+        vector = torch.empty(smaller.size, dtype=torch.int64)
+        for slot in smaller.slots:
+            slot.view(vector).copy_(chosen[slot.name])
+        return vector
+
+
+def channel_groups(module: nn.Module) -> ChannelGroups:
+    """The channel groups of a model; raises an InputError if it belongs to no scaled family."""
+    if not isinstance(module, Scalable):
+        raise InputError(
+            f"model {type(module).__name__} has no width-scaled versions; choose dfml-cnn, "
+            "preact-resnet or vit, or define channel_axes in its class"
+        )
+    axes = dict(module.channel_axes())
+    tensors = dict([*trained_parameters(module), *float_buffers(module)])
+    sizes = {axis.group: axis.size(tensors[name]) for name, cut in axes.items() for axis in cut}
+    return ChannelGroups(sizes, axes)
+
+
+def is_scaled_version(small: nn.Module, large: nn.Module) -> bool:
+    """Whether the small model is the large one without some of its channels."""
+    return why_not_scaled(small, large) is None
+
+
+def why_not_scaled(small: nn.Module, large: nn.Module) -> str | None:
+    """Why the small model is not a scaled version of the large one; None if it is one."""
+    for module in (small, large):
+        if not isinstance(module, Scalable):
+            return f"model {type(module).__name__} has no width-scaled versions"
+    if type(small) is not type(large):
+        return f"{type(small).__name__} and {type(large).__name__} are different families"
+    here, there = shapes(small), shapes(large)
+    if here.keys() != there.keys():
+        one = min(here.keys() ^ there.keys())
+        return f"only one of the two models has {one}, so they differ in more than their width"
+    sizes, groups = channel_groups(small).sizes, channel_groups(large)
+    for group, size in sizes.items():
+        if size > groups.sizes[group]:
+            return f"it has {size} channels in {group}, more than the {groups.sizes[group]} there"
+    for name, shape in there.items():
+        scaled = list(shape)
+        for axis in groups.axes.get(name, ()):
+            scaled[axis.axis] = axis.block * sizes[axis.group]
+        if here[name] != tuple(scaled):
+            return f"{name} has shape {here[name]} in one and {shape} in the other"
+    return None
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of all trained parameters and running statistics, by name."""
+    named = [*trained_parameters(module), *float_buffers(module)]
+    return {name: tuple(tensor.shape) for name, tensor in named}
+
+
+# For the classes of modules
+
+
+def layer_axes(
+    name: str,
+    layer: nn.Linear | nn.Conv2d,
+    inputs: Channels | None = None,
+    outputs: Channels | None = None,
+) -> NamedAxes:
+    """The axes of a layer's weight and bias; None stands for a side that is never cut."""
+    out = () if outputs is None else (ChannelAxis(0, *outputs),)
+    into = () if inputs is None else (ChannelAxis(1, *inputs),)
+    yield f"{name}.weight", (*out, *into)
+    if layer.bias is not None and out:
+        yield f"{name}.bias", out
+
+
+def norm_axes(name: str, layer: nn.Module, channels: Channels) -> NamedAxes:
+    """The axes of a norm layer, whose parameters and statistics follow their channel."""
+    for tensor in ("weight", "bias", "running_mean", "running_var"):
+        if getattr(layer, tensor, None) is not None:
+            yield f"{name}.{tensor}", (ChannelAxis(0, *channels),)
