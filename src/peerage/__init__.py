@@ -16,12 +16,18 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithms import ALGORITHMS as ALGORITHMS
     from peerage.algorithms.cfa import CFA as CFA
     from peerage.algorithms.dac import DAC as DAC
+    from peerage.algorithms.dec_fedavg import DecFedAvg as DecFedAvg
+    from peerage.algorithms.dec_fedavg import DecFedProx as DecFedProx
+    from peerage.algorithms.dec_fml import DecFML as DecFML
     from peerage.algorithms.decavg import DecAvg as DecAvg
     from peerage.algorithms.decdiff import DecDiff as DecDiff
     from peerage.algorithms.decdiff import DecDiffVT as DecDiffVT
     from peerage.algorithms.dechw import DecHW as DecHW
+    from peerage.algorithms.defkt import DefKT as DefKT
     from peerage.algorithms.deprl import DePRL as DePRL
     from peerage.algorithms.desa import DESA as DESA
+    from peerage.algorithms.dfml import DFML as DFML
+    from peerage.algorithms.dfml import DFMLNeighbours as DFMLNeighbours
     from peerage.algorithms.dpsgd import DPSGD as DPSGD
     from peerage.algorithms.el import EL as EL
     from peerage.algorithms.facade import Facade as Facade
@@ -75,6 +81,7 @@ _HOMES = {
     "CFA": "peerage.algorithms.cfa",
     "DAC": "peerage.algorithms.dac",
     "DESA": "peerage.algorithms.desa",
+    "DFML": "peerage.algorithms.dfml",
     "DPSGD": "peerage.algorithms.dpsgd",
     "EL": "peerage.algorithms.el",
     "HWA": "peerage.algorithms.hwa",
@@ -85,12 +92,17 @@ _HOMES = {
     "Compute": "peerage.requests",
     "CrossEntropy": "peerage.work.losses",
     "CurvaturePenalty": "peerage.work.losses",
+    "DFMLNeighbours": "peerage.algorithms.dfml",
     "Dataset": "peerage.data",
     "DePRL": "peerage.algorithms.deprl",
     "DecAvg": "peerage.algorithms.decavg",
     "DecDiff": "peerage.algorithms.decdiff",
     "DecDiffVT": "peerage.algorithms.decdiff",
+    "DecFML": "peerage.algorithms.dec_fml",
+    "DecFedAvg": "peerage.algorithms.dec_fedavg",
+    "DecFedProx": "peerage.algorithms.dec_fedavg",
     "DecHW": "peerage.algorithms.dechw",
+    "DefKT": "peerage.algorithms.defkt",
     "Engine": "peerage.experiment",
     "Evaluation": "peerage.experiment",
     "Experiment": "peerage.experiment",

@@ -417,6 +417,9 @@ class Algorithm(Generic[S]):
     acknowledge: ClassVar[bool] = False
     # When models are evaluated in a round, unless the experiment sets it (`--eval-at`).
     evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-training"
+    # Whether nodes of one architecture start with equal models, unless the experiment sets it
+    # (`--init`).
+    initial_models: ClassVar[Literal["shared", "independent"]] = "independent"
     # Which nodes keep and evaluate models if there is a hub: see `peerage.hub`.
     models_at: ClassVar[Literal["hub", "clients", "both"]] = "hub"
 
@@ -425,6 +428,19 @@ class Algorithm(Generic[S]):
 
     def check_layout(self, layout: Layout) -> None:
         """Raise an InputError if the algorithm cannot work with models of this layout."""
+
+    def check_network(self, nodes: int, directed: bool, architectures: Sequence[str]) -> None:
+        """Raise an InputError if the algorithm cannot work in such a network.
+
+        `nodes` includes a hub; `architectures` are those of the nodes' own models.
+        """
+
+    def further_models(self) -> Mapping[str, str]:
+        """Models that nodes use beside their own, as text such as `mlp:hidden=8`, by name.
+
+        Each adds an architecture of this name, unless the text is the name of another one.
+        """
+        return {}
 
     def init(self, node: Node[S]) -> S:
         """Return the initial state of a node: tensors, numbers, or a dataclass of them."""
