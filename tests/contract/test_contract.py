@@ -15,14 +15,18 @@ from peerage import (
     CFA,
     DAC,
     DESA,
+    DFML,
     DPSGD,
     EL,
     HWA,
     Algorithm,
     DecAvg,
     DecDiff,
+    DecFML,
     DecHW,
+    DefKT,
     DePRL,
+    DFMLNeighbours,
     Facade,
     FedAvg,
     FedCurv,
@@ -34,6 +38,8 @@ from peerage import (
     run,
 )
 from peerage.aggregation import uniform_weights, weighted_mean
+from peerage.algorithms.mutual_learning import ONE_EPOCH
+from peerage.algorithms.rotating_hub import RotatingHub
 from peerage.errors import InputError
 from peerage.testing import (
     LAWS,
@@ -92,9 +98,23 @@ GOOD: dict[str, Algorithm[Any]] = {
     "facade tied": short(Facade, warmup=3),
     "facade warm-up": Facade(LocalSGD(steps=3), k=3, warmup=1, choice_batches=1),
     "facade eq. 4": Facade(LocalSGD(steps=3), 3, own_head="if_selected", eval_head="last"),
+    "dfml": short(DFML, epochs_mutual=3),  # as with `SHORT`
+    "dfml walk": DFML(ONE_EPOCH, aggregator="walk", senders=1, epochs_mutual=2, cycle="full"),
+    "dfml fixed": DFML(ONE_EPOCH, aggregator="fixed", alpha_min=0.5, alpha_max=0.5),
+    "dfml vanilla": short(DFML, epochs_mutual=3, teacher="vanilla", kl_weights="uniform"),
+    "dfml wsl": short(DFML, epochs_mutual=3, balance="wsl"),
+    "dfml anl-kd": short(DFML, epochs_mutual=3, balance="anl-kd"),
+    "dfml-neighbours": short(DFMLNeighbours, epochs_mutual=2),
+    "dfml-neighbours own": short(DFMLNeighbours, epochs_mutual=2, keep="own"),
+    "def-kt": short(DefKT, epochs_mutual=3),
+    "def-kt one pair": short(DefKT, epochs_mutual=3, pairs=1, kl_weight=0.3),
+    "dec-fml meme": short(DecFML, meme="mlp:hidden=3", weights="data"),
 }
 # Nobody is without neighbours where there is a hub.
 HUBS = {(name, "isolated") for name, algorithm in GOOD.items() if algorithm.with_hub}
+PARTICIPANTS = [
+    name for name, algorithm in GOOD.items() if isinstance(algorithm, RotatingHub | DefKT)
+]
 EXCEPTIONS = HUBS | {
     # Newton's method has no learning rate that could be zero.
     ("fednl", "consensus"),
@@ -129,6 +149,8 @@ EXCEPTIONS = HUBS | {
     ("facade eq. 4", "isolated"),
     # Nodes choose at random between heads that were tied.
     ("facade warm-up", "relabelling"),
+    # Only the participants of a round train, and the public coin draws them by their numbers.
+    *((name, law) for name in PARTICIPANTS for law in ("isolated", "relabelling")),
     # Logistic regression has a head and no core.
     *((name, "convex") for name in GOOD if name.startswith("facade")),
 }

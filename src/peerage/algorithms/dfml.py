@@ -100,17 +100,27 @@ class DFMLNeighbours(MutualLearning):
         inbox = await node.exchange(x=node.params, b=node.buffers)
         others = {message.sender: model_in(message) for message in inbox.others().messages}
         own, loss = {node.id: node.weights}, self.loss(self.alpha(node))
-        model = node.weights
+        model, returned = node.weights, dict[int, Weights]()
         if others and self.keep == "own":
             model = (await node.train_together(self.work(), own, loss, others)).models[node.id]
         elif others:
             trained = await node.train_together(self.work(), own | others, loss)
-            for sender in others.keys() - set(trained.diverged):
-                await send_model(node, sender, trained.models[sender])
             model = trained.models[node.id]
+            returned = {key: trained.models[key] for key in others if key not in trained.diverged}
         if self.keep == "mean":
-            model = average(node, model, await node.receive())
+            model = average(node, model, await self.give_back(node, returned))
         self.update(node, model)
+
+    async def give_back(self, node: Node[Peak], models: Mapping[int, Weights]) -> Inbox:
+        """Return models to their nodes, and receive the versions of one's own.
+
+        A neighbour whose model did not arrive gets an empty message. Otherwise two nodes that lost
+        each other's models would wait for each other.
+        """
+        await node.send(other for other in node.neighbours if other not in models)
+        for sender, model in models.items():
+            await send_model(node, sender, model)
+        return (await node.receive()).with_payload()
 
 
 def average(node: Node[Peak], own: Weights, inbox: Inbox) -> Weights:

@@ -63,6 +63,7 @@ class RotatingHub(Algorithm[S]):
             raise InputError(
                 f"senders must be a share below 1 or a whole number, got {self.senders}"
             )
+        object.__setattr__(self, "senders", float(self.senders))  # 25 and 25.0 are one experiment
 
     def check_network(self, nodes: int, directed: bool, architectures: Sequence[str]) -> None:
         if self.senders >= nodes > 1:
