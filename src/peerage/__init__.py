@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.work.mutual import MutualBatch as MutualBatch
     from peerage.work.mutual import MutualKL as MutualKL
     from peerage.work.mutual import MutualLoss as MutualLoss
+    from peerage.work.mutual import WeightedSoftLabels as WeightedSoftLabels
     from peerage.work.together import TrainedTogether as TrainedTogether
     from peerage.work.training import LocalSGD as LocalSGD
     from peerage.work.training import TrainStats as TrainStats
@@ -132,6 +133,7 @@ _HOMES = {
     "Verdict": "peerage.runs.verify",
     "VirtualTeacher": "peerage.work.losses",
     "Watcher": "peerage.runs.watch",
+    "WeightedSoftLabels": "peerage.work.mutual",
     "Weights": "peerage.vectors",
     "in_memory": "peerage.data",
     "resume": "peerage.runs.run",
