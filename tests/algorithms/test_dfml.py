@@ -21,6 +21,7 @@ from peerage.algorithms.defkt import draw_pairs
 from peerage.algorithms.mutual_learning import CyclicAlpha, Peak
 from peerage.engine.prepare import prepare
 from peerage.errors import InputError, PeerageError
+from peerage.experiment.catalogue import recipes
 from peerage.graphs.topology import TwoGroup
 from peerage.requests import Envelope, Inbox, Message, Receive, Send
 from peerage.testing import NODES, simulate, toy
@@ -685,7 +686,20 @@ def test_costs():
     assert (own.vectors, own.passes) == (1.0, 10)
 
 
-def test_nodes_join_and_leave_a_walk(tmp_path):
+@pytest.mark.slow
+def test_dfml_leads_dec_fedavg_in_its_recipe():
+    text = recipes()["dfml-quick"].read_text()
+    found = {
+        name: pg.run(pg.Experiment.from_toml(text, algorithm=name, rounds=10)).rows[-1]["accuracy"]
+        for name in ("dfml", "dec-fedavg")
+    }
+    assert found["dfml"] > found["dec-fedavg"] + 0.15
+    recipe = pg.Experiment.from_toml(text)
+    dfml: Any = recipe.algorithm
+    assert dfml.cyclic_alpha.at(recipe.rounds - 1) == dfml.alpha_max  # it ends at a maximum
+
+
+def test_nodes_join_and_leave_a_walk():
     """A node that joins late knows whose turn it is."""
     dfml = DFML(LocalSGD(epochs=1), epochs_mutual=1, aggregator="walk")
     changes = {"topology": "complete", "rounds": 6, "faults": {"join": "2@4", "leave": "0@3"}}
