@@ -75,7 +75,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one round for one node, in addition to local training."""
+    """The cost of one round for one node that takes part in it, in addition to local training."""
 
     vectors: float  # numbers per parameter in one message to a neighbour or to the hub
     passes: float = 0.0  # passes over the node's data, each as expensive as a local epoch
@@ -462,6 +462,10 @@ class Algorithm(Generic[S]):
         Real peers reject messages with other tensors.
         """
         return {"x": TensorSpec((dimensions.layout.size,)), "b": TensorSpec((dimensions.buffers,))}
+
+    def participation(self, nodes: int) -> float:
+        """The share of the nodes with data that take part in a round, on average."""
+        return 1.0
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost | None:
         """The cost of this round for a node with so many examples; None if unknown."""

@@ -57,8 +57,11 @@ class DefKT(Algorithm[None]):
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         pairs = self.pairs or dimensions.nodes // 2
-        passes = 2 * self.epochs_mutual * pairs / dimensions.nodes
-        return Cost(vectors=per_link(pairs, dimensions.nodes), passes=passes)
+        # One of two nodes trains two models, and the other trains its own before.
+        return Cost(per_link(pairs, dimensions.nodes), passes=float(self.epochs_mutual))
+
+    def participation(self, nodes: int) -> float:
+        return 2 * (self.pairs or nodes // 2) / nodes
 
     def work(self) -> LocalSGD:
         """How the two models train together."""

@@ -29,16 +29,11 @@ class DFML(MutualLearning, RotatingHub[Peak]):
     teacher: Literal["mutual", "vanilla"] = field(default="mutual", kw_only=True)
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
-        nodes = dimensions.nodes
-        senders = self.num_senders(nodes)
-        ways = 2 if self.teacher == "mutual" else 1
-        trained = senders + 1 if self.teacher == "mutual" else 1
-        return Cost(
-            vectors=per_link(ways * senders, nodes),
-            passes=self.epochs_mutual * trained / nodes,
-            forward=self.epochs_mutual * (senders + 1 - trained) / nodes,
-            state=1.0,
-        )
+        senders, passes = self.num_senders(dimensions.nodes), float(self.epochs_mutual)
+        if self.teacher == "mutual":  # one participant trains the models of all
+            return Cost(per_link(2 * senders, dimensions.nodes), passes, state=1.0)
+        own = passes / (senders + 1)  # one participant trains its own model
+        return Cost(per_link(senders, dimensions.nodes), own, forward=passes - own, state=1.0)
 
     def peak_values(self, nodes: int) -> int:
         """N / (2 |S|), rounded up: with half of the nodes as senders 1, with a tenth 5 (P1)."""

@@ -82,6 +82,9 @@ class RotatingHub(Algorithm[S]):
         count = int(self.senders * nodes + 0.5) if self.senders < 1 else int(self.senders)
         return min(max(count, 1), nodes - 1)
 
+    def participation(self, nodes: int) -> float:
+        return (self.num_senders(nodes) + 1) / nodes
+
     def participants(self, node: Node[S]) -> Participants:
         """The aggregator and the senders of this round, the same on every node."""
         coin = node.coin_at(node.round)
