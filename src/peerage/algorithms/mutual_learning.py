@@ -72,8 +72,9 @@ class CyclicAlpha:
     def threshold(self, round: int, values: int) -> float:
         """The smallest of the largest `values` of alpha while it rises, in the period of a round.
 
-        >>> CyclicAlpha(0.0, 1.0, "half", period=3, increment=0).threshold(0, values=2)
-        0.5
+        >>> alpha = CyclicAlpha(0.0, 1.0, "half", period=4, increment=0)
+        >>> round(alpha.threshold(0, values=2), 2)
+        0.75
         """
         _, length = self.position(round)
         return self.in_period(max(self.top(length) - values + 1, 0), length)
