@@ -16,12 +16,18 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithms import ALGORITHMS as ALGORITHMS
     from peerage.algorithms.cfa import CFA as CFA
     from peerage.algorithms.dac import DAC as DAC
+    from peerage.algorithms.dec_fedavg import DecFedAvg as DecFedAvg
+    from peerage.algorithms.dec_fedavg import DecFedProx as DecFedProx
+    from peerage.algorithms.dec_fml import DecFML as DecFML
     from peerage.algorithms.decavg import DecAvg as DecAvg
     from peerage.algorithms.decdiff import DecDiff as DecDiff
     from peerage.algorithms.decdiff import DecDiffVT as DecDiffVT
     from peerage.algorithms.dechw import DecHW as DecHW
+    from peerage.algorithms.defkt import DefKT as DefKT
     from peerage.algorithms.deprl import DePRL as DePRL
     from peerage.algorithms.desa import DESA as DESA
+    from peerage.algorithms.dfml import DFML as DFML
+    from peerage.algorithms.dfml import DFMLNeighbours as DFMLNeighbours
     from peerage.algorithms.dpsgd import DPSGD as DPSGD
     from peerage.algorithms.el import EL as EL
     from peerage.algorithms.facade import Facade as Facade
@@ -64,6 +70,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.work.mutual import MutualBatch as MutualBatch
     from peerage.work.mutual import MutualKL as MutualKL
     from peerage.work.mutual import MutualLoss as MutualLoss
+    from peerage.work.mutual import WeightedSoftLabels as WeightedSoftLabels
     from peerage.work.together import TrainedTogether as TrainedTogether
     from peerage.work.training import LocalSGD as LocalSGD
     from peerage.work.training import TrainStats as TrainStats
@@ -76,6 +83,7 @@ _HOMES = {
     "CFA": "peerage.algorithms.cfa",
     "DAC": "peerage.algorithms.dac",
     "DESA": "peerage.algorithms.desa",
+    "DFML": "peerage.algorithms.dfml",
     "DPSGD": "peerage.algorithms.dpsgd",
     "EL": "peerage.algorithms.el",
     "HWA": "peerage.algorithms.hwa",
@@ -87,12 +95,17 @@ _HOMES = {
     "Compute": "peerage.requests",
     "CrossEntropy": "peerage.work.losses",
     "CurvaturePenalty": "peerage.work.losses",
+    "DFMLNeighbours": "peerage.algorithms.dfml",
     "Dataset": "peerage.data",
     "DePRL": "peerage.algorithms.deprl",
     "DecAvg": "peerage.algorithms.decavg",
     "DecDiff": "peerage.algorithms.decdiff",
     "DecDiffVT": "peerage.algorithms.decdiff",
+    "DecFML": "peerage.algorithms.dec_fml",
+    "DecFedAvg": "peerage.algorithms.dec_fedavg",
+    "DecFedProx": "peerage.algorithms.dec_fedavg",
     "DecHW": "peerage.algorithms.dechw",
+    "DefKT": "peerage.algorithms.defkt",
     "Engine": "peerage.experiment",
     "Evaluation": "peerage.experiment",
     "Experiment": "peerage.experiment",
@@ -122,6 +135,7 @@ _HOMES = {
     "Verdict": "peerage.runs.verify",
     "VirtualTeacher": "peerage.work.losses",
     "Watcher": "peerage.runs.watch",
+    "WeightedSoftLabels": "peerage.work.mutual",
     "Weights": "peerage.vectors",
     "in_memory": "peerage.data",
     "resume": "peerage.runs.run",

@@ -75,7 +75,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one round for one node, in addition to local training."""
+    """The cost of one round for one node that takes part in it, in addition to local training."""
 
     vectors: float  # numbers per parameter in one message to a neighbour or to the hub
     passes: float = 0.0  # passes over the node's data, each as expensive as a local epoch
@@ -417,6 +417,9 @@ class Algorithm(Generic[S]):
     acknowledge: ClassVar[bool] = False
     # When models are evaluated in a round, unless the experiment sets it (`--eval-at`).
     evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-training"
+    # Whether nodes of one architecture start with equal models, unless the experiment sets it
+    # (`--init`).
+    initial_models: ClassVar[Literal["shared", "independent"]] = "independent"
     # Which nodes keep and evaluate models if there is a hub: see `peerage.hub`.
     models_at: ClassVar[Literal["hub", "clients", "both"]] = "hub"
 
@@ -426,11 +429,18 @@ class Algorithm(Generic[S]):
     def check_layout(self, layout: Layout) -> None:
         """Raise an InputError if the algorithm cannot work with models of this layout."""
 
-    def check_network(self, nodes: int, architectures: int) -> None:
-        """Raise an InputError if the algorithm cannot work with so many nodes or architectures.
+    def check_network(self, nodes: int, directed: bool, architectures: Sequence[str]) -> None:
+        """Raise an InputError if the algorithm cannot work in such a network.
 
-        A hub is not counted.
+        A hub is not counted; `architectures` are those of the nodes' own models.
         """
+
+    def further_models(self) -> Mapping[str, str]:
+        """Models that nodes use beside their own, as text such as `mlp:hidden=8`, by name.
+
+        Each adds an architecture of this name, unless the text is the name of another one.
+        """
+        return {}
 
     def init(self, node: Node[S]) -> S:
         """Return the initial state of a node: tensors, numbers, or a dataclass of them."""
@@ -457,6 +467,10 @@ class Algorithm(Generic[S]):
         Real peers reject messages with other tensors.
         """
         return {"x": TensorSpec((dimensions.layout.size,)), "b": TensorSpec((dimensions.buffers,))}
+
+    def participation(self, nodes: int) -> float:
+        """The share of the nodes with data that take part in a round, on average."""
+        return 1.0
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost | None:
         """The cost of this round for a node with so many examples; None if unknown."""

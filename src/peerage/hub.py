@@ -41,6 +41,9 @@ class HubAlgorithm(Algorithm[S]):
         if self.clients is not None and self.clients < 1:
             raise InputError(f"clients must be at least 1, got {self.clients}")
 
+    def participation(self, nodes: int) -> float:
+        return (self.clients or nodes) / nodes
+
     async def round(self, node: Node[S]) -> None:
         selected = self.selected_clients(node)
         if node.id == node.hub:

@@ -94,7 +94,7 @@ def consensus(algorithm: Algorithm[Any]) -> None:
 
 def isolated(algorithm: Algorithm[Any]) -> None:
     """A node without neighbours does the same as local training."""
-    alone = {"topology": nx.empty_graph(NODES)}
+    alone = {"topology": nx.empty_graph(NODES), "init": {"start": algorithm.initial_models}}
     ended = simulate(toy(algorithm, **alone))
     trained = simulate(toy(Local(work_of(algorithm)), **alone))
     for node in range(NODES):
@@ -238,8 +238,10 @@ def declared(algorithm: Algorithm[Any]) -> None:
     experiment = toy(algorithm)
     ended = simulate(experiment)
     world = prepare(experiment)
-    known = algorithm.message_schema(world.dimensions(world.architecture(0)))
-    for name, sender, tensor, _ in ended.tap.sent:
+    kinds = world.architectures.items()
+    schemas = {kind: algorithm.message_schema(world.dimensions(it)) for kind, it in kinds}
+    for (name, sender, tensor, _), kind in zip(ended.tap.sent, ended.tap.kinds, strict=True):
+        known = schemas[kind]
         require(name in known, f"node {sender} sends a tensor {name!r}, which it does not declare")
         about = f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {known[name]}"
         require(known[name].fits(tensor), about)
@@ -347,6 +349,7 @@ class Tap(SerialTeam):
         super().__init__(world)
         self.lossy = lossy
         self.sent: list[tuple[str, int, Tensor, Tensor]] = []  # name, sender, tensor, copy
+        self.kinds: list[str] = []  # the architecture of the payload of each
         self.arrived: list[int] = []  # round -> bytes; then those of a final step
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -364,6 +367,7 @@ class Tap(SerialTeam):
             for packet in answers[0].packets:
                 for name, tensor in packet.payload.items():
                     self.sent.append((name, packet.sender, tensor, tensor.clone()))
+                    self.kinds.append(packet.architecture)
         return answers
 
 

@@ -15,6 +15,7 @@ from peerage import (
     CFA,
     DAC,
     DESA,
+    DFML,
     DPSGD,
     EL,
     HWA,
@@ -22,8 +23,11 @@ from peerage import (
     Algorithm,
     DecAvg,
     DecDiff,
+    DecFML,
     DecHW,
+    DefKT,
     DePRL,
+    DFMLNeighbours,
     Facade,
     FedAvg,
     FedCurv,
@@ -35,6 +39,8 @@ from peerage import (
     run,
 )
 from peerage.aggregation import uniform_weights, weighted_mean
+from peerage.algorithms.mutual_learning import ONE_EPOCH
+from peerage.algorithms.rotating_hub import RotatingHub
 from peerage.errors import InputError
 from peerage.testing import (
     LAWS,
@@ -104,9 +110,23 @@ GOOD: dict[str, Algorithm[Any]] = {
     "ifca one model": short(IFCA, k=1, weights="data"),
     "ifca shared": short(IFCA, k=3, shared_core=True, restart=1, examples=3),
     "ifca chosen": short(IFCA, clients=3),
+    "dfml": short(DFML, epochs_mutual=3),  # as with `SHORT`
+    "dfml walk": DFML(ONE_EPOCH, aggregator="walk", senders=1, epochs_mutual=2, cycle="full"),
+    "dfml fixed": DFML(ONE_EPOCH, aggregator="fixed", alpha_min=0.5, alpha_max=0.5),
+    "dfml vanilla": short(DFML, epochs_mutual=3, teacher="vanilla", kl_weights="uniform"),
+    "dfml wsl": short(DFML, epochs_mutual=3, balance="wsl"),
+    "dfml anl-kd": short(DFML, epochs_mutual=3, balance="anl-kd"),
+    "dfml-neighbours": short(DFMLNeighbours, epochs_mutual=2),
+    "dfml-neighbours own": short(DFMLNeighbours, epochs_mutual=2, keep="own"),
+    "def-kt": short(DefKT, epochs_mutual=3),
+    "def-kt one pair": short(DefKT, epochs_mutual=3, pairs=1, kl_weight=0.3),
+    "dec-fml meme": short(DecFML, meme="mlp:hidden=3", weights="data"),
 }
 # Nobody is without neighbours where there is a hub.
 HUBS = {(name, "isolated") for name, algorithm in GOOD.items() if algorithm.with_hub}
+PARTICIPANTS = [
+    name for name, algorithm in GOOD.items() if isinstance(algorithm, RotatingHub | DefKT)
+]
 EXCEPTIONS = HUBS | {
     # Newton's method has no learning rate that could be zero.
     ("fednl", "consensus"),
@@ -152,6 +172,8 @@ EXCEPTIONS = HUBS | {
     ("ifca chosen", "relabelling"),
     # Clients draw the examples that models are tried on by their private streams.
     ("ifca shared", "relabelling"),
+    # Only the participants of a round train, and the public coin draws them by their numbers.
+    *((name, law) for name in PARTICIPANTS for law in ("isolated", "relabelling")),
     # Logistic regression has a head and no core.
     *((name, "convex") for name in GOOD if name.startswith("facade")),
     ("ifca shared", "convex"),

@@ -66,6 +66,9 @@ def works(draw: st.DrawFn) -> pg.LocalSGD:
     )
 
 
+MUTUAL = pg.DFML | pg.DFMLNeighbours | pg.DefKT | pg.DecFML
+
+
 @st.composite
 def experiments(draw: st.DrawFn) -> pg.Experiment:
     """Any valid experiment that names no file of this machine and no Python object."""
@@ -77,13 +80,14 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
         local = replace(local, correct=None)
     if local and isinstance(algorithm, pg.DePRL):  # trains parts of a model in turn
         local = replace(local, keep_optimizer=False)
+    if local and isinstance(algorithm, MUTUAL):  # trains several models at once
+        local = replace(local, keep_optimizer=False, correct=None)
+    if local and isinstance(algorithm, pg.DecFedProx):  # brings its own correction
+        local = replace(local, correct=None)
     if not hasattr(algorithm, "local"):
         local = None
     hub = algorithm.with_hub
-    least = getattr(algorithm, "clients", None) or 1
-    if isinstance(algorithm, pg.DAC):  # a node fetches models of so many others
-        least = algorithm.peers + 1
-    if local and local.epochs and validation:
+    if local and local.epochs and validation and not isinstance(algorithm, MUTUAL):
         local = replace(local, early_stop=draw(st.sampled_from(["none", "rollback"])))
     measured = [name for name in STOP_METRICS if validation or not name.startswith("validation")]
     numbers = st.floats(0, 1, exclude_min=True)
@@ -91,7 +95,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
         algorithm=algorithm,
         dataset=draw(any_of(DATASETS)),
         model=tuple(draw(st.lists(any_of(MODELS), max_size=1 if hub else 3))),
-        nodes=draw(st.integers(least, 10**6)),
+        nodes=draw(st.integers(getattr(algorithm, "clients", None) or 1, 10**6)),
         topology=HUB if hub else draw(any_of(TOPOLOGIES)),
         partition=draw(any_of(PARTITIONS)),
         rounds=draw(st.integers(1, 10**6)),
@@ -198,6 +202,16 @@ def test_single_keys_of_local_change_what_the_algorithm_brings() -> None:
     assert changed.algorithm.local == changed.local
     epochs = pg.Experiment(algorithm=brought, local={"epochs": 2})
     assert epochs.local == pg.LocalSGD(epochs=2, batch_size=9, lr=0.3)
+
+
+def test_an_algorithm_may_bring_its_kind_of_start() -> None:
+    assert pg.Experiment(algorithm="decavg").init.start == "independent"
+    assert pg.Experiment(algorithm="dfml").init.start == "shared"
+    scaled = pg.Experiment(algorithm="dfml", init={"gain": "sqrt"})
+    assert scaled.init == pg.Init(start="shared", gain="sqrt")
+    assert pg.Experiment(algorithm="dfml", init=pg.Init(gain="sqrt")).init == scaled.init
+    for own in ({"start": "independent"}, pg.Init(start="independent")):
+        assert pg.Experiment(algorithm="dfml", init=own).init.start == "independent"
 
 
 def test_nothing_is_set_after_an_experiment_is_built() -> None:

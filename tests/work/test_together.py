@@ -3,13 +3,23 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import exp, log
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerage import ACE, WSM, CurvaturePenalty, MutualBatch, MutualKL, Proximal, VirtualTeacher
+from peerage import (
+    ACE,
+    WSM,
+    CurvaturePenalty,
+    MutualBatch,
+    MutualKL,
+    Proximal,
+    VirtualTeacher,
+    WeightedSoftLabels,
+)
 from peerage.errors import InputError, PeerageError
 from peerage.vectors import FlatModel, Weights
 from peerage.work import together
@@ -312,6 +322,28 @@ def test_weights_of_the_divergence_by_hand():
     assert float(uniform(1, z[1], batch)) == pytest.approx(parts[0] + parts[1])
     both = MutualKL(0.5, 2.0)(1, z[1], batch)
     assert float(both - size(1, z[1], batch)) == pytest.approx(0.5 * -torch.tensor(2 / 3).log())
+
+
+def test_weighted_soft_labels_by_hand():
+    # Both examples have the label 0. Model 1 learns from models 2 and 3.
+    p = {1: [[0.5, 0.5], [0.8, 0.2]], 2: [[0.25, 0.75], [0.5, 0.5]], 3: [[0.9, 0.1], [0.4, 0.6]]}
+    z = {key: torch.tensor(rows).log() for key, rows in p.items()}
+    batch = MutualBatch(z, torch.tensor([0, 0]), {1: 7, 2: 30, 3: 10}, None, F.cross_entropy)
+    soft = 0.0
+    for q, w in ((2, 0.75), (3, 0.25)):
+        for own, other in zip(p[1], p[q], strict=True):
+            f = 1 - exp(-log(own[0]) / log(other[0]))  # CE of the student / CE of the teacher
+            cross = -(other[0] * log(own[0]) + other[1] * log(own[1]))
+            soft += w * f * cross / 2
+    supervised = -(log(0.5) + log(0.8)) / 2
+    found = float(WeightedSoftLabels(strength=2.0)(1, z[1], batch))
+    assert found == pytest.approx(supervised + 2 * soft, rel=1e-5)
+    uniform = WeightedSoftLabels(strength=2.0, weights="uniform")
+    assert float(uniform(1, z[1], batch)) != pytest.approx(found, rel=1e-3)
+    alone = MutualBatch({1: z[1]}, torch.tensor([0, 0]), {1: 7}, None, F.cross_entropy)
+    assert float(uniform(1, z[1], alone)) == pytest.approx(supervised)
+    with pytest.raises(InputError, match="strength must be a number from 0 up, got -1"):
+        WeightedSoftLabels(strength=-1.0)
 
 
 def test_a_sum_over_the_batch_is_a_multiple_of_the_mean():

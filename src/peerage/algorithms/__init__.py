@@ -5,11 +5,15 @@ from typing import Any
 from peerage.algorithm import Algorithm
 from peerage.algorithms.cfa import CFA
 from peerage.algorithms.dac import DAC
+from peerage.algorithms.dec_fedavg import DecFedAvg, DecFedProx
+from peerage.algorithms.dec_fml import DecFML
 from peerage.algorithms.decavg import DecAvg
 from peerage.algorithms.decdiff import DecDiff, DecDiffVT
 from peerage.algorithms.dechw import DecHW
+from peerage.algorithms.defkt import DefKT
 from peerage.algorithms.deprl import DePRL
 from peerage.algorithms.desa import DESA
+from peerage.algorithms.dfml import DFML, DFMLNeighbours
 from peerage.algorithms.dpsgd import DPSGD
 from peerage.algorithms.el import EL
 from peerage.algorithms.facade import Facade
@@ -40,4 +44,10 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "dac": DAC,
     "facade": Facade,
     "ifca": IFCA,
+    "dfml": DFML,
+    "dfml-neighbours": DFMLNeighbours,
+    "dec-fedavg": DecFedAvg,
+    "dec-fedprox": DecFedProx,
+    "def-kt": DefKT,
+    "dec-fml": DecFML,
 }

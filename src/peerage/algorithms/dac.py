@@ -6,6 +6,7 @@ probabilities softmax(T_t s_ij), with T_t = 2a / (1 + exp(-b t)) - a + 1 in roun
 its model with theirs. As in P3, it trains first. The graph plays no role.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isfinite
 from typing import ClassVar, Literal
@@ -57,7 +58,7 @@ class DAC(Algorithm[Similarities]):
             if not 0 <= number < float("inf"):
                 raise InputError(f"{name} must be a number of at least 0, got {number}")
 
-    def check_network(self, nodes: int, architectures: int) -> None:
+    def check_network(self, nodes: int, directed: bool, architectures: Sequence[str]) -> None:
         others = nodes - 1
         if self.peers > others:
             fewer = f"peers={others} or fewer, or " if others else ""

@@ -5,7 +5,7 @@ of FACADE, which it is with `shared_core`. Its authors' runs on CIFAR-10 have 20
 rounds, and options `ifca:clients=20 --epochs 5 --batch-size 50 --lr 0.25`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -72,10 +72,10 @@ class IFCA(HubAlgorithm[Models]):
         if self.shared_core:
             layout.check_parts("ifca:shared_core=true")
 
-    def check_network(self, nodes: int, architectures: int) -> None:
-        if architectures > 1:
+    def check_network(self, nodes: int, directed: bool, architectures: Sequence[str]) -> None:
+        if len(architectures) > 1:
             raise InputError(
-                f"ifca requires equal architectures, got {architectures}; use one --model for all "
+                f"ifca requires equal architectures, got {len(architectures)}; use one --model for all "
                 "nodes"
             )
 

@@ -78,6 +78,13 @@ def compare(
         settings.experiment(algorithm=one, **({"topology": HUB} if one.with_hub else {}))
         for one in map(read_algorithm, split_specs(algorithms))
     ]
+    starts = {one.init.start: display_name(one.algorithm, ALGORITHMS) for one in experiments}
+    if len(starts) > 1:
+        known = " and ".join(f"{name} {start}" for start, name in starts.items())
+        raise InputError(
+            f"the algorithms start from different kinds of initial models ({known}); add --init "
+            "shared or --init independent"
+        )
     names = [name.strip() for name in (references or "").split(",") if name.strip()]
     experiments += [reference(name, experiments[0]) for name in names]
     results = {}

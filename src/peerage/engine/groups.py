@@ -19,7 +19,7 @@ class Tested(NamedTuple):
 
 def grouped_by(world: World) -> tuple[str, ...]:
     """What the nodes are grouped by: `cluster`, `architecture`, both or nothing."""
-    kinds = {"cluster": bool(world.clusters), "architecture": len(world.architectures) > 1}
+    kinds = {"cluster": bool(world.clusters), "architecture": len(world.experiment.model) > 1}
     return tuple(kind for kind, used in kinds.items() if used)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from peerage import specs
 from peerage.data import Dataset, cache_folder, hold_out, label_counts
 from peerage.data.clusters import divide, shift_test, shift_training
 from peerage.data.datasets import DATASETS
@@ -47,12 +48,13 @@ def prepare(
     for architecture in architectures.values():
         experiment.algorithm.check_layout(architecture.layout)
         experiment.work.check_layout(architecture.layout)
-    names = list(architectures)
+    names = list(architectures)[: len(experiment.model)]  # others belong to no node
     parts, validation = split_validation(experiment, dataset, parts)
     if experiment.algorithm.with_hub:  # one node more, without data
         parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
     graph = build_graph(experiment, len(parts))
     check_weights(experiment, graph)
+    experiment.algorithm.check_network(experiment.nodes, graph.directed, names)
     counts = label_counts(dataset.train_y.numpy(), parts, len(dataset.classes))
     clusters = node_clusters(experiment, len(parts))
     # A peer with private data needs the test set of its own cluster only.
@@ -243,7 +245,10 @@ def build_architectures(
 def name_architectures(
     experiment: Experiment, shape: tuple[int, ...], classes: int
 ) -> dict[str, Architecture]:
-    """The architectures of an experiment by name; nodes take them in turn."""
+    """The architectures of an experiment by name; nodes take them in turn.
+
+    After those of the nodes come further ones that the algorithm uses.
+    """
     architectures = {}
     for i, given in enumerate(experiment.model):
         split = given if isinstance(given, Split) else Split(given)
@@ -256,13 +261,19 @@ def name_architectures(
             )
         else:
             build: Callable[[], nn.Module] = partial(model.build, shape, classes)
-            architecture = Architecture(
-                name,
-                build,
-                experiment.init.scheme,
-                bias=experiment.init.bias,
-                seed=experiment.seed,
-                head=head,
-            )
+            architecture = package_architecture(experiment, name, build, head)
         architectures[name] = architecture
+    for name, text in experiment.algorithm.further_models().items():
+        if text not in architectures:
+            model = specs.parse(text, "model", MODELS)
+            build = partial(model.build, shape, classes)
+            architectures[name] = package_architecture(experiment, name, build)
     return architectures
+
+
+def package_architecture(
+    experiment: Experiment, name: str, build: Callable[[], nn.Module], head: tuple[str, ...] = ()
+) -> Architecture:
+    """The architecture of a model that the package builds."""
+    init = experiment.init
+    return Architecture(name, build, init.scheme, bias=init.bias, seed=experiment.seed, head=head)

@@ -193,12 +193,13 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _settle(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Take from the algorithm what is not set: local training, a hub's graph, evaluation."""
+        """Take from the algorithm what is not set: training, start, a hub's graph, evaluation."""
         spec = values.get("algorithm", cls.model_fields["algorithm"].default)
         algorithm, local = settle_local(read_algorithm(spec), values.get("local"))
         graph = {"topology": HUB} if algorithm.with_hub else {}
         evaluation = settle_evaluation(algorithm, values.get("evaluation", {}))
-        settled = {"algorithm": algorithm, "local": local, "evaluation": evaluation}
+        init = settle_init(algorithm, values.get("init", {}))
+        settled = {"algorithm": algorithm, "local": local, "init": init, "evaluation": evaluation}
         return {**graph, **values, **settled}
 
     @model_validator(mode="after")
@@ -218,7 +219,6 @@ class Experiment(Section):
             )
         if self.algorithm.with_hub:
             self._check_hub()
-        self.algorithm.check_network(self.nodes, max(1, len(self.model)))
         if self.pooled and (self.faults != Faults() or not isinstance(self.init.gain, NoGain)):
             raise InputError("pooled means a single node; remove the faults and the gain")
         if isinstance(self.init.gain, EstimatedGain) and self.faults.join:
@@ -318,6 +318,19 @@ def settle_evaluation(algorithm: Algorithm[Any], section: Any) -> Any:
     if isinstance(section, Evaluation):
         return section if section.at else section.model_copy(update=default)
     if isinstance(section, Mapping) and section.get("at") is None:
+        return {**section, **default}
+    return section
+
+
+def settle_init(algorithm: Algorithm[Any], section: Any) -> Any:
+    """The section `init`, with the algorithm's start unless one is set."""
+    choices = ("shared", "independent")
+    check_choice("initial_models of the algorithm", algorithm.initial_models, choices)
+    default = {"start": algorithm.initial_models}
+    if isinstance(section, Init):
+        known = "start" in section.model_fields_set
+        return section if known else section.model_copy(update=default)
+    if isinstance(section, Mapping) and section.get("start") is None:
         return {**section, **default}
     return section
 

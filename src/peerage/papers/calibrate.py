@@ -158,9 +158,8 @@ def examples_per_round(experiment: Experiment) -> float:
 
 
 def share_of_clients(experiment: Experiment) -> float:
-    """The share of the nodes that take part in a round: 1 unless a hub selects clients."""
-    clients = getattr(experiment.algorithm, "clients", None) or experiment.nodes
-    return float(clients / experiment.nodes)
+    """The share of the nodes that take part in a round: 1 unless some are selected."""
+    return experiment.algorithm.participation(experiment.nodes)
 
 
 def parameters(experiment: Experiment) -> int:

@@ -59,7 +59,7 @@ class SavedRun:
     folder: Path
     experiment: Experiment  # with defaults for Python objects on which no model depends
     algorithm: Algorithm[Any] | None  # None if it is a Python object, which no file can hold
-    architectures: Sequence[Architecture]  # nodes take them in turn
+    architectures: Sequence[Architecture]  # nodes take those of the experiment in turn
     example: Tensor  # [1, *shape] zeros: an input that fits
     nodes: int  # including a hub
     hub: int | None
@@ -165,7 +165,7 @@ class SavedRun:
         return model_owner
 
     def _architecture(self, node: int) -> Architecture:
-        return self.architectures[node % len(self.architectures)]
+        return self.architectures[node % len(self.experiment.model)]
 
     def _saved(
         self,

@@ -91,10 +91,49 @@ class MutualKL:
 
     def divergence(self, own: int, logits: Tensor, batch: MutualBatch) -> Tensor:
         """sum_q w_q KL(p_q || p_n) = -sum_q w_q H(p_q) - (sum_q w_q p_q) . log p_n, the mean."""
-        by_size = self.weights == "size"
-        sizes = [(batch.sizes[q] if by_size else 1) if q != own else 0 for q in batch.keys]
-        w = torch.tensor(sizes, dtype=torch.float64).div(sum(sizes)).to(logits.dtype)  # [k]
+        w = teacher_weights(own, batch, self.weights).to(logits.dtype)  # [k]
         target = (w[:, None, None] * batch.p).sum(0)  # [B, C]
         entropy = (w[:, None] * batch.entropy).sum(0)  # [B]
         cross = -(target * F.log_softmax(logits, 1)).sum(1)  # [B]
         return (cross - entropy).mean()
+
+
+@dataclass(frozen=True)
+class WeightedSoftLabels:
+    """Supervision, and cross-entropy with the other models, weighted for each example (WSL).
+
+    sup(z_n) + strength sum_{q != n} w_q mean_x f_q(x) H(p_q(x), p_n(x)), with
+    f_q = 1 - exp(-CE_n / CE_q): an example counts less if the student knows it better than the
+    teacher. Zhou et al., 2021. arXiv:2102.00650. It has one teacher at temperature 2; here there
+    are several, weighted by w, at temperature 1.
+    """
+
+    strength: float = 2.5  # that of the original
+    weights: Literal["size", "uniform"] = "size"  # of the other models; size: trained parameters
+
+    def __post_init__(self) -> None:
+        specs.check_choices(self)
+        if not 0 <= self.strength < float("inf"):
+            raise InputError(f"strength must be a number from 0 up, got {self.strength}")
+
+    def __call__(self, own: int, logits: Tensor, batch: MutualBatch) -> Tensor:
+        loss = batch.loss(logits, batch.labels)
+        if len(batch.logits) < 2:
+            return loss
+        position = batch.keys.index(own)
+        w = teacher_weights(own, batch, self.weights).to(logits.dtype)  # [k]
+        examples = torch.arange(len(batch.labels))
+        ce = -batch.log_p[:, examples, batch.labels]  # [k, B]
+        f = 1 - torch.exp(-ce[position] / (ce + 1e-7))  # [k, B]
+        target = ((w[:, None] * f)[:, :, None] * batch.p).sum(0)  # [B, C]
+        soft = -(target * F.log_softmax(logits, 1)).sum(1)  # [B]
+        return loss + self.strength * soft.mean()
+
+
+def teacher_weights(own: int, batch: MutualBatch, kind: str) -> Tensor:
+    """[k] weights of all models as teachers of one, which sum to 1; that of the model itself is 0.
+
+    They are proportional to the `size` of the models, or `uniform`.
+    """
+    sizes = [(batch.sizes[q] if kind == "size" else 1) if q != own else 0 for q in batch.keys]
+    return torch.tensor(sizes, dtype=torch.float64).div(sum(sizes))
