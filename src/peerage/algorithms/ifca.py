@@ -75,8 +75,8 @@ class IFCA(HubAlgorithm[Models]):
     def check_network(self, nodes: int, directed: bool, architectures: Sequence[str]) -> None:
         if len(architectures) > 1:
             raise InputError(
-                f"ifca requires equal architectures, got {len(architectures)}; use one --model for all "
-                "nodes"
+                f"ifca requires equal architectures, got {len(architectures)}; use one --model for "
+                "all nodes"
             )
 
     def parts(self, layout: Layout) -> tuple[Entries, Entries]:
