@@ -21,6 +21,7 @@ import fednl
 import graphs
 import jobs
 import memory
+import memory_format
 import network
 import peers
 import together
@@ -150,6 +151,12 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         "the same, tried on one batch",
         lambda n: head_choice(n, 1),
         1.10,
+        False,
+    ),
+    "memory-format": (
+        f"{memory_format.NAME}: seconds of a step in channels-last memory / PyTorch's default",
+        memory_format.measure,
+        memory_format.BOUND,
         False,
     ),
     "workers": ("two workers / one worker, P0 MNIST CNN", two_workers, 1.8, True),

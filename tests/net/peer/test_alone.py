@@ -16,7 +16,7 @@ from support.networking import BROKEN, PeerHarness, run_harness, run_peers
 
 import peerage as pg
 from peerage import DecAvg, FedAvg, Local
-from peerage.errors import PeerageError
+from peerage.errors import PeerageError, WorkerDied
 from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.deploy.up import LocalNetwork
 from peerage.net.peer.network import Timeouts
@@ -356,6 +356,9 @@ def test_up_shows_waiting_peers_and_ends_without_the_last(tmp_path):
     watched_by(up, tmp_path / "b", [ALONE, ALONE, None], [None, None, 0])
     up._check_progress()  # they will find each other
     watched_by(up, tmp_path / "c", [ALONE, None, None], [None, -9, 0])
+    with pytest.raises(WorkerDied, match="node-1 was killed by signal 9"):
+        up._check_progress()
+    up.watched[1].killed = True  # as planned
     with pytest.raises(PeerageError, match="node-0 is waiting for node-1, node-2 in round 4, and"):
         up._check_progress()
 
