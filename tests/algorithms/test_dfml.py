@@ -350,10 +350,10 @@ def test_costs():
     assert (kt.vectors, kt.passes) == (5 / 90, 10.0)
     fml = DecFML().cost(0, dimensions, examples=5)
     assert (fml.vectors, fml.passes) == (10 / 90, 1.0)
-    assert DFMLNeighbours().cost(0, dimensions, examples=5) is None
+    mean = DFMLNeighbours().cost(0, dimensions, examples=5)
+    assert (mean.vectors, mean.passes) == (2.0, 100)
     own = DFMLNeighbours(keep="own").cost(0, dimensions, examples=5)
-    assert own is not None
-    assert (own.vectors, own.passes) == (1.0, 10)
+    assert (own.vectors, own.passes, own.forward) == (1.0, 10, 90)
 
 
 @pytest.mark.slow

@@ -84,10 +84,12 @@ class DFMLNeighbours(MutualLearning):
                 "directions; use an undirected graph, or keep=own"
             )
 
-    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost | None:
+    def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
+        # On a complete graph; with fewer neighbours, fewer models train or predict.
+        others, passes = dimensions.nodes - 1, float(self.epochs_mutual)
         if self.keep == "mean":
-            return None  # the number of models that a node trains is that of its neighbours
-        return Cost(vectors=1.0, passes=self.epochs_mutual, state=1.0)
+            return Cost(vectors=2.0, passes=passes * (1 + others), state=1.0)
+        return Cost(vectors=1.0, passes=passes, forward=passes * others, state=1.0)
 
     async def round(self, node: Node[Peak]) -> None:
         self.note_alpha(node)
