@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithms.deprl import DePRL as DePRL
     from peerage.algorithms.desa import DESA as DESA
     from peerage.algorithms.dfml import DFML as DFML
-    from peerage.algorithms.dfml import DFMLNeighbours as DFMLNeighbours
+    from peerage.algorithms.dfml_neighbours import DFMLNeighbours as DFMLNeighbours
     from peerage.algorithms.dpsgd import DPSGD as DPSGD
     from peerage.algorithms.el import EL as EL
     from peerage.algorithms.facade import Facade as Facade
@@ -95,7 +95,7 @@ _HOMES = {
     "Compute": "peerage.requests",
     "CrossEntropy": "peerage.work.losses",
     "CurvaturePenalty": "peerage.work.losses",
-    "DFMLNeighbours": "peerage.algorithms.dfml",
+    "DFMLNeighbours": "peerage.algorithms.dfml_neighbours",
     "Dataset": "peerage.data",
     "DePRL": "peerage.algorithms.deprl",
     "DecAvg": "peerage.algorithms.decavg",

@@ -350,10 +350,10 @@ def test_costs():
     assert (kt.vectors, kt.passes) == (5 / 90, 10.0)
     fml = DecFML().cost(0, dimensions, examples=5)
     assert (fml.vectors, fml.passes) == (10 / 90, 1.0)
-    assert DFMLNeighbours().cost(0, dimensions, examples=5) is None
+    mean = DFMLNeighbours().cost(0, dimensions, examples=5)
+    assert (mean.vectors, mean.passes) == (2.0, 100)
     own = DFMLNeighbours(keep="own").cost(0, dimensions, examples=5)
-    assert own is not None
-    assert (own.vectors, own.passes) == (1.0, 10)
+    assert (own.vectors, own.passes, own.forward) == (1.0, 10, 90)
 
 
 @pytest.mark.slow
@@ -407,7 +407,9 @@ def test_dfml_rejects_bad_options(options, text):
 
 
 def test_dfml_rejects_networks_that_do_not_fit():
-    with pytest.raises(InputError, match=r"senders=5 are more than the 4 peers .* use at most 4"):
+    with pytest.raises(
+        InputError, match=r"senders=5 are more than the 4 nodes besides .* use at most 4"
+    ):
         pg.run(toy(DFML(senders=5)))
     cycle = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)])
     for algorithm in (DFML(), DecFedAvg(), DecFML(), DFMLNeighbours()):

@@ -13,7 +13,8 @@ from peerage.algorithms.dechw import DecHW
 from peerage.algorithms.defkt import DefKT
 from peerage.algorithms.deprl import DePRL
 from peerage.algorithms.desa import DESA
-from peerage.algorithms.dfml import DFML, DFMLNeighbours
+from peerage.algorithms.dfml import DFML
+from peerage.algorithms.dfml_neighbours import DFMLNeighbours
 from peerage.algorithms.dpsgd import DPSGD
 from peerage.algorithms.el import EL
 from peerage.algorithms.facade import Facade

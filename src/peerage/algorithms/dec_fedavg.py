@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from peerage.aggregation import data_weights, weighted_mean
 from peerage.algorithm import Cost, Dimensions, Node
-from peerage.algorithms.dfml import per_link
 from peerage.algorithms.mutual_learning import ONE_EPOCH
-from peerage.algorithms.rotating_hub import RotatingHub, model_in
+from peerage.algorithms.rotating_hub import RotatingHub, model_in, per_link
 from peerage.errors import InputError
 from peerage.requests import Inbox
 from peerage.vectors import Weights

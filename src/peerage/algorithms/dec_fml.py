@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from peerage.algorithm import Cost, Dimensions, Node
 from peerage.algorithms.dec_fedavg import weighted_model_mean
-from peerage.algorithms.dfml import per_link
 from peerage.algorithms.mutual_learning import ONE_EPOCH
-from peerage.algorithms.rotating_hub import RotatingHub, model_in
+from peerage.algorithms.rotating_hub import RotatingHub, model_in, per_link
 from peerage.errors import InputError
 from peerage.requests import Inbox
 from peerage.vectors import Weights

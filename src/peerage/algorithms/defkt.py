@@ -12,9 +12,8 @@ from typing import ClassVar, Literal
 import torch
 
 from peerage.algorithm import Algorithm, Cost, Dimensions, Node
-from peerage.algorithms.dfml import per_link
 from peerage.algorithms.mutual_learning import ONE_EPOCH
-from peerage.algorithms.rotating_hub import Graph, model_in, send_model
+from peerage.algorithms.rotating_hub import Graph, model_in, per_link, send_model
 from peerage.errors import InputError, check_at_least
 from peerage.requests import Inbox
 from peerage.work.mutual import MutualKL

@@ -68,8 +68,8 @@ class RotatingHub(Algorithm[S]):
     def check_network(self, nodes: int, directed: bool, architectures: Sequence[str]) -> None:
         if self.senders >= nodes > 1:
             raise InputError(
-                f"senders={self.senders:g} are more than the {nodes - 1} peers of an aggregator; "
-                f"use at most {nodes - 1}, or more --nodes"
+                f"senders={self.senders:g} are more than the {nodes - 1} nodes besides the "
+                f"aggregator; use at most {nodes - 1}, or more --nodes"
             )
         if directed:
             raise InputError(
@@ -141,6 +141,11 @@ async def send_model(node: Node[Any], to: int, model: Weights) -> None:
 def model_in(message: Message) -> Weights:
     """The model in a message."""
     return Weights(message.payload["x"], message.payload["b"], message.architecture)
+
+
+def per_link(messages: float, nodes: int) -> float:
+    """Models that cross a link of a complete graph in a round, if so many are sent in all."""
+    return messages / max(nodes * (nodes - 1), 1)
 
 
 def candidates(graph: Graph) -> list[int]:
