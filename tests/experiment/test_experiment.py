@@ -32,6 +32,7 @@ from peerage.experiment.until import STOP_METRICS, StopCondition
 from peerage.graphs.gains import GAINS, ManualGain
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.models import MODELS
+from peerage.models.dfml_cnn import DfmlCNN
 from peerage.models.mlp import MLP, Logistic
 from peerage.net.peer.network import Member, Network, differing
 from peerage.privacy import Noise
@@ -66,6 +67,16 @@ def works(draw: st.DrawFn) -> pg.LocalSGD:
     )
 
 
+@st.composite
+def mixes(draw: st.DrawFn, algorithm: pg.Algorithm[Any]) -> tuple[Any, ...]:
+    """The models of an experiment, which not every algorithm can combine."""
+    if algorithm.width_scaled:
+        widths = draw(st.lists(st.integers(1, 64), max_size=3))
+        return tuple(DfmlCNN((width, 2 * width)) for width in widths)
+    alike = algorithm.with_hub or isinstance(algorithm, pg.DefKT)
+    return tuple(draw(st.lists(any_of(MODELS), max_size=1 if alike else 3)))
+
+
 MUTUAL = pg.DFML | pg.DFMLNeighbours | pg.DefKT | pg.DecFML
 
 
@@ -94,7 +105,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     return pg.Experiment(
         algorithm=algorithm,
         dataset=draw(any_of(DATASETS)),
-        model=tuple(draw(st.lists(any_of(MODELS), max_size=1 if hub else 3))),
+        model=draw(mixes(algorithm)),
         nodes=draw(st.integers(getattr(algorithm, "clients", None) or 1, 10**6)),
         topology=HUB if hub else draw(any_of(TOPOLOGIES)),
         partition=draw(any_of(PARTITIONS)),
