@@ -47,7 +47,7 @@ class Network:
             name: FlatModel(network(name, shape, classes)) for name in dict.fromkeys(names)
         }
         stream = torch.Generator().manual_seed(1)
-        self.models = {}
+        self.models: dict[int, Weights] = {}
         for client, name in enumerate(names):
             sizes = len(self.built[name].params), len(self.built[name].buffers)
             vectors = [
@@ -94,6 +94,12 @@ class Network:
     def views(self, model: Weights) -> dict[str, Tensor]:
         kind = self.built[model.architecture]
         return kind.layout.views(model.params) | kind.buffer_layout.views(model.buffers)
+
+
+def blank_node(nodes: int) -> Any:
+    """A node of which only the number matters."""
+    nothing = torch.empty(0)
+    return pg.Node(0, nodes, 1, torch.ones(1), "", Layout(()), nothing, nothing, seed=0)
 
 
 def mixed(family: str) -> Network:
@@ -297,7 +303,7 @@ def test_dropout_does_not_depend_on_lost_messages():
 def test_models_of_one_width_have_their_plain_mean(algorithm):
     for name in ("preact-resnet:widths=2+3", "digits-cnn"):  # the second one has no channel groups
         clients = Network([name] * 3, shape=(1, 8, 8))
-        node = pg.Node(0, 3, 1, torch.ones(1), name, Layout(()), torch.empty(0), torch.empty(0), 0)
+        node = blank_node(3)
         node.begin_round(4, ())
         merged = algorithm.merge(node, clients.models, {0: 1, 1: 2, 2: 30})
         expected = DecFedAvg().merge(node, clients.models, dict.fromkeys(range(3), 7))
@@ -331,7 +337,7 @@ def test_participants_get_their_part_and_others_keep_their_model():
     }
     assert prepare(toy(DecFedAvg(), model=WIDTHS)).channels == {}
     graph = tuple(tuple(j for j in range(5) if j != i) for i in range(5))
-    node: Any = pg.Node(0, 5, 1, torch.ones(1), "", Layout(()), torch.empty(0), torch.empty(0), 0)
+    node = blank_node(5)
     node.begin_round(0, graph)
     hub, senders = algorithm.participants(node)
     members = sorted((hub, *senders))

@@ -165,8 +165,9 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def is_row(module: nn.Module) -> bool:
     """Whether a model is linear layers in a row, each with the outputs of the one before."""
-    plain = type(module) is nn.Sequential  # a subclass may compute something else
-    if not plain or any(type(part) not in (nn.Flatten, nn.Linear, nn.ReLU) for part in module):
+    # Not a subclass, which may compute something else.
+    kinds = {type(part) for part in module.children()}
+    if type(module) is not nn.Sequential or not kinds <= {nn.Flatten, nn.Linear, nn.ReLU}:
         return False
     layers = [layer for _, layer in linear_row(module)]
     return bool(layers) and all(a.out_features == b.in_features for a, b in pairwise(layers))
