@@ -350,6 +350,16 @@ def test_participants_get_their_part_and_others_keep_their_model():
         assert torch.equal(ended.end[n], ended.start[n]) == (n not in members)
 
 
+def test_runs_of_fedrolex_and_heterofl_have_one_digest():
+    work = LocalSGD(epochs=1)
+    static, rolling, ordered = (
+        pg.run(toy(algorithm, model=WIDTHS, rounds=5)).digest
+        for algorithm in (DecHeteroFL(work), DecFedRolex(work), DecFedRolex(work, indices="sorted"))
+    )
+    assert rolling == static
+    assert ordered != static
+
+
 MIXED_LAWS = ("short-inbox", "unchanged", "traffic", "declared")
 POOLED_LAWS = ("engines", "lost-messages", "clusters", "resuming")
 
