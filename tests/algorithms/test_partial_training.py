@@ -418,7 +418,10 @@ def test_heterofl_learns_with_batch_norm_and_dropout_does_not():
         ),
         # Each of the small ones is part of the largest, but none of them of the other.
         (["mlp:hidden=9x9", "mlp:hidden=8x4", "mlp:hidden=4x8"], "in hidden2, more than the 4"),
-        (["mlp:hidden=8", "digits-cnn"], "model Sequential has no width-scaled versions"),
+        (
+            ["mlp:hidden=8", "digits-cnn"],
+            "'digits-cnn-1' has no other widths: model Sequential has no width-scaled versions",
+        ),
         (["dfml-cnn:channels=2+3", "mlp:hidden=8"], "are different families"),
     ],
 )
