@@ -27,6 +27,10 @@ FEATURES = {
     "hub": ("", "fedavg:clients=2,fedcurv:clients=2,hwa:clients=2"),
     "estimated-gain": ("--gain estimated", "decavg,dechw"),
     "two-architectures": ("--model mlp:hidden=32 --model mlp:hidden=64x32", "decavg,dechw"),
+    "widths": (
+        "--model mlp:hidden=32 --model mlp:hidden=16",
+        "dec-heterofl,dec-fedrolex:indices=sorted,dec-fed-dropout",
+    ),
     "directed-graph": ("--topology edge-list:path={files}/arcs.txt,directed=true", "decavg,dechw"),
     "validation": ("--validation 0.2 --early-stop rollback --rounds 4", "decavg,dechw"),
     "convolutions": ("--model digits-cnn --nodes 3", "decavg,dechw"),

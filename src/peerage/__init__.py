@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.algorithms.hwa import HWA as HWA
     from peerage.algorithms.ifca import IFCA as IFCA
     from peerage.algorithms.local import Local as Local
+    from peerage.algorithms.partial_training import DecFedDropout as DecFedDropout
+    from peerage.algorithms.partial_training import DecFedRolex as DecFedRolex
+    from peerage.algorithms.partial_training import DecHeteroFL as DecHeteroFL
     from peerage.data import Dataset as Dataset
     from peerage.data import in_memory as in_memory
     from peerage.data.clusters import Clusters as Clusters
@@ -103,8 +106,11 @@ _HOMES = {
     "DecDiffVT": "peerage.algorithms.decdiff",
     "DecFML": "peerage.algorithms.dec_fml",
     "DecFedAvg": "peerage.algorithms.dec_fedavg",
+    "DecFedDropout": "peerage.algorithms.partial_training",
     "DecFedProx": "peerage.algorithms.dec_fedavg",
+    "DecFedRolex": "peerage.algorithms.partial_training",
     "DecHW": "peerage.algorithms.dechw",
+    "DecHeteroFL": "peerage.algorithms.partial_training",
     "DefKT": "peerage.algorithms.defkt",
     "Engine": "peerage.experiment",
     "Evaluation": "peerage.experiment",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from peerage import specs
 from peerage.errors import PeerageError
+from peerage.models.scaled import ChannelGroups
 from peerage.privacy import PrivacyFilter
 from peerage.randomness import torch_stream
 from peerage.requests import (
@@ -100,6 +101,9 @@ class Node(Generic[S]):
     # The layouts of parameters and of running statistics, by architecture.
     layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
     buffer_layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
+    # Which entries of a model belong to which channel, by architecture, if there are several and
+    # the algorithm is `width_scaled`.
+    channels: Mapping[str, ChannelGroups] = field(default_factory=dict, repr=False)
     state: S = None  # type: ignore[assignment]  # Algorithm.init fills it before the first round
     # Draws initial values; arguments: stream, architecture, whether they are private to the node.
     draw_initial: Callable[[str, str, bool], Weights] | None = field(default=None, repr=False)
@@ -420,6 +424,8 @@ class Algorithm(Generic[S]):
     # Whether nodes of one architecture start with equal models, unless the experiment sets it
     # (`--init`).
     initial_models: ClassVar[Literal["shared", "independent"]] = "independent"
+    # Whether the models of nodes may differ in their width alone; see `Node.channels`.
+    width_scaled: ClassVar[bool] = False
     # Which nodes keep and evaluate models if there is a hub: see `peerage.hub`.
     models_at: ClassVar[Literal["hub", "clients", "both"]] = "hub"
 

@@ -23,6 +23,7 @@ from peerage import (
     Algorithm,
     DecAvg,
     DecDiff,
+    DecFedRolex,
     DecFML,
     DecHW,
     DefKT,
@@ -120,6 +121,7 @@ GOOD: dict[str, Algorithm[Any]] = {
     "dfml-neighbours own": short(DFMLNeighbours, epochs_mutual=2, keep="own"),
     "def-kt": short(DefKT, epochs_mutual=3),
     "def-kt one pair": short(DefKT, epochs_mutual=3, pairs=1, kl_weight=0.3),
+    "dec-fedrolex sorted": short(DecFedRolex, direction="code", indices="sorted"),
     "dec-fml meme": short(DecFML, meme="mlp:hidden=3", weights="data"),
 }
 # Nobody is without neighbours where there is a hub.

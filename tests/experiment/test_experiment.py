@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from peerage.algorithms import ALGORITHMS
 from peerage.cli.flags import FLAGS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS, Iid
+from peerage.engine.fitting import check_widths
 from peerage.errors import InputError, Interrupted
 from peerage.experiment.catalogue import recipes
 from peerage.experiment.experiment import HUB, display_name
@@ -32,7 +34,9 @@ from peerage.experiment.until import STOP_METRICS, StopCondition
 from peerage.graphs.gains import GAINS, ManualGain
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, FromGraph, Ring
 from peerage.models import MODELS
+from peerage.models.dfml_cnn import DfmlCNN
 from peerage.models.mlp import MLP, Logistic
+from peerage.models.start import Architecture
 from peerage.net.peer.network import Member, Network, differing
 from peerage.privacy import Noise
 from peerage.records.environment import environment
@@ -66,6 +70,16 @@ def works(draw: st.DrawFn) -> pg.LocalSGD:
     )
 
 
+@st.composite
+def mixes(draw: st.DrawFn, algorithm: pg.Algorithm[Any]) -> tuple[Any, ...]:
+    """The models of an experiment, which not every algorithm can combine."""
+    if algorithm.width_scaled:
+        widths = draw(st.lists(st.integers(1, 64), max_size=3))
+        return tuple(DfmlCNN((width, 2 * width)) for width in widths)
+    alike = algorithm.with_hub or isinstance(algorithm, pg.DefKT)
+    return tuple(draw(st.lists(any_of(MODELS), max_size=1 if alike else 3)))
+
+
 MUTUAL = pg.DFML | pg.DFMLNeighbours | pg.DefKT | pg.DecFML
 
 
@@ -94,7 +108,7 @@ def experiments(draw: st.DrawFn) -> pg.Experiment:
     return pg.Experiment(
         algorithm=algorithm,
         dataset=draw(any_of(DATASETS)),
-        model=tuple(draw(st.lists(any_of(MODELS), max_size=1 if hub else 3))),
+        model=draw(mixes(algorithm)),
         nodes=draw(st.integers(getattr(algorithm, "clients", None) or 1, 10**6)),
         topology=HUB if hub else draw(any_of(TOPOLOGIES)),
         partition=draw(any_of(PARTITIONS)),
@@ -130,6 +144,14 @@ def test_an_experiment_comes_back_from_its_file(experiment: pg.Experiment) -> No
     assert again == experiment
     assert again.to_toml() == text
     assert tomllib.loads(text) == experiment.table()
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=20)
+@given(mixes(pg.DecHeteroFL()))
+def test_random_experiments_have_models_that_their_algorithm_accepts(models: Any) -> None:
+    builders = [partial(model.build, (3, 8, 8), 10) for model in models]
+    check_widths([Architecture(str(i), build) for i, build in enumerate(builders)])
 
 
 @pytest.mark.parametrize("name", list(recipes()))

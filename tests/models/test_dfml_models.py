@@ -40,11 +40,12 @@ SIZES = {
     "vit:width=512": (3_316_730, 3_362_900),
     "vit:width=256": (872_178, 895_308),
     "vit:width=128": (239_726, 251_336),
-    # Some programs leave out the output layer of attention (4160 parameters in each of two blocks)
-    # if there is one head as wide as the tokens. Then it would be no scaled version of the others.
     "vit:width=64": (62_636 + 2 * 4160, 68_486 + 2 * 4160),
     "vit:width=32": (31_628, 34_598),
 }
+# The reference code leaves out attention's output layer (4160 parameters in each of two blocks) if
+# there is one head as wide as the tokens.
+AS_IN_REFERENCE = SIZES | {"vit:width=64": (62_636, 68_486)}
 WITH_FULL_LAYER_NORM = {
     "128+256": (1_091_338, 2_565_988),
     "64+128": (340_874, 1_078_244),
@@ -73,6 +74,12 @@ def count(name: str, classes: int, shape: tuple[int, ...] = CIFAR) -> int:
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes(name):
     assert (count(name, 10), count(name, 100)) == SIZES[name]
+
+
+@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("vit")])
+def test_sizes_with_the_output_layers_of_the_reference(name):
+    found = tuple(count(f"{name},output_layer=reference", classes) for classes in (10, 100))
+    assert found == AS_IN_REFERENCE[name]
 
 
 @pytest.mark.parametrize("channels", WITH_FULL_LAYER_NORM)
@@ -213,25 +220,40 @@ def attention(x: Tensor, layers: nn.Module, heads: int) -> Tensor:
                 q = layers.query.weight[rows] @ x[b, token]
                 k, v = (x[b, others] @ layer.weight[rows].T for layer in (layers.key, layers.value))
                 outputs.append((k @ q * layers.scale[head]).softmax(0) @ v)
-            found[b, token] = layers.out(torch.cat(outputs))
+            together = torch.cat(outputs)
+            found[b, token] = together if layers.out is None else layers.out(together)
     return found
 
 
-def test_vision_transformer_by_its_definition():
-    module = randomised("vit:width=128,mlp=2,patch=2", (2, 4, 6))
-    module.block1.attention.scale.data = torch.tensor([0.3, 0.7]).double()
+@pytest.mark.parametrize(
+    ("name", "width", "heads"),
+    [
+        ("vit:width=128,mlp=2,patch=2", 128, 2),
+        ("vit:width=64,mlp=4,patch=2,output_layer=reference", 64, 1),
+    ],
+)
+def test_vision_transformer_by_its_definition(name, width, heads):
+    module = randomised(name, (2, 4, 6))
+    module.block1.attention.scale.data = torch.tensor([0.3, 0.7][:heads]).double()
+    assert (module.block1.attention.out is None) == ("reference" in name)
     x = examples(2, 2, 4, 6)
     rows = patches(shifted(x, 1), 2)
     tokens = module.tokens
     h = tokens.linear(F.layer_norm(rows, (40,), tokens.norm.weight, tokens.norm.bias))
-    h = torch.cat([tokens.class_token.expand(2, 1, 128), h], 1) + tokens.positions
-    assert h.shape == (2, 1 + 6, 128)
+    h = torch.cat([tokens.class_token.expand(2, 1, width), h], 1) + tokens.positions
+    assert h.shape == (2, 1 + 6, width)
     for name in ("block1", "block2"):
         block = module.get_submodule(name)
         assert block.hidden.out_features == 256
-        h = h + attention(block.norm1(h), block.attention, heads=2)
+        h = h + attention(block.norm1(h), block.attention, heads)
         h = h + block.out(F.gelu(block.hidden(block.norm2(h))))
     torch.testing.assert_close(module(x), module.head(module.norm(h)[:, 0]))
+
+
+def test_without_an_output_layer_attention_has_no_dropout_after_it():
+    for layer, left_out in (("reference", True), ("always", False)):
+        module = network(f"vit:width=64,depth=1,output_layer={layer}", CIFAR)
+        assert isinstance(module.block1.attention.drop, nn.Identity) == left_out
 
 
 def test_scales_start_at_one_over_the_root_of_the_dimension():

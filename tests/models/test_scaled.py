@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from peerage.errors import InputError
 from peerage.models import MIXES
 from peerage.models.scaled import (
+    ChannelAxis,
     ChannelGroups,
     channel_groups,
     is_scaled_version,
@@ -17,11 +18,13 @@ from peerage.models.scaled import (
 from peerage.vectors import FlatModel, Layout, float_buffers, trained_parameters
 
 SMALL = {  # small members of every family, and larger ones
+    "mlp:hidden=3x4": "mlp:hidden=6x5",
     "dfml-cnn:channels=3+4": "dfml-cnn:channels=6+8",
     "dfml-cnn:channels=3+4,norm=layer": "dfml-cnn:channels=6+8,norm=layer",
     "preact-resnet:widths=2+3+4": "preact-resnet:widths=4+5+8",
     "vit:width=64,dropout=0,embedding_dropout=0": ("vit:width=128,dropout=0,embedding_dropout=0"),
 }
+WITHOUT_OUTPUT_LAYER = "vit:width=64,output_layer=reference,dropout=0,embedding_dropout=0"
 SHAPE = (3, 8, 12)
 
 
@@ -73,6 +76,20 @@ def test_a_cut_of_the_largest_has_names_and_shapes_of_the_members(family, member
         most = groups.sizes[group]
         whole_heads = group.endswith("heads")
         assert size == (max(1, most // ratio) if whole_heads else most / ratio)
+
+
+def test_the_groups_of_linear_layers_in_a_row():
+    groups = channel_groups(network("mlp:hidden=6x5", (4,), 3))
+    assert groups.sizes == {"hidden1": 6, "hidden2": 5}
+    first, second = ChannelAxis(0, "hidden1"), ChannelAxis(0, "hidden2")
+    assert groups.axes == {
+        "hidden1.weight": (first,),
+        "hidden1.bias": (first,),
+        "hidden2.weight": (second, ChannelAxis(1, "hidden1")),
+        "hidden2.bias": (second,),
+        "head.weight": (ChannelAxis(1, "hidden2"),),
+    }
+    assert channel_groups(network("logistic", (4,), 3)).sizes == {}
 
 
 def test_the_groups_of_a_convolutional_network():
@@ -137,7 +154,7 @@ def test_a_transformer_keeps_the_dimension_of_its_heads():
 # Cutting is consistent: all tensors of a group mean the same channels
 
 
-@pytest.mark.parametrize("name", SMALL.values())
+@pytest.mark.parametrize("name", [*SMALL.values(), WITHOUT_OUTPUT_LAYER])
 @pytest.mark.parametrize("training", [True, False])
 def test_another_order_of_channels_is_the_same_function(name, training):
     """A wrong axis, group or block would mix channels."""
@@ -209,7 +226,19 @@ def test_entries_of_the_flat_vector(small, large):
 @pytest.mark.parametrize(
     ("small", "large", "reason"),
     [
-        ("mlp", "dfml-cnn", "model Sequential has no width-scaled versions"),
+        ("digits-cnn", "dfml-cnn", "model Sequential has no width-scaled versions"),
+        ("mlp", "dfml-cnn", "Sequential and DfmlCNNLayers are different families"),
+        (
+            "mlp:hidden=8",
+            "mlp:hidden=8x4",
+            "only one of the two models has hidden2.bias, so they differ in more than their width",
+        ),
+        (
+            "vit:width=64,output_layer=reference",
+            "vit:width=128",
+            "only one of the two models has block1.attention.out.bias, so they differ in more than "
+            "their width",
+        ),
         ("dfml-cnn", "efficientnet", "model Sequential has no width-scaled versions"),
         ("vit:width=32", "dfml-cnn", "ViTLayers and DfmlCNNLayers are different families"),
         (
@@ -251,6 +280,20 @@ def test_other_classes_or_images_are_no_scaled_version():
 
 def test_a_model_without_groups_is_an_error():
     with pytest.raises(
-        InputError, match="Sequential has no width-scaled versions; choose dfml-cnn"
+        InputError, match="Sequential has no width-scaled versions; choose mlp, dfml-cnn"
     ):
-        channel_groups(network("mlp"))
+        channel_groups(network("digits-cnn"))
+
+
+def test_layers_that_are_no_row():
+    mixed = nn.Sequential(nn.Linear(4, 8), nn.Flatten(), nn.Linear(3 * 8, 2))  # of [B, 3, 4]
+    tanh = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    for module in (mixed, tanh, nn.Sequential(nn.ReLU())):
+        with pytest.raises(InputError, match="has no width-scaled versions"):
+            channel_groups(module)
+
+
+def test_frozen_parameters_cannot_be_cut():
+    small, large = (network(f"mlp:hidden={width}", (4,)) for width in (3, 6))
+    small.hidden1.requires_grad_(False)
+    assert why_not_scaled(small, large) == "model Sequential has frozen parameters"

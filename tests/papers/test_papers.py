@@ -21,7 +21,7 @@ from peerage.experiment.identity import run_key
 from peerage.experiment.toml import merged
 from peerage.graphs.topology import BarabasiAlbert, ErdosRenyi
 from peerage.papers import calibrate, runner
-from peerage.papers.calibrate import Speeds, examples, parameters
+from peerage.papers.calibrate import Rate, Speeds, examples, parameters
 from peerage.papers.datasets import IMAGES
 from peerage.papers.listing import entries, hours
 from peerage.papers.p0 import output, printed, settings
@@ -533,6 +533,26 @@ def test_an_estimate_counts_steps_evaluations_and_averages():
     assert pool - 0.5 == pytest.approx((estimate() - 0.5) / cores)
 
 
+def test_an_estimate_of_a_mix_is_a_mean_over_the_nodes(monkeypatch):
+    """Five nodes take two models in turn: three have the first."""
+    rates = {"mlp:hidden=8": Rate(100.0, 500.0), "digits-mlp": Rate(400.0, 1000.0)}
+    monkeypatch.setattr(Speeds, "rate", lambda self, dataset, model, *about: rates[model])
+    table = tomllib.loads(SHORT.to_toml()) | {"nodes": 5, "topology": {"name": "ring"}}
+    table |= {"algorithm": {"name": "local"}, "model": [{"name": "mlp", "hidden": "8"}]}
+    table["model"].append({"name": "digits-mlp"})
+    both = Experiment(**table)
+    found = Speeds().mean_rate(both)
+    assert found.trained == pytest.approx(5 / (3 / 100 + 2 / 400))
+    assert found.evaluated == pytest.approx(5 / (3 / 500 + 2 / 1000))
+    assert parameters(both) == round((3 * 610 + 2 * 6570) / 5)
+    trained = 100 * 8 * 16 * (3 / 100 + 2 / 400)
+    evaluated = 12 * 100 * (3 / 500 + 2 / 1000)
+    estimated = Speeds().seconds(Training(Setting("digits", 0.2, "DecAvg"), both))
+    assert estimated == pytest.approx(0.5 + trained + evaluated)
+    alone = both.model_copy(update={"pooled": True})
+    assert Speeds().mean_rate(alone).trained == pytest.approx(100)
+
+
 def test_an_algorithm_that_does_not_state_its_cost_has_no_estimate(tmp_path, monkeypatch):
     study = runner.STUDIES["p0-fig2"]
     [job] = study.jobs(SMOKE)
@@ -582,6 +602,7 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     assert rate.trained > 0
     assert rate.evaluated > rate.trained
     assert Speeds(tmp_path / "speeds.json").rates == {"digits digits-mlp 16": rate}
+    assert fresh.rate("digits", "mlp:hidden=8", 16) == fresh.rates["digits mlp:hidden=8 16"]
     grey = dataset_info(Cifar10(grey=True, side=9))
     assert fresh.rate("cifar10", "logistic", 16, grey) == fresh.rates["cifar10 1x9x9 logistic 16"]
     assert fresh.averaged() > 1e6

@@ -24,6 +24,7 @@ from peerage.algorithms.fedprox import FedProx
 from peerage.algorithms.hwa import HWA
 from peerage.algorithms.ifca import IFCA
 from peerage.algorithms.local import Local
+from peerage.algorithms.partial_training import DecFedDropout, DecFedRolex, DecHeteroFL
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "local": Local,
@@ -48,6 +49,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "dfml-neighbours": DFMLNeighbours,
     "dec-fedavg": DecFedAvg,
     "dec-fedprox": DecFedProx,
+    "dec-heterofl": DecHeteroFL,
+    "dec-fedrolex": DecFedRolex,
+    "dec-fed-dropout": DecFedDropout,
     "def-kt": DefKT,
     "dec-fml": DecFML,
 }

@@ -38,6 +38,14 @@ class DecFedAvg(RotatingHub[None]):
     async def aggregate(self, node: Node[None], inbox: Inbox) -> Mapping[int, Weights]:
         models = {node.id: node.weights, **{m.sender: model_in(m) for m in inbox.messages}}
         examples = {node.id: node.num_examples, **{m.sender: m.examples for m in inbox.messages}}
+        merged = self.merge(node, models, examples)
+        self.adopt(node, merged.pop(node.id))
+        return dict(sorted(merged.items()))
+
+    def merge(
+        self, node: Node[None], models: Mapping[int, Weights], examples: Mapping[int, int]
+    ) -> dict[int, Weights]:
+        """The new model of every participant, from their models and numbers of examples."""
         means: dict[int, Weights] = {}
         for architecture in {model.architecture for model in models.values()}:
             group = sorted(key for key, m in models.items() if m.architecture == architecture)
@@ -45,8 +53,7 @@ class DecFedAvg(RotatingHub[None]):
                 [models[key] for key in group], [examples[key] for key in group]
             )
             means |= dict.fromkeys(group, mean)
-        self.adopt(node, means.pop(node.id))
-        return dict(sorted(means.items()))
+        return means
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
-"""Check that a model fits the data, and whether it takes examples as float32 or as integers."""
+"""Check that models fit the data and each other, and whether they take floats or integers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from peerage.data import Dataset
 from peerage.errors import InputError
+from peerage.models.scaled import why_not_scaled
 from peerage.models.start import Architecture
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -74,6 +76,22 @@ def common_dtype(
                 "convert the examples inside the models, with x.long() or x.float()"
             )
     return torch.int64 if integers else torch.float32
+
+
+def check_widths(architectures: Sequence[Architecture]) -> None:
+    """Raise an InputError unless each model is the next larger one without some channels.
+
+    So the largest of any of them contains the others.
+    """
+    ordered = sorted(architectures, key=lambda architecture: architecture.layout.size)
+    for small, large in pairwise(ordered):
+        reason = why_not_scaled(small.specimen(), large.specimen())
+        if reason is not None:
+            raise InputError(
+                f"the algorithm requires models that differ in width alone, but {small.name!r} is "
+                f"no narrower version of {large.name!r}: {reason}; use one family, such as --model "
+                "h1-cnn"
+            )
 
 
 def _attempt(module: nn.Module, x: Tensor) -> tuple[int, ...] | Exception:

@@ -15,7 +15,7 @@ from peerage.data import Dataset, cache_folder, hold_out, label_counts
 from peerage.data.clusters import divide, shift_test, shift_training
 from peerage.data.datasets import DATASETS
 from peerage.data.tensors import label_caveats
-from peerage.engine.fitting import check_fit, common_dtype
+from peerage.engine.fitting import check_fit, check_widths, common_dtype
 from peerage.engine.world import World
 from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
@@ -49,6 +49,8 @@ def prepare(
         experiment.algorithm.check_layout(architecture.layout)
         experiment.work.check_layout(architecture.layout)
     names = list(architectures)[: len(experiment.model)]  # others belong to no node
+    if experiment.algorithm.width_scaled:
+        check_widths([architectures[name] for name in names])
     parts, validation = split_validation(experiment, dataset, parts)
     if experiment.algorithm.with_hub:  # one node more, without data
         parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]

@@ -176,6 +176,7 @@ class Shard:
                 seed=world.seed,
                 layouts=world.layouts,
                 buffer_layouts=world.buffer_layouts,
+                channels=world.channels,
                 draw_initial=partial(world.draw_initial, node),
                 rounds=world.rounds,
                 hub=world.hub,

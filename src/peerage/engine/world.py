@@ -17,6 +17,7 @@ from peerage.graphs.faults import Faults, LinkFaults, NoLinkFaults
 from peerage.graphs.graph import Graph, Neighbours
 from peerage.graphs.mixing import describe
 from peerage.graphs.topology import DynamicGraph
+from peerage.models.scaled import ChannelGroups, channel_groups
 from peerage.models.start import Architecture
 from peerage.privacy import Noise, PrivacyFilter
 from peerage.randomness import stream_seed
@@ -199,6 +200,14 @@ class World:
     def buffer_layouts(self) -> dict[str, Layout]:
         """The layout of the running statistics of every architecture."""
         return {name: kind.buffer_layout for name, kind in self.architectures.items()}
+
+    @cached_property
+    def channels(self) -> dict[str, ChannelGroups]:
+        """The channel groups of the nodes' architectures, if the algorithm needs them."""
+        names = sorted(set(self.assignment))
+        if not self.algorithm.width_scaled or len(names) == 1:
+            return {}
+        return {name: channel_groups(self.architectures[name].specimen()) for name in names}
 
     def draw_initial(self, node: int, stream: str, architecture: str, private: bool) -> Weights:
         """Initial values from a named stream, scaled by the gain of a node; see `Node.initial`."""

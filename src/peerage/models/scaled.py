@@ -6,19 +6,23 @@ normalised or added entry by entry: the outputs of a convolution, its norm and t
 next one. If the input of a block is added to its output, both are one group. Image channels,
 classes and the dimension of an attention head are in no group, so they are never cut.
 
+The class of a network states its groups in `channel_axes`. Linear layers in a row, as in `mlp`,
+need no such statement.
+
 HeteroFL (Diao, Ding, Tarokh, 2021. arXiv:2010.01264) keeps the first channels of every group,
 FedRolex (Alam et al., 2022. arXiv:2212.01548) others in every round.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from peerage.errors import InputError
-from peerage.vectors import Layout, float_buffers, trained_parameters
+from peerage.vectors import Layout, float_buffers, frozen_parameters, trained_parameters
 
 Kept = Mapping[str, Tensor]  # group -> indices [k] of the channels that stay, in their new order
 
@@ -98,15 +102,26 @@ class ChannelGroups:
 
 def channel_groups(module: nn.Module) -> ChannelGroups:
     """The channel groups of a model; raises an InputError if it belongs to no scaled family."""
-    if not isinstance(module, Scalable):
+    reason = why_not_scalable(module)
+    if reason is not None:
         raise InputError(
-            f"model {type(module).__name__} has no width-scaled versions; choose dfml-cnn, "
-            "preact-resnet or vit, or define channel_axes in its class"
+            f"{reason}; choose mlp, dfml-cnn, preact-resnet or vit, or define channel_axes in the "
+            "class of your own"
         )
-    axes = dict(module.channel_axes())
+    axes = dict(module.channel_axes() if isinstance(module, Scalable) else row_axes(module))
     tensors = dict([*trained_parameters(module), *float_buffers(module)])
     sizes = {axis.group: axis.size(tensors[name]) for name, cut in axes.items() for axis in cut}
     return ChannelGroups(sizes, axes)
+
+
+def why_not_scalable(module: nn.Module) -> str | None:
+    """Why a model has no channel groups; None if it has."""
+    if not isinstance(module, Scalable) and not is_row(module):
+        return f"model {type(module).__name__} has no width-scaled versions"
+    if frozen_parameters(module):
+        # They are no part of a node's vector, so no average could make up for their differences.
+        return f"model {type(module).__name__} has frozen parameters"
+    return None
 
 
 def is_scaled_version(small: nn.Module, large: nn.Module) -> bool:
@@ -117,8 +132,9 @@ def is_scaled_version(small: nn.Module, large: nn.Module) -> bool:
 def why_not_scaled(small: nn.Module, large: nn.Module) -> str | None:
     """Why the small model is not a scaled version of the large one; None if it is one."""
     for module in (small, large):
-        if not isinstance(module, Scalable):
-            return f"model {type(module).__name__} has no width-scaled versions"
+        reason = why_not_scalable(module)
+        if reason is not None:
+            return reason
     if type(small) is not type(large):
         return f"{type(small).__name__} and {type(large).__name__} are different families"
     here, there = shapes(small), shapes(large)
@@ -142,6 +158,35 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shapes of all trained parameters and running statistics, by name."""
     named = [*trained_parameters(module), *float_buffers(module)]
     return {name: tuple(tensor.shape) for name, tensor in named}
+
+
+# Linear layers in a row
+
+
+def is_row(module: nn.Module) -> bool:
+    """Whether a model is linear layers in a row, each with the outputs of the one before."""
+    # Not a subclass, which may compute something else.
+    kinds = {type(part) for part in module.children()}
+    if type(module) is not nn.Sequential or not kinds <= {nn.Flatten, nn.Linear, nn.ReLU}:
+        return False
+    layers = [layer for _, layer in linear_row(module)]
+    return bool(layers) and all(a.out_features == b.in_features for a, b in pairwise(layers))
+
+
+def linear_row(module: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """The linear layers of a model by name, from the input to the output."""
+    return [(name, part) for name, part in module.named_children() if isinstance(part, nn.Linear)]
+
+
+def row_axes(module: nn.Module) -> NamedAxes:
+    """The axes of linear layers in a row; the outputs of each but the last are a group."""
+    inputs: Channels | None = None
+    *hidden, (name, last) = linear_row(module)
+    for group, layer in hidden:
+        outputs = Channels(group)
+        yield from layer_axes(group, layer, inputs, outputs)
+        inputs = outputs
+    yield from layer_axes(name, last, inputs)
 
 
 # For the classes of modules

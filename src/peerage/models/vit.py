@@ -6,11 +6,13 @@ make up for the lack of pretraining: Lee, Lee, Song, 2021. arXiv:2112.13492.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peerage import specs
 from peerage.errors import InputError, check_at_least
 from peerage.models.base import check_dropout, dropout, image_shape
 from peerage.models.scaled import ChannelAxis, Channels, NamedAxes, layer_axes, norm_axes
@@ -72,9 +74,12 @@ def patches(x: Tensor, side: int) -> Tensor:
 
 
 class LocalAttention(nn.Module):
-    """Locality self-attention: no token attends to itself, and every head learns its scale."""
+    """Locality self-attention: no token attends to itself, and every head learns its scale.
 
-    def __init__(self, width: int, heads: int, drop: float) -> None:
+    Without `output_layer`, the tokens must be as wide as the heads together.
+    """
+
+    def __init__(self, width: int, heads: int, drop: float, output_layer: bool = True) -> None:
         super().__init__()
         inner = heads * HEAD_DIMENSION
         self.heads = heads
@@ -83,8 +88,8 @@ class LocalAttention(nn.Module):
         self.value = nn.Linear(width, inner, bias=False)
         self.scale = nn.Parameter(torch.empty(heads))
         self.drop_weights = dropout(drop)
-        self.out = nn.Linear(inner, width)
-        self.drop = dropout(drop)
+        self.out = nn.Linear(inner, width) if output_layer else None
+        self.drop = dropout(drop) if output_layer else nn.Identity()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -97,7 +102,7 @@ class LocalAttention(nn.Module):
         itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
         weights = self.drop_weights(scores.masked_fill(itself, float("-inf")).softmax(-1))
         together = (weights @ v).transpose(1, 2).flatten(2)  # [B, T, heads * dimension]
-        out: Tensor = self.drop(self.out(together))
+        out: Tensor = self.drop(together if self.out is None else self.out(together))
         return out
 
     def _split(self, x: Tensor) -> Tensor:
@@ -107,21 +112,23 @@ class LocalAttention(nn.Module):
     def channel_axes(self, name: str) -> NamedAxes:
         heads = Channels(f"{name}.heads")
         inner = heads._replace(block=HEAD_DIMENSION)
-        for projection in ("query", "key", "value"):
-            layer = self.get_submodule(projection)
-            assert isinstance(layer, nn.Linear)
-            yield from layer_axes(f"{name}.{projection}", layer, WIDTH, inner)
+        yield from layer_axes(f"{name}.query", self.query, WIDTH, inner)
+        yield from layer_axes(f"{name}.key", self.key, WIDTH, inner)
+        # Without an output layer, the values themselves are added to the tokens.
+        values = WIDTH if self.out is None else inner
+        yield from layer_axes(f"{name}.value", self.value, WIDTH, values)
         yield f"{name}.scale", (ChannelAxis(0, *heads),)
-        yield from layer_axes(f"{name}.out", self.out, inner, WIDTH)
+        if self.out is not None:
+            yield from layer_axes(f"{name}.out", self.out, inner, WIDTH)
 
 
 class TransformerBlock(nn.Module):
     """Attention and two linear layers with GELU, each after layer norm and added to its input."""
 
-    def __init__(self, width: int, heads: int, hidden: int, drop: float) -> None:
+    def __init__(self, attention: LocalAttention, width: int, hidden: int, drop: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = LocalAttention(width, heads, drop)
+        self.attention = attention
         self.norm2 = nn.LayerNorm(width)
         self.hidden = nn.Linear(width, hidden)
         self.gelu = nn.GELU()
@@ -179,8 +186,12 @@ class ViT:
     mlp: int = 1  # hidden units of a block, in multiples of the width
     dropout: float = 0.1
     embedding_dropout: float = 0.1
+    # Whether attention has an output layer: always, or as in the reference code not where one head
+    # is as wide as the tokens (width 64). That model is then no scaled version of the others.
+    output_layer: Literal["always", "reference"] = "always"
 
     def __post_init__(self) -> None:
+        specs.check_choices(self)
         for name in ("width", "depth", "patch", "mlp"):
             check_at_least(name, getattr(self, name), 1)
         check_dropout("dropout", self.dropout)
@@ -199,13 +210,7 @@ class ViT:
                 f"has images of {image[1]}x{image[2]}; choose a patch that divides both sides, as "
                 "in vit:patch=2"
             )
-        heads = max(1, self.width // HEAD_DIMENSION)
-        blocks = {
-            f"block{number}": TransformerBlock(
-                self.width, heads, self.mlp * self.width, self.dropout
-            )
-            for number in range(1, self.depth + 1)
-        }
+        blocks = {f"block{number}": self._block() for number in range(1, self.depth + 1)}
         layers: dict[str, nn.Module] = {
             "tokens": PatchTokens(image, self.patch, self.width),
             "drop": dropout(self.embedding_dropout),
@@ -215,3 +220,9 @@ class ViT:
             "head": nn.Linear(self.width, classes),
         }
         return ViTLayers(OrderedDict(layers))
+
+    def _block(self) -> TransformerBlock:
+        heads = max(1, self.width // HEAD_DIMENSION)
+        output_layer = self.output_layer == "always" or (heads, self.width) != (1, HEAD_DIMENSION)
+        attention = LocalAttention(self.width, heads, self.dropout, output_layer)
+        return TransformerBlock(attention, self.width, self.mlp * self.width, self.dropout)

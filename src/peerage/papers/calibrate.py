@@ -1,15 +1,17 @@
 """Measures how fast this machine trains, evaluates and averages; estimates the time of jobs."""
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, harmonic_mean
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
+from peerage import specs
 from peerage.aggregation import weighted_mean
 from peerage.algorithm import Algorithm, Cost, Dimensions
 from peerage.data import cache_folder
@@ -67,14 +69,14 @@ class Speeds:
 
     def _training(self, experiment: Experiment) -> float | None:
         dataset = display_name(experiment.dataset, DATASETS)
-        model = display_name(experiment.model[0], MODELS)
-        if dataset not in DATASET_INFO or model not in MODELS:
+        models = {display_name(model, MODELS) for model in experiment.model}
+        if dataset not in DATASET_INFO or not models <= MODELS.keys():
             return None
         cost = mean_cost(experiment)
         if cost is None:
             return None
         known = info_of(experiment)
-        rate = self.rate(dataset, model, experiment.work.batch_size, known)
+        rate = self.mean_rate(experiment)
         nodes = training_nodes(experiment)
         cores = min(self.cores, nodes) if experiment.engine.name == "pool" else 1
         rounds, held = experiment.rounds, examples(experiment)
@@ -89,8 +91,23 @@ class Speeds:
         busy = rounds * trained / rate.trained + forward / rate.evaluated + averaged
         return START_SECONDS + busy / cores
 
+    def mean_rate(self, experiment: Experiment) -> Rate:
+        """The rate of all nodes together, each with its own model."""
+        dataset, known = display_name(experiment.dataset, DATASETS), info_of(experiment)
+        batch, counts = experiment.work.batch_size, assigned_models(experiment)
+        names = [specs.text(split.model, "model", MODELS) for split in counts]
+        rates = [self.rate(dataset, name, batch, known) for name in names]
+        # The times of examples are averaged, and a rate is one over such a time.
+        return Rate(
+            harmonic_mean([rate.trained for rate in rates], list(counts.values())),
+            harmonic_mean([rate.evaluated for rate in rates], list(counts.values())),
+        )
+
     def rate(self, dataset: str, model: str, batch: int, known: DatasetInfo | None = None) -> Rate:
-        """The rate on images of a data set; its options may change their shape."""
+        """The rate of a model, such as `mlp:hidden=8`, on images of a data set.
+
+        Options of the data set, which `known` includes, may change the shape of images.
+        """
         known = known or DATASET_INFO[dataset]
         if known.shape != DATASET_INFO[dataset].shape:
             dataset += " " + "x".join(map(str, known.shape))
@@ -162,15 +179,22 @@ def share_of_clients(experiment: Experiment) -> float:
     return experiment.algorithm.participation(experiment.nodes)
 
 
+def assigned_models(experiment: Experiment) -> Counter[Split]:
+    """The models of the nodes, which take them in turn, and how many nodes have each."""
+    given: Sequence[Any] = experiment.model  # studies use models of the package
+    splits = [model if isinstance(model, Split) else Split(model) for model in given]
+    return Counter(splits[node % len(splits)] for node in range(training_nodes(experiment)))
+
+
 def parameters(experiment: Experiment) -> int:
-    """Number of parameters of the model, without loading its data."""
-    return dimensions(experiment).layout.size
+    """Number of parameters of a node's model, on average, without loading its data."""
+    counts = assigned_models(experiment)
+    sizes = [dimensions(experiment, split).layout.size for split in counts]
+    return round(fmean(sizes, counts.values()))
 
 
-def dimensions(experiment: Experiment) -> Dimensions:
+def dimensions(experiment: Experiment, split: Split) -> Dimensions:
     nodes = experiment.nodes + experiment.algorithm.with_hub
-    given: Any = experiment.model[0]  # studies use models of the package
-    split = given if isinstance(given, Split) else Split(given)
     return _dimensions(split, info_of(experiment), nodes)
 
 
@@ -204,21 +228,29 @@ def _links(topology: Any, nodes: int) -> int:
 def mean_cost(experiment: Experiment) -> Cost | None:
     """Mean cost of a round for a node; None if the algorithm does not state its cost."""
     examples_per_node = examples(experiment) / experiment.nodes
-    return _mean_cost(
-        experiment.algorithm, experiment.rounds, dimensions(experiment), examples_per_node
-    )
+    algorithm, rounds = experiment.algorithm, experiment.rounds
+    counts = assigned_models(experiment)
+    costs = [
+        _mean_cost(algorithm, rounds, dimensions(experiment, split), examples_per_node)
+        for split in counts
+    ]
+    return _mean(costs, list(counts.values()))
 
 
 @cache
 def _mean_cost(
     algorithm: Algorithm[Any], rounds: int, dimensions: Dimensions, examples: float
 ) -> Cost | None:
-    costs = [algorithm.cost(round, dimensions, examples) for round in range(rounds)]
+    return _mean([algorithm.cost(round, dimensions, examples) for round in range(rounds)])
+
+
+def _mean(costs: Sequence[Cost | None], weights: Sequence[int] | None = None) -> Cost | None:
+    """The mean of costs; None if one of them is unknown."""
     stated = [cost for cost in costs if cost is not None]
-    if len(stated) < rounds:
+    if len(stated) < len(costs):
         return None
     means = {
-        name: fmean(getattr(cost, name) for cost in stated)
+        name: fmean([getattr(cost, name) for cost in stated], weights)
         for name in ("vectors", "passes", "forward", "state")
     }
     return Cost(**means, shared_mean=all(cost.shared_mean for cost in stated))
@@ -227,7 +259,8 @@ def _mean_cost(
 def measure(known: DatasetInfo, name: str, batch: int) -> Rate:
     """Train and evaluate a model on random images for a moment."""
     shape, classes = known.shape, known.classes
-    architecture = Architecture(name, partial(MODELS[name]().build, shape, classes), "torch")
+    options = specs.parse(name, "model", MODELS)
+    architecture = Architecture(name, partial(options.build, shape, classes), "torch")
     model = architecture.build_flat()
     model.load(*architecture.initial(0, 0, gain=1.0))
     count = TRIAL_EXAMPLES if model.params.numel() < LARGE_MODEL else 2 * batch

@@ -11,7 +11,19 @@ import torch
 from support.networking import BROKEN, PeerHarness, run_harness, run_peers
 
 import peerage as pg
-from peerage import DFML, DecFedAvg, DecFML, DefKT, DFMLNeighbours, Inbox, LocalSGD, Node, Weights
+from peerage import (
+    DFML,
+    DecFedAvg,
+    DecFedDropout,
+    DecFML,
+    DecHeteroFL,
+    DefKT,
+    DFMLNeighbours,
+    Inbox,
+    LocalSGD,
+    Node,
+    Weights,
+)
 from peerage.algorithms.mutual_learning import Peak
 from peerage.testing import NODES, toy
 
@@ -23,6 +35,8 @@ EVERY = {
     "dfml vanilla": DFML(WORK, epochs_mutual=1, teacher="vanilla", senders=1),
     "dfml-neighbours": DFMLNeighbours(WORK, epochs_mutual=1),
     "dec-fedavg": DecFedAvg(WORK),
+    "dec-heterofl": DecHeteroFL(WORK),
+    "dec-fed-dropout": DecFedDropout(WORK),
     "dec-fml": DecFML(WORK, meme="mlp:hidden=3"),
     "def-kt": DefKT(WORK, epochs_mutual=1, pairs=1),
 }
