@@ -1,1 +1,1 @@
-"""P1 (DFML, mutual learning of different architectures without server): every table and figure."""
+"""P1 (DFML, mutual learning without a server): every table and figure."""
