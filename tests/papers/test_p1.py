@@ -379,11 +379,11 @@ def test_the_computation_axis(tmp_path):
     [table] = shown.tables
     accuracy, each, whole, sent = ours(table, NON_IID, "DFML")
     assert accuracy == 0.5
-    assert each == pytest.approx(5280e-6)
+    assert each == pytest.approx(5.28)
     assert whole == pytest.approx(33 * 5280e-6)
     assert sent == 33
     assert ours(table, NON_IID, "Dec. FedAvg, 11 epochs")[1:3] == pytest.approx([each, whole])
-    assert ours(table, NON_IID, FEDAVG)[1] == pytest.approx(480e-6)
+    assert ours(table, NON_IID, FEDAVG)[1] == pytest.approx(0.48)
     lines = shown.figure.axes[0].get_lines()
     ends = sorted(float(line.get_xdata()[-1]) for line in lines)
     assert ends == pytest.approx([33 * 480e-6, *[33 * 5280e-6] * 3])
@@ -477,6 +477,7 @@ def test_notes_say_what_is_smaller_or_guessed():
     assert "mu = 0.01" not in small
     assert "batch norm" in notes_at("p1-tab5", SMALL)
     assert notes.SIDES in notes_at("p1-tab5", PAPER)
+    assert notes.NO_CODE in notes_at("p1-tab6", Plan("small", fidelity="code"))
     assert "pretrained weights" in notes_at("p1-tab7", SMALL)
 
 

@@ -19,7 +19,7 @@ from peerage.records.metrics import BY_KEY
 from peerage.report.series import Curve, Estimate, Key, Series, estimate
 
 REGULAR = "models.regular.accuracy"
-MILLION = 1e6
+THOUSAND, MILLION = 1e3, 1e6
 GIGA = 1e9
 COMPUTATION = f"{UNIT}, millions"
 
@@ -91,9 +91,11 @@ def final_table(
             ours = final(results, place, key)
             cells.append(Cell(*ours, *(beside or (None, None))))
         rows.append(((label,), tuple(cells)))
+    varied = all(place.setting for place in settings_of(results))
+    several = len({place.method for place in settings_of(results)}) > 1
     return PaperTable(
         title,
-        ("method",),
+        ("variant" if varied and not several else "method",),
         tuple(heading(columns, case) for case in columns),
         tuple(rows),
         "percent",
@@ -119,7 +121,6 @@ def lines_of(
             label_of(results, place),
             series,
             key,
-            first=0 if stretch is None else 1,
             stretch=1.0 if stretch is None else stretch(place),
         )
         for place, series in places_of(results, case).items()
@@ -143,10 +144,10 @@ def round_panels(results: Results, key: str = "accuracy") -> list[Plot]:
 
 
 def per_round(results: Results, place: Setting) -> float:
-    """Millions of examples that pass forward and backward in a round, as the mean over seeds."""
+    """Examples that pass forward and backward in a round, as the mean over seeds."""
     job = job_at(results, place)
     setups = [record.setup for record in results.series[place].records]
-    return fmean(examples_per_round(job.experiment, setup) for setup in setups) / MILLION
+    return fmean(examples_per_round(job.experiment, setup) for setup in setups)
 
 
 def job_at(results: Results, place: Setting) -> Training:
@@ -157,7 +158,7 @@ def computation_panels(results: Results) -> list[Plot]:
     """One panel per case, over the examples that passed forward and backward."""
     panels = []
     for case in cases(results):
-        lines = lines_of(results, case, stretch=lambda place: per_round(results, place))
+        lines = lines_of(results, case, stretch=lambda place: per_round(results, place) / MILLION)
         if lines:
             title = case_title(results, case)
             panels.append(Plot(title, lines, xlabel=COMPUTATION, ylabel=ACCURACY))

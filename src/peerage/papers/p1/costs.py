@@ -5,8 +5,9 @@ from typing import Any
 from peerage.papers import charts
 from peerage.papers.charts import ACCURACY, Plot
 from peerage.papers.p1.common import (
-    COMPUTATION,
     GIGA,
+    MILLION,
+    THOUSAND,
     case_title,
     cases,
     computation_panels,
@@ -20,6 +21,7 @@ from peerage.papers.p1.common import (
     round_panels,
     traffic_line,
 )
+from peerage.papers.p1.computation import UNIT
 from peerage.papers.p1.notes import UNNAMED, notes_of, settings_of
 from peerage.papers.p1.printed import Case
 from peerage.papers.p1.settings import DFML, Setting
@@ -127,18 +129,23 @@ def cost_table(results: Results, notes: tuple[str, ...] = ()) -> PaperTable:
         gigabytes = over_seeds(series, lambda record: record.network[-1]["bytes_total"] / GIGA)
         cells = (
             Cell(*series.final(), unit="percent"),
-            Cell(each),
-            Cell(rounds * each),
+            Cell(each / THOUSAND),
+            Cell(rounds * each / MILLION),
             Cell(*gigabytes),
         )
         rows.append(((place.split, label_of(results, place)), cells))
     return PaperTable(
         title="Accuracy, computation and traffic of whole runs",
         row_titles=("split", "method"),
-        columns=(("accuracy",), ("millions per round",), ("millions in all",), ("GB",)),
+        columns=(
+            ("accuracy",),
+            ("thousand examples per round",),
+            ("million examples in all",),
+            ("GB sent",),
+        ),
         rows=tuple(rows),
         unit="number",
-        notes=notes or (f"Millions are {COMPUTATION}.",),
+        notes=notes or (f"Examples are {UNIT}.",),
     )
 
 

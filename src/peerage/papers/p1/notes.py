@@ -48,6 +48,7 @@ ARCHITECTURES = {
         "accuracies suggest them."
     ),
 }
+NO_CODE = "There is no public code of DFML; --fidelity code changes nothing here."
 SIDES = "Guessed: images of 64 x 64 pixels for ResNets and of 224 x 224 for EfficientNets."
 
 
@@ -63,7 +64,7 @@ def notes_of(results: Results, *more: str) -> tuple[str, ...]:
             notes.append(SIDES)
         if any(job.experiment.rounds == ROUNDS for job in jobs_of(results)):
             notes.append(LAST_MAXIMUM)
-    return results.notes(smaller(results), *notes)
+    return results.notes(smaller(results), *notes, code=NO_CODE)
 
 
 def jobs_of(results: Results) -> list[Training]:

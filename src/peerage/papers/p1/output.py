@@ -157,8 +157,9 @@ def architecture_names(results: Results) -> dict[int | str, str]:
         tables = series.records[0].experiment["model"]
         models = tables if isinstance(tables, list) else [tables]
         return {
-            group: f"C{n} {widths}" if (widths := width_text(models[n])) else f"C{n}"
-            for n, group in enumerate(groups)
+            group: " ".join(filter(None, (f"C{n}", width_text(models[n]))))
+            for group in groups
+            for n in [int(str(group).rpartition("-")[2])]  # its place among the models
         }
     return {}
 

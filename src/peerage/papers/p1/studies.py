@@ -299,8 +299,8 @@ STUDIES = [
     _figure(
         27,
         "what alpha weights",
-        "weighting the supervision alone is as good as opposite weights; weighting the "
-        "distillation alone is no better than a fixed alpha, and a common weight is worse",
+        "weighting the supervision alone is as good as opposite weights, and both are better than "
+        "a common weight; weighting the distillation alone is no better than a fixed alpha",
         jobs.schedule_jobs,
     ),
     _figure(
