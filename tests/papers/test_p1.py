@@ -35,6 +35,9 @@ pytestmark = pytest.mark.usefixtures("speeds")
 IDS = [id for id in runner.STUDIES if id.startswith("p1-")]
 OUR_OWN = ("work", "peaks", "neighbours")
 SMALL = Plan("small")
+# Long periods have fewer than five maxima, a single cycle has no second minimum, and initial models
+# may be as good as any.
+MAY_BE_EMPTY = ("p1-fig11", "p1-peaks", "p1-fig14")
 WITHOUT_TRAINING = ("p1-tab10", "p1-fig10", "p1-fig11", "p1-fig23")
 
 
@@ -73,7 +76,7 @@ def test_every_study_runs_at_smoke_scale(id, home):
         assert found
         if id.startswith("p1-tab"):
             assert all(cell["paper"] is not None for cell in theirs)
-        elif id not in ("p1-fig11", "p1-peaks"):  # fewer than five maxima, and one cycle
+        elif id not in MAY_BE_EMPTY:
             assert theirs == []
     page = files[0].read_text()
     assert "nan" not in page.lower()

@@ -89,7 +89,8 @@ def common_level(results: Results, case: Case) -> float | None:
     lasts = [
         value
         for series in places_of(results, case).values()
-        for value in series.at(series.rounds()[-1])
+        for last in series.rounds()[-1:]
+        for value in series.at(last)
     ]
     return min(lasts, default=None)
 
