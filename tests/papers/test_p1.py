@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ def test_every_study_runs_at_smoke_scale(id, home):
         found = [cell for cell in table["cells"] if cell["ours"] is not None]
         theirs = [cell for cell in table["cells"] if cell["ours"] is None]
         assert found
-        if id.startswith("p1-tab"):
+        if id == "p1-tab8":  # the paper has no third round
+            assert len(found) == 6
+        elif id.startswith("p1-tab"):
             assert all(cell["paper"] is not None for cell in theirs)
         elif id not in MAY_BE_EMPTY:
             assert theirs == []
@@ -93,6 +96,7 @@ def test_studies_without_training():
 # The settings
 
 
+@cache
 def trainings(plan: Plan) -> list[Training]:
     jobs = [job for id in IDS for job in jobs_of(id, plan)]
     return [job for job in jobs if isinstance(job, Training)]
@@ -102,6 +106,7 @@ def counts(id: str, plan: Plan) -> int:
     return len(jobs_of(id, plan))
 
 
+@pytest.mark.slow
 def test_how_many_runs_a_study_has():
     assert counts("p1-tab3", PAPER) == 2 * 2 * 4 * 3  # data sets, splits, methods, seeds
     assert counts("p1-tab4", PAPER) == 3 * 2 * 2 * 3 * 3  # one method for two rows
@@ -121,6 +126,7 @@ def folders(id: str, plan: Plan) -> set[str]:
     return {job.folder for job in jobs_of(id, plan)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [Plan("paper", seeds=1), SMALL, SMOKE])
 def test_tables_and_figures_share_their_runs(plan):
     assert folders("p1-tab6", plan) == folders("p1-tab8", plan) == folders("p1-fig17", plan)
@@ -138,10 +144,12 @@ def test_tables_and_figures_share_their_runs(plan):
     assert len(folders("p1-fig27", plan) & folders("p1-fig26", plan)) >= 2  # the fixed one
 
 
+@pytest.mark.slow
 def test_few_runs_serve_all_studies_at_scale_smoke():
-    assert len({job.folder for job in trainings(SMOKE)}) < 80
+    assert len({job.folder for job in trainings(SMOKE)}) < 100
 
 
+@pytest.mark.slow
 def test_runs_of_dfml_end_at_a_maximum_of_alpha():
     for job in trainings(SMALL):
         algorithm = job.experiment.algorithm
@@ -362,9 +370,10 @@ def test_computation_by_hand():
     neighbours = on_ring(at("dfml-neighbours"))
     assert examples(neighbours) == pytest.approx(10 * 80 * (1 + 10 * 3))
     with pytest.raises(PeerageError, match="states no cost"):
-        examples(Experiment(algorithm=Costless(), dataset="cifar10", nodes=10, topology="ring"))
+        examples(Experiment(**{**dict(neighbours), "algorithm": Costless()}))
 
 
+@dataclass(frozen=True)
 class Costless(Algorithm[None]):
     """An algorithm that does not state its cost."""
 
@@ -422,6 +431,7 @@ def test_the_cost_without_distillation(tmp_path):
 # Sizes and printed numbers
 
 
+@pytest.mark.slow
 def test_sizes_of_the_architectures():
     def sizes(mix: str) -> dict[str, list[int]]:
         found: dict[str, list[int]] = ModelSizes(mix).realise(0)["setup"]["parameters"]
