@@ -31,6 +31,7 @@ from peerage.papers.p1.settings import (
 )
 from peerage.papers.papertable import Cell, PaperTable
 from peerage.papers.study import Calculation, Plan, Results, Training
+from peerage.work.training import LocalSGD
 
 pytestmark = pytest.mark.usefixtures("speeds")
 IDS = [id for id in runner.STUDIES if id.startswith("p1-")]
@@ -377,8 +378,10 @@ def test_computation_by_hand():
 class Costless(Algorithm[None]):
     """An algorithm that does not state its cost."""
 
+    local: LocalSGD = LocalSGD()
+
     async def round(self, node: Node[None]) -> None:
-        pass
+        await node.train(self.local)
 
 
 def on_ring(experiment: Experiment) -> Experiment:

@@ -16,6 +16,7 @@ from peerage.models.mixes import MIXES
 from peerage.papers.p1.settings import PARTITIONS
 from peerage.vectors import trained_parameters
 
+Cycle = Literal["half", "full"]
 QUICK = 1e6  # multiplications: a moment
 
 
@@ -78,7 +79,7 @@ class Allocation:
 class AlphaCycles:
     """alpha in the rounds of a run."""
 
-    cycle: Literal["half", "full"]
+    cycle: Cycle
     increment: int
     rounds: int
     maximum: float = 1.0

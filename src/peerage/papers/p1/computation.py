@@ -25,7 +25,8 @@ def examples_per_round(experiment: Experiment, setup: Mapping[str, Any]) -> floa
     `setup` is that of the run. If clients differ in their numbers of examples, so do rounds, by
     who takes part; this is the mean over all choices.
     """
-    algorithm, work, held = experiment.algorithm, experiment.work, sum(setup["examples"])
+    algorithm, work = experiment.algorithm, experiment.work
+    held: int = sum(setup["examples"])
     degrees = degrees_of(setup)
     share = algorithm.participation(experiment.nodes)
     cost = mean_cost(experiment)

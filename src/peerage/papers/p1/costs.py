@@ -21,7 +21,6 @@ from peerage.papers.p1.common import (
     round_panels,
     traffic_line,
 )
-from peerage.papers.p1.computation import UNIT
 from peerage.papers.p1.notes import UNNAMED, notes_of, settings_of
 from peerage.papers.p1.printed import Case
 from peerage.papers.p1.settings import DFML, Setting
@@ -146,7 +145,7 @@ def cost_table(results: Results, notes: tuple[str, ...] = ()) -> PaperTable:
         ),
         rows=tuple(rows),
         unit="number",
-        notes=notes or (f"Examples are {UNIT}.",),
+        notes=notes or ("Examples are counted as the unit of computation above.",),
     )
 
 
@@ -157,8 +156,8 @@ def show_work(results: Results) -> StudyOutput:
         notes_of(
             results,
             COST_NOTE,
-            "With 11 local epochs, Dec. FedAvg computes as much in a round as DFML with its one "
-            "local epoch and ten of mutual learning.",
+            "Dec. FedAvg with more epochs computes as much in a round as DFML with its local epoch "
+            "and those of mutual learning.",
         ),
     )
     return StudyOutput((table,), charts.plots(computation_panels(results)))

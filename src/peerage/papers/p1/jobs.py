@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peerage.papers.datasets import CIFAR, CIFAR100
-from peerage.papers.p1.calculations import Allocation, AlphaCycles, Links, ModelSizes
+from peerage.papers.p1.calculations import Allocation, AlphaCycles, Cycle, Links, ModelSizes
 from peerage.papers.p1.printed import SIGNALS
 from peerage.papers.p1.settings import (
     ACE,
@@ -169,13 +169,14 @@ def allocation_jobs(plan: Plan) -> list[Job]:
 
 def alpha_jobs(plan: Plan) -> list[Job]:
     """Fig. 11: half and full cycles, and three ways in which periods grow."""
+    shapes: tuple[tuple[Cycle, int], ...] = (("half", 1), ("full", 1), ("half", 0), ("half", 10))
     return [
         Calculation(
             Setting(CIFAR, "", CLIENTS, "", f"{cycle} cycles, period + {increment}", "alpha"),
             AlphaCycles(cycle, increment, rounds=100),
             range(1),
         )
-        for cycle, increment in (("half", 1), ("full", 1), ("half", 0), ("half", 10))
+        for cycle, increment in shapes
     ]
 
 

@@ -15,9 +15,9 @@ from peerage.papers.p1.common import (
     case_title,
     cases,
     curve_plots,
+    final,
     final_table,
     mean_curve,
-    over_seeds,
     places_of,
 )
 from peerage.papers.p1.notes import NO_DATA, SAME, UNNAMED, notes_of, settings_of
@@ -26,7 +26,7 @@ from peerage.papers.p1.settings import DFML, FEDAVG, FML, HETEROFL, SPLITS, Sett
 from peerage.papers.papertable import Cell, PaperTable, Row
 from peerage.papers.study import Results, StudyOutput
 from peerage.records.rows import RunRecord
-from peerage.report.series import Curve, Series, curve_of
+from peerage.report.series import Curve, Series, curve_of, estimate
 
 LOCAL = "validation_accuracy"
 MEME = "models.meme.accuracy"
@@ -92,9 +92,9 @@ def show_heterogeneity(number: int, results: Results) -> StudyOutput:
     panels = []
     for case in cases(results):
         heights = {
-            place.method: 100 * series.final().mean
+            place.method: 100 * mean
             for place, series in places_of(results, case).items()
-            if series.final().mean is not None
+            if (mean := series.final().mean) is not None
         }
         if heights:
             bars = {"": [float(f"{height:.3g}") for height in heights.values()]}
@@ -246,8 +246,10 @@ def show_levels(results: Results) -> StudyOutput:
     for place in settings_of(results):
         series = results.series.get(place)
         for name, key in ((REGULAR_MODELS, REGULAR), (PEAK_MODELS, "accuracy")):
-            found = [over_seeds(series, lambda r, n=n, k=key: levels(r, k)[n]) for n in range(4)]
-            rows.append(((place.split, name), tuple(Cell(*value) for value in found)))
+            of_seeds = [levels(record, key) for record in series.records] if series else []
+            found = [estimate(values) for values in zip(*of_seeds, strict=True)]
+            cells = [Cell(*value) for value in found] or [Cell(None)] * 4
+            rows.append(((place.split, name), tuple(cells)))
     table = PaperTable(
         title="Levels of regular and peak models",
         row_titles=("split", "models"),
@@ -294,7 +296,7 @@ def show_memes(results: Results) -> StudyOutput:
     curves["Dec. FML, memes"] = (FML, MEME)
     for label, (method, key) in curves.items():
         places = [Setting(*case, "", method) for case in columns]
-        cells = [results.cell(place, lambda series, k=key: series.final(k)) for place in places]
+        cells = [Cell(*final(results, place, key)) for place in places]
         rows.append(((label,), tuple(cells)))
     table = PaperTable(
         title="Fig. 24: accuracy of the last models",

@@ -14,7 +14,7 @@ from peerage.papers.study import Results, StudyOutput
 from peerage.records.rows import RunRecord
 from peerage.report.series import curve_of, estimate
 
-STEP = 10  # rounds between tests in Table 8, in which all numbers are multiples of it
+STEP = 10  # all numbers of Table 8 are multiples of it
 SUSPECT = (
     "The paper's rows of DFML in Tables 11 and 12 are nearly the same for different architectures; "
     "one of them is probably a copying error."
@@ -106,8 +106,8 @@ def show_rounds_needed(results: Results) -> StudyOutput:
         unit="rounds",
         notes=notes_of(
             results,
-            f"Only rounds that are multiples of {STEP} count, as in the paper. Both methods send "
-            "the same number of models per round.",
+            f"Only rounds that are multiples of {step} count. Both methods send the same number of "
+            "models per round.",
         ),
     )
     return StudyOutput((table,), charts.against_paper(run_only(table)))
