@@ -127,9 +127,10 @@ def lines_of(
     )
 
 
-def curve_plots(results: Results, key: str = "accuracy", columns: int = 3) -> Figure:
-    """One panel per case, over the rounds; a line of a panel is a label."""
-    return charts.plots(round_panels(results, key), columns=columns)
+def curve_plots(results: Results, key: str = "accuracy") -> Figure:
+    """One panel per case, over the rounds, with both splits side by side."""
+    panels = round_panels(results, key)
+    return charts.plots(panels, columns=2 if len(panels) <= 6 else 4)
 
 
 def round_panels(results: Results, key: str = "accuracy") -> list[Plot]:

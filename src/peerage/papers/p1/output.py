@@ -1,6 +1,6 @@
 """Figures of P1 with training, and studies of our own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -89,6 +89,20 @@ def show_heterogeneity(number: int, results: Results) -> StudyOutput:
         ),
         paper=lambda place: printed_in((3, 4), place),
     )
+    figure = charts.plots(heterogeneity_panels(results), columns=4)
+    return StudyOutput((table,), figure)
+
+
+def heterogeneity_panels(results: Results) -> list[Bars]:
+    """A panel for each case with a bar for each method; a single method has one panel."""
+    ylabel = f"{ACCURACY}, %"
+    if len(results.values("method")) == 1:
+        found = {
+            f"{place.models}, {place.split}": 100 * mean
+            for place, series in results.places().items()
+            if (mean := series.final().mean) is not None
+        }
+        return [Bars("", tuple(found), rounded(found.values()), ylabel=ylabel)] if found else []
     panels = []
     for case in cases(results):
         heights = {
@@ -97,10 +111,14 @@ def show_heterogeneity(number: int, results: Results) -> StudyOutput:
             if (mean := series.final().mean) is not None
         }
         if heights:
-            bars = {"": [float(f"{height:.3g}") for height in heights.values()]}
-            title = f"{case.models}, {case.split}"
-            panels.append(Bars(title, tuple(heights), bars, ylabel=f"{ACCURACY}, %"))
-    return StudyOutput((table,), charts.plots(panels, columns=4))
+            bars = rounded(heights.values())
+            panels.append(Bars(f"{case.models}, {case.split}", tuple(heights), bars, ylabel=ylabel))
+    return panels
+
+
+def rounded(heights: Iterable[float]) -> dict[str, list[float]]:
+    """Bars of one part, rounded to what they are labelled."""
+    return {"": [float(f"{height:.3g}") for height in heights]}
 
 
 # Fig. 5
