@@ -69,8 +69,8 @@ class Speeds:
 
     def _training(self, experiment: Experiment) -> float | None:
         dataset = display_name(experiment.dataset, DATASETS)
-        models = {display_name(model, MODELS) for model in experiment.model}
-        if dataset not in DATASET_INFO or not models <= MODELS.keys():
+        names = {display_name(model, MODELS) for model in experiment.model}
+        if dataset not in DATASET_INFO or not names <= MODELS.keys():
             return None
         cost = mean_cost(experiment)
         if cost is None:
