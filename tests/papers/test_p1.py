@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import peerage
 from support.studying import PAPER, SMOKE, jobs_of, smoke_files
 
 from peerage.algorithm import Algorithm, Node
@@ -92,6 +93,13 @@ def test_studies_without_training():
     for id in WITHOUT_TRAINING:
         for plan in (SMOKE, SMALL, PAPER):
             assert all(isinstance(job, Calculation) for job in jobs_of(id, plan))
+
+
+def test_missing_data_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path / "nothing"))
+    outcome = peerage("reproduce p1-tab5 --scale paper --seeds 1 --out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "runs on caltech101 oxford-pets stanford-cars were skipped" in outcome.err
 
 
 # The settings
@@ -242,8 +250,12 @@ def finished_run(
     accuracies: Curve,
     regular: Curve | None = None,
     alpha: Curve | None = None,
+    groups: Mapping[str, float] | None = None,
 ) -> None:
-    """A run folder with these accuracies; a round sends a gigabyte, and clients are alike."""
+    """A run folder with these accuracies; a round sends a gigabyte, and clients are alike.
+
+    The accuracy of a group is that of the network times its factor.
+    """
     rows: list[dict[str, Any]] = []
     for round, value in accuracies.items():
         row: dict[str, Any] = {"scope": "network", "round": round, "nodes": experiment.nodes}
@@ -251,6 +263,11 @@ def finished_run(
         if regular is not None:
             row["models"] = {"regular": {"accuracy": regular[round]}}
         rows.append(row)
+        for group, factor in (groups or {}).items():
+            rows.append(
+                {"scope": "group", "round": round, "by": "architecture", "group": group}
+                | {"nodes": 2, "accuracy": factor * value}
+            )
         if alpha is not None and round > 0:
             rows.append(
                 {"scope": "node", "round": round, "node": 0, "notes": {"alpha": alpha[round]}}
@@ -415,6 +432,25 @@ def test_levels_at_maxima_and_minima(tmp_path):
     # 0.6, 0.2, 0.4 and 0.8 deviate from 0.5 by 0.1, 0.3, 0.1 and 0.3.
     assert spread == pytest.approx(0.05**0.5)
     assert ours(table, NON_IID, "peak models")[:3] == pytest.approx([0.7, 0.6, 0.1])
+
+
+def test_architectures_by_hand(tmp_path):
+    factors = {f"dfml-cnn-{n}": 1 - 0.1 * n for n in range(5)}
+
+    def of(job: Any) -> Any:
+        late = (0.8 if job.place.method == DFML else 0.4) + 0.1 * job.experiment.seed
+        return ({0: 0.1, 33: late}, None, None, factors)
+
+    results = made_up(tmp_path, "p1-fig5", SMALL, of)
+    shown = output.show_architectures(results)
+    [table] = shown.tables
+    assert table.columns[:2] == (("IID", FEDAVG), ("IID", DFML))
+    first, second = cells(table, "C0 [32, 64, 128, 256]")[:2]
+    assert (first.ours, first.spread) == pytest.approx((0.45, 0.05))
+    assert (second.ours, second.spread) == pytest.approx((0.85, 0.05))
+    assert ours(table, "C4 [8, 16, 32, 64]") == pytest.approx([0.27, 0.51] * 2)
+    lines = shown.figure.axes[0].get_lines()
+    assert [line.get_linestyle() for line in lines] == ["--", "-"] * 5
 
 
 def test_the_cost_without_distillation(tmp_path):

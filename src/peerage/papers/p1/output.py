@@ -30,6 +30,7 @@ from peerage.report.series import Curve, Series, curve_of, estimate
 
 LOCAL = "validation_accuracy"
 MEME = "models.meme.accuracy"
+KINDS = {DFML: False, FEDAVG: True}  # whether their lines are dashed
 PEAK_MODELS, REGULAR_MODELS, ALPHA = "peak models", "regular models", "alpha"
 
 
@@ -57,6 +58,20 @@ def show_local(results: Results) -> StudyOutput:
     )
     figure = curve_plots(results, LOCAL)
     return StudyOutput((table,), figure, curves=(LOCAL, "accuracy"))
+
+
+def show_senders(results: Results) -> StudyOutput:
+    """Fig. 19: a colour for each share of senders; lines of Dec. FedAvg are dashed."""
+    table = final_table(results, "Fig. 19: accuracy of the last models", notes_of(results, UNNAMED))
+    panels = []
+    for case in cases(results):
+        lines = tuple(
+            line_of(place.setting, series, "accuracy", dashed=place.method == FEDAVG)
+            for place, series in places_of(results, case).items()
+        )
+        if lines:
+            panels.append(Plot(case_title(results, case), lines, ylabel=ACCURACY))
+    return StudyOutput((table,), charts.plots(panels, columns=2, kinds=KINDS))
 
 
 def printed_in(tables: Sequence[int], place: Setting) -> Accuracy | None:
@@ -156,8 +171,7 @@ def show_architectures(results: Results) -> StudyOutput:
         )
         if lines:
             panels.append(Plot(case_title(results, case), lines, ylabel=ACCURACY))
-    kinds = {DFML: False, FEDAVG: True}
-    return StudyOutput((table,), charts.plots(panels, columns=2, kinds=kinds))
+    return StudyOutput((table,), charts.plots(panels, columns=2, kinds=KINDS))
 
 
 def group_curves(series: Series | None) -> dict[int | str, Curve]:

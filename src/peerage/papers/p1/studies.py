@@ -249,6 +249,7 @@ STUDIES = [
         "fewer senders",
         "DFML learns with fewer senders too, more slowly",
         jobs.sender_jobs,
+        output.show_senders,
     ),
     _figure(
         20,
