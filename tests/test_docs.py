@@ -21,6 +21,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 RUN = (
     "README.md",
     "docs/guide.md",
+    "docs/mutual-learning.md",
     "docs/networks.md",
     "docs/hubs.md",
     "docs/real-peers.md",

@@ -350,6 +350,16 @@ def test_participants_get_their_part_and_others_keep_their_model():
         assert torch.equal(ended.end[n], ended.start[n]) == (n not in members)
 
 
+def test_runs_of_fedrolex_and_heterofl_have_one_digest():
+    work = LocalSGD(epochs=1)
+    static, rolling, ordered = (
+        pg.run(toy(algorithm, model=WIDTHS, rounds=5)).digest
+        for algorithm in (DecHeteroFL(work), DecFedRolex(work), DecFedRolex(work, indices="sorted"))
+    )
+    assert rolling == static
+    assert ordered != static
+
+
 MIXED_LAWS = ("short-inbox", "unchanged", "traffic", "declared")
 POOLED_LAWS = ("engines", "lost-messages", "clusters", "resuming")
 
@@ -408,7 +418,10 @@ def test_heterofl_learns_with_batch_norm_and_dropout_does_not():
         ),
         # Each of the small ones is part of the largest, but none of them of the other.
         (["mlp:hidden=9x9", "mlp:hidden=8x4", "mlp:hidden=4x8"], "in hidden2, more than the 4"),
-        (["mlp:hidden=8", "digits-cnn"], "model Sequential has no width-scaled versions"),
+        (
+            ["mlp:hidden=8", "digits-cnn"],
+            "'digits-cnn-1' has no other widths: model Sequential has no width-scaled versions",
+        ),
         (["dfml-cnn:channels=2+3", "mlp:hidden=8"], "are different families"),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from peerage.data import Dataset
 from peerage.errors import InputError
-from peerage.models.scaled import why_not_scaled
+from peerage.models.scaled import why_not_scalable, why_not_scaled
 from peerage.models.start import Architecture
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -81,17 +81,26 @@ def common_dtype(
 def check_widths(architectures: Sequence[Architecture]) -> None:
     """Raise an InputError unless each model is the next larger one without some channels.
 
-    So the largest of any of them contains the others.
+    So the largest of any of them contains the others. A single model may be of any kind.
     """
     ordered = sorted(architectures, key=lambda architecture: architecture.layout.size)
+    conflict = next(_width_conflicts(ordered), None) if len(ordered) > 1 else None
+    if conflict is not None:
+        raise InputError(
+            f"the algorithm requires models that differ in width alone, but {conflict}; use one "
+            "family, such as --model h1-cnn"
+        )
+
+
+def _width_conflicts(ordered: Sequence[Architecture]) -> Iterator[str]:
+    for architecture in ordered:
+        reason = why_not_scalable(architecture.specimen())
+        if reason is not None:
+            yield f"{architecture.name!r} has no other widths: {reason}"
     for small, large in pairwise(ordered):
         reason = why_not_scaled(small.specimen(), large.specimen())
         if reason is not None:
-            raise InputError(
-                f"the algorithm requires models that differ in width alone, but {small.name!r} is "
-                f"no narrower version of {large.name!r}: {reason}; use one family, such as --model "
-                "h1-cnn"
-            )
+            yield f"{small.name!r} is no narrower version of {large.name!r}: {reason}"
 
 
 def _attempt(module: nn.Module, x: Tensor) -> tuple[int, ...] | Exception:
