@@ -443,7 +443,7 @@ def _draw_boxes(axes: Axes, panel: Boxes, styles: Mapping[str, CurveStyle]) -> N
 def _bar_colour(name: str, styles: Mapping[str, CurveStyle]) -> str:
     if name in styles:
         return styles[name].colour
-    algorithm = name.lower()
+    algorithm = _algorithm(name)
     known = algorithm in figures.CURVE_STYLES
     return figures.curve_style(algorithm)[0] if known else figures.GREY
 
@@ -496,9 +496,14 @@ def _stroke(style: CurveStyle, *, dashed: bool = False) -> dict[str, Any]:
 
 def _label_style(label: str, number: int) -> CurveStyle:
     """The style of an algorithm if the label is its name or that of a variant, `HWA (examples)`."""
-    name, _, _ = label.partition(" (")
-    known = name.lower() in figures.CURVE_STYLES
+    name = _algorithm(label.partition(" (")[0])
+    known = name in figures.CURVE_STYLES
     return CurveStyle(*(figures.curve_style(name) if known else _colour_and_marker(number)), "-")
+
+
+def _algorithm(label: str) -> str:
+    """The name under which the style of a method is found; P1's baselines are `Dec. FedAvg`."""
+    return label.lower().removeprefix("dec. ")
 
 
 def _plot_entries(

@@ -18,6 +18,7 @@ from peerage.files import disk_errors
 from peerage.papers.calculate import calculate, recorded
 from peerage.papers.calibrate import Speeds, mean_cost, parameters, training_nodes
 from peerage.papers.p0.studies import STUDIES as P0
+from peerage.papers.p1.studies import STUDIES as P1
 from peerage.papers.p2.studies import STUDIES as P2
 from peerage.papers.p3.studies import STUDIES as P3
 from peerage.papers.p4.studies import STUDIES as P4
@@ -28,7 +29,7 @@ from peerage.report.series import Series
 from peerage.report.tables import percent
 from peerage.runs.run import locked, resume, run
 
-STUDIES: dict[str, Study] = {study.id: study for study in (*P0, *P2, *P3, *P4)}
+STUDIES: dict[str, Study] = {study.id: study for study in (*P0, *P1, *P2, *P3, *P4)}
 DISK_RATE = 2e8  # bytes per second, a cautious estimate
 MAX_SAVING = 0.1  # share of a round; above it, not every round writes a checkpoint
 

@@ -30,7 +30,7 @@ def plot(graph: Graph, path: str | Path) -> None:
         raise InputError(f"cannot draw into {target.name!r}; use a name ending in .png or .svg")
     if not target.parent.is_dir():
         raise InputError(f"the folder {target.parent} does not exist; create it first")
-    figure = _figure(graph)
+    figure = draw(graph)
     # Without date and version, equal figures give equal files.
     metadata: Any = {"Date" if target.suffix.lower() == ".svg" else "Software": None}
     try:
@@ -79,7 +79,8 @@ def _rounds(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else _number(value, ".4g")
 
 
-def _figure(graph: Graph) -> Figure:
+def draw(graph: Graph) -> Figure:
+    """A picture of the graph of round 0, its degrees and its main numbers."""
     report = describe(graph)
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])

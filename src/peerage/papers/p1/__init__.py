@@ -1,0 +1,1 @@
+"""P1 (DFML, mutual learning without a server): every table and figure."""
