@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from peerage.algorithms.dfml import DFMLNeighbours
+from peerage.algorithms.dfml_neighbours import DFMLNeighbours
 from peerage.algorithms.rotating_hub import RotatingHub
 from peerage.errors import PeerageError
 from peerage.experiment.experiment import Experiment
