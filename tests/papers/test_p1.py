@@ -387,6 +387,9 @@ def test_computation_by_hand():
     # Every node trains three models.
     neighbours = on_ring(at("dfml-neighbours"))
     assert examples(neighbours) == pytest.approx(10 * 80 * (1 + 10 * 3))
+    # Every node trains its own model, and two others predict.
+    own = on_ring(at("dfml-neighbours", keep="own"))
+    assert examples(own) == pytest.approx(10 * 80 * (1 + 10 * (1 + 2 / 3)))
     with pytest.raises(PeerageError, match="states no cost"):
         examples(Experiment(**{**dict(neighbours), "algorithm": Costless()}))
 

@@ -33,12 +33,11 @@ def examples_per_round(experiment: Experiment, setup: Mapping[str, Any]) -> floa
     if isinstance(algorithm, RotatingHub):  # an aggregator with few neighbours has few senders
         senders = fmean(min(algorithm.num_senders(experiment.nodes), k) for k in degrees)
         share = (1 + senders) / experiment.nodes
-    if cost is not None:
+    if isinstance(algorithm, DFMLNeighbours):  # the models of neighbours learn, or only predict
+        share_of_each = 1.0 if algorithm.keep == "mean" else FORWARD
+        passes = algorithm.epochs_mutual * (1 + share_of_each * fmean(degrees))
+    elif cost is not None:
         passes = cost.passes + FORWARD * cost.forward
-    elif isinstance(
-        algorithm, DFMLNeighbours
-    ):  # each node trains its own and its neighbours' models
-        passes = algorithm.epochs_mutual * (1 + fmean(degrees))
     else:
         raise PeerageError(f"{type(algorithm).__name__} states no cost; add a method cost")
     if work.steps is not None:
