@@ -169,7 +169,7 @@ def test_nothing_is_written_when_all_data_is_missing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("reproduce p0-tab7", "unknown table or figure 'p0-tab7'; did you mean 'p0-tab6'?"),
+        ("reproduce p0-tab66", "unknown table or figure 'p0-tab66'; did you mean 'p0-tab6'?"),
         (
             "reproduce p0-tab2 --scale smal",
             "scale must be one of smoke, small, paper; got 'smal', did you mean 'small'?",
