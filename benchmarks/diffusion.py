@@ -9,7 +9,6 @@ the same size, in alternation and with one thread. Prints one JSON object.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from ratios import summary
 from scipy import sparse
 
 from peerage.graphs.diffusion import Simulation, diffuse
@@ -57,13 +57,7 @@ def step(graph: Graph, parameters: int, repeats: int) -> dict[str, float]:
         middle = perf_counter()
         simulation.step()
         pairs.append((middle - start, perf_counter() - middle))
-    ratios = [measured / base for base, measured in pairs]
-    return {
-        "ratio": statistics.median(ratios),
-        "spread": max(ratios) - min(ratios),
-        "base": statistics.median(base for base, _ in pairs),
-        "measured": statistics.median(measured for _, measured in pairs),
-    }
+    return summary(pairs)
 
 
 def peak_gigabytes(nodes: int, degree: int, parameters: int) -> float:

@@ -1,12 +1,12 @@
 """GN-LeNet with its convolutions in channels-last memory, compared with PyTorch's default order."""
 
-import statistics
 from collections.abc import Callable
 from time import process_time
 
 import jobs
 import torch
 import torch.nn.functional as F
+from ratios import alternate
 
 from peerage.models import MODELS
 
@@ -21,13 +21,7 @@ def measure(repeats: int) -> dict[str, float]:
         _step(form) for form in (torch.contiguous_format, torch.channels_last)
     )
     default(), channels_last()  # warm up
-    pairs = [(default(), channels_last()) for _ in range(repeats)]
-    return {
-        "ratio": statistics.median(b / a for a, b in pairs),
-        "spread": max(b / a for a, b in pairs) - min(b / a for a, b in pairs),
-        "base": statistics.median(a for a, _ in pairs),
-        "measured": statistics.median(b for _, b in pairs),
-    }
+    return alternate(default, channels_last, repeats)
 
 
 def _step(form: torch.memory_format) -> Callable[[], float]:

@@ -9,7 +9,6 @@ of a shared machine changes.
 import argparse
 import json
 import os
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ import network
 import peers
 import together
 import torch
+from ratios import alternate
 from rich.console import Console
 from rich.table import Table
 
@@ -37,19 +37,6 @@ from peerage.records.environment import environment
 WORKERS = len(os.sched_getaffinity(0))
 KERNEL_SECONDS = 3.0
 RESULTS = Path("docs/results/bench.json")
-
-
-def alternate(
-    first: Callable[[], float], second: Callable[[], float], repeats: int
-) -> dict[str, float]:
-    """The median ratio second / first, and the median of each."""
-    pairs = [(first(), second()) for _ in range(repeats)]
-    return {
-        "ratio": statistics.median(b / a for a, b in pairs),
-        "spread": max(b / a for a, b in pairs) - min(b / a for a, b in pairs),
-        "base": statistics.median(a for a, _ in pairs),
-        "measured": statistics.median(b for _, b in pairs),
-    }
 
 
 def against_kernel(

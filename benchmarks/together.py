@@ -2,11 +2,11 @@
 
 import multiprocessing
 import resource
-import statistics
 from time import process_time
 
 import torch
 import torch.nn.functional as F
+from ratios import summary
 
 from peerage import LocalSGD, MutualKL, Weights
 from peerage.engine.pool import keep_freed_memory
@@ -29,13 +29,7 @@ def measure(repeats: int) -> dict[str, float]:
     process.start()
     pairs, before, peak = queue.get()
     process.join()
-    return {
-        "ratio": statistics.median(b / a for a, b in pairs),
-        "spread": max(b / a for a, b in pairs) - min(b / a for a, b in pairs),
-        "base": statistics.median(a for a, _ in pairs),
-        "measured": statistics.median(b for _, b in pairs),
-        "gigabytes": (peak - before) / 1e9,
-    }
+    return {**summary(pairs), "gigabytes": (peak - before) / 1e9}
 
 
 def _measure(repeats: int, queue) -> None:

@@ -116,7 +116,7 @@ class Node(Generic[S]):
     rng: torch.Generator = field(default_factory=torch.Generator, repr=False)  # private stream
     coin: torch.Generator = field(default_factory=torch.Generator, repr=False)  # public stream
     # Whether models are evaluated in this round; work that only evaluation needs can be left out
-    # otherwise. It must not change what is trained or sent.
+    # otherwise. If training or messages depend on it, results depend on --eval-every.
     evaluation_due: bool = True
     notes: dict[str, float] = field(default_factory=dict, repr=False)  # of this round; see `note`
     mean_cache: MeanCache = field(default_factory=dict, repr=False)  # see `Inbox.mean`

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.command_line import peerage
-from support.studying import PAPER, SMOKE, jobs_of, smoke_files
+from support.studying import PAPER, SMOKE, check_titles, jobs_of, run_at_smoke
 
 from peerage.algorithm import Algorithm, Node
 from peerage.errors import PeerageError
@@ -55,20 +55,13 @@ def test_all_ids_are_there():
 
 
 def test_studies_of_our_own_say_so():
-    for study in studies.STUDIES:
-        own = study.id.removeprefix("p1-") in OUR_OWN
-        assert study.title.startswith("Not in the paper: ") == own
-        assert study.claim[-1] not in ".?"
+    check_titles(studies.STUDIES, "p1", OUR_OWN)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", IDS)
 def test_every_study_runs_at_smoke_scale(id, home):
-    files = smoke_files(id, home)
-    assert [path.suffix for path in files] == [".md", ".csv", ".json", ".png", ".svg"]
-    saved = json.loads(files[2].read_text())
-    assert {run["status"] for run in saved["runs"]} == {"finished"}
-    assert len(saved["runs"]) == len(jobs_of(id, SMOKE))
+    saved, page = run_at_smoke(id, home)
     if id not in WITHOUT_TRAINING:
         for curve in saved["curves"]:
             assert len(curve["rounds"]) > 1
@@ -83,7 +76,6 @@ def test_every_study_runs_at_smoke_scale(id, home):
             assert all(cell["paper"] is not None for cell in theirs)
         elif id not in MAY_BE_EMPTY:
             assert theirs == []
-    page = files[0].read_text()
     assert "nan" not in page.lower()
     if id not in WITHOUT_TRAINING:
         assert "A trial of the machinery" in page

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.command_line import peerage
-from support.studying import PAPER, SMOKE, jobs_of, smoke_files
+from support.studying import PAPER, SMOKE, check_titles, jobs_of, run_at_smoke, smoke_files
 
 from peerage.experiment import Experiment
 from peerage.papers import runner
@@ -52,20 +52,13 @@ def test_all_ids_are_there():
 
 
 def test_studies_of_our_own_say_so():
-    for study in studies.STUDIES:
-        own = study.id.removeprefix("p3-") in OUR_OWN
-        assert study.title.startswith("Not in the paper: ") == own
-        assert study.claim[-1] not in ".?"
+    check_titles(studies.STUDIES, "p3", OUR_OWN)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", IDS)
 def test_every_study_runs_at_smoke_scale(id, home):
-    files = smoke_files(id, home)
-    assert [path.suffix for path in files] == [".md", ".csv", ".json", ".png", ".svg"]
-    saved = json.loads(files[2].read_text())
-    assert {run["status"] for run in saved["runs"]} == {"finished"}
-    assert len(saved["runs"]) == len(jobs_of(id, SMOKE))
+    saved, page = run_at_smoke(id, home)
     for curve in saved["curves"]:
         assert len(curve["rounds"]) == len(curve["accuracy"]) > 1
     for table in saved["tables"]:
@@ -75,7 +68,6 @@ def test_every_study_runs_at_smoke_scale(id, home):
         # A single head is not chosen, so that none is in use.
         found = [cell for cell in table["cells"] if cell["column"] != ["heads in use"]]
         assert all(cell["ours"] is not None for cell in found)
-    page = files[0].read_text()
     assert "nan" not in page.lower()
     assert "A trial of the machinery" in page
 

@@ -26,7 +26,7 @@ MEME = "meme"
 
 @dataclass(frozen=True)
 class DecFML(RotatingHub[Weights]):
-    """Train the own model and a meme together; a random client averages the memes of senders."""
+    """Train its model and a meme together; a random client averages the memes of senders."""
 
     personal: ClassVar[bool] = True  # a node's own model is never sent
 

@@ -62,7 +62,7 @@ class DFMLNeighbours(MutualLearning):
         self.update(node, model)
 
     async def give_back(self, node: Node[Peak], models: Mapping[int, Weights]) -> Inbox:
-        """Return models to their nodes, and receive the versions of one's own.
+        """Return trained models to their nodes, and receive this node's from the neighbours.
 
         A neighbour whose model did not arrive gets an empty message. Otherwise two nodes that lost
         each other's models would wait for each other.
