@@ -143,21 +143,21 @@ def up(
         from peerage.net.peer.network import Timeouts
         from peerage.runs.privacy_plan import privacy_plan
 
+        network = LocalNetwork(
+            experiment,
+            home,
+            Timeouts(start=start_timeout, message=message_timeout),
+            wire,
+            pack,
+            parse_schedule("kill", kill or ""),
+            parse_schedule("restart", restart or ""),
+            rejoin,
+            stop_at_epsilon,
+        )
         if plan := privacy_plan(experiment):
             print(plan, file=sys.stderr, flush=True)
-        with live_table() as show:
-            summary = LocalNetwork(
-                experiment,
-                home,
-                Timeouts(start=start_timeout, message=message_timeout),
-                wire,
-                pack,
-                parse_schedule("kill", kill or ""),
-                parse_schedule("restart", restart or ""),
-                rejoin,
-                stop_at_epsilon,
-                show,
-            ).run()
+        with live_table() as network.show:
+            summary = network.run()
     show_runs([home], home / "report.html", summary, as_json)
 
 

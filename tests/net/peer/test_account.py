@@ -222,8 +222,8 @@ def test_a_message_above_the_limit_is_not_recorded(path: Path) -> None:
     with pytest.raises(EpsilonReached) as found:
         account.record(4)
     assert str(found.value) == (
-        f"this data has spent epsilon {limit:.4g} at delta 1e-05, and the next message would bring "
-        f"it to {epsilon(NOISE, 4):.4g}, above --stop-at-epsilon {limit:g}"
+        f"epsilon {limit:.4g} at delta 1e-05, and the next message would exceed "
+        f"--stop-at-epsilon {limit:g}"
     )
     assert path.read_text() == text
     assert account.messages == 3
@@ -243,6 +243,7 @@ def test_a_limit_requires_privacy() -> None:
         PrivacyAccount(None, "run", "node-0", Noise(1.0), 2.0)
 
 
+@pytest.mark.slow
 def test_a_peer_at_its_limit_stops_and_the_others_go_on(tmp_path: Path) -> None:
     experiment = toy(
         DecAvg(), rounds=5, noise={"sigma": 2.0, "clip": 1.0}, nodes=3, topology="complete",
@@ -257,7 +258,7 @@ def test_a_peer_at_its_limit_stops_and_the_others_go_on(tmp_path: Path) -> None:
     peers = run_peers(experiment, tmp_path, accounts=account)
     assert [peer.finished for peer in peers] == [5, 2, 5]
     assert [peer.state for peer in peers if peer.me != 1] == [State.FINISHED] * 2
-    assert peers[1].state.startswith("stopped: this data has spent epsilon ")
+    assert peers[1].state.startswith(f"stopped: epsilon {epsilon(NOISE, 2):.4g} at ")
     assert [released_messages(tmp_path / str(me)) for me in range(3)] == [5, 2, 5]
     assert peers[1].shard.released() == {1: 2}
     # Nobody waited for it: in the rounds after its last, nothing was missing.
@@ -270,6 +271,7 @@ def test_a_peer_at_its_limit_stops_and_the_others_go_on(tmp_path: Path) -> None:
     assert released_messages(tmp_path / "1") == 2
 
 
+@pytest.mark.slow
 def test_all_peers_may_reach_their_limit() -> None:
     """Peers that have stopped must not keep each other alive."""
     experiment = toy(DecAvg(), rounds=5, noise={"sigma": 2.0, "clip": 1.0})
@@ -342,7 +344,7 @@ def test_a_network_states_epsilon_and_the_account_goes_on(tmp_path: Path) -> Non
         assert known["second"] >= 2
         # A limit that it has reached already: it says so, and ends; the other one goes on alone.
         start(second, 0, "--stop-at-epsilon", "1.5")
-        second.until(lambda: "above --stop-at-epsilon 1.5; training has stopped" in second.log(0))
+        second.until(lambda: "exceed --stop-at-epsilon 1.5; training has stopped" in second.log(0))
         assert f"this run has already released {known['second']} messages" in second.log(0)
         stopped = second.round(1)
         second.until(lambda: second.round(1) >= stopped + 3)

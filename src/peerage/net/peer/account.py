@@ -152,9 +152,8 @@ class PrivacyAccount:
         after = self._epsilon(self._entries | {self._own: messages})
         if after is None or after > self.limit:
             raise EpsilonReached(
-                f"this data has spent epsilon {format_epsilon(self.epsilon)} at delta "
-                f"{self.noise.delta:g}, and the next message would bring it to "
-                f"{format_epsilon(after)}, above --stop-at-epsilon {self.limit:g}"
+                f"epsilon {format_epsilon(self.epsilon)} at delta {self.noise.delta:g}, and the "
+                f"next message would exceed --stop-at-epsilon {self.limit:g}"
             )
 
     # The file
