@@ -239,6 +239,21 @@ def test_bad_input_is_one_line(ready, flags, message):
     assert message in error_line(peerage(f"{ready.line} {flags}"))
 
 
+def test_accounts_of_private_data_that_cannot_be_used(ready):
+    line, file = f"{ready.line} --data npz:path=mine.npz", ready.home / "mine.npz.privacy.json"
+    PrivacyAccount(file, "earlier", "node-0", Noise(sigma=2.0, clip=1.0)).record(1)
+    assert error_line(peerage(line)).startswith(f"this data has a privacy account, {file}, and ")
+    plain = error_line(peerage(f"{ready.line} --stop-at-epsilon 3"))
+    assert "requires differential privacy; set --noise and --clip" in plain
+    noisy = endless(rounds=1, noise={"sigma": 2.0, "clip": 1.0})
+    (ready.home / "experiment.toml").write_text(noisy.to_toml())
+    file.write_text("{")
+    assert error_line(peerage(line)).startswith(f"the privacy account {file} is damaged (")
+    file.unlink()
+    file.mkdir()
+    assert error_line(peerage(line)).startswith(f"cannot read the privacy account {file}: Is a dir")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_write_permission(ready):
     (ready.home / "locked").mkdir(mode=0o500)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from peerage import specs
@@ -137,7 +138,7 @@ give the number or the names of all classes, as in --classes cat,dog,horse. To e
 the test set of another data set, such as one that all peers have, add --test.
 """
 PRIVACY = """
-This network has {plan}.
+{plan}
 The account of what your data has spent goes on over restarts and runs. It is the file
 run/privacy.json, or with --data a file beside the data, such as data/mine.npz.privacy.json. Keep it
 with the data. Its folder must be writable: add it to ReadWritePaths in the unit if it is not in
@@ -428,7 +429,7 @@ def _guides(network: Network, number: int, place: Address, limit: float | None) 
     else:  # many machines resolve their own name to 127.0.1.1, which others cannot reach
         bind = f" {every}"
         listens = "It listens on all addresses of the machine; to change that, edit --bind."
-    stop = "" if limit is None or hub else f" --stop-at-epsilon {limit:g}"
+    stop = "" if limit is None or hub else f" --stop-at-epsilon {limit:.12g}"
     plan = None if hub else privacy_plan(network.experiment)
     words = {
         "name": name,
@@ -440,7 +441,9 @@ def _guides(network: Network, number: int, place: Address, limit: float | None) 
         "command": "venv/bin/python -m peerage node --network network.toml --identity "
         f"{name} --out run{bind}{stop}",
         "extras": "net,privacy" if network.experiment.noise.private else "net",
-        "privacy": "" if plan is None else PRIVACY.format(plan=plan),
+        "privacy": ""
+        if plan is None
+        else PRIVACY.format(plan=fill(f"This network has {plan}.", 96)),
         "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
     }

@@ -75,6 +75,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         with disk_errors(config.folder):
             config.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(config.folder))
+        account.open()  # if it cannot be read or written, the peer must not begin
         # What is needed to build its model without its data.
         needed = ("classes", "example", "constants", "models_at")
         facts = {key: world.setup[key] for key in needed if key in world.setup}

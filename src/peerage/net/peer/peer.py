@@ -413,7 +413,8 @@ class Peer(Receiver):
         if self.state == State.RUNNING and not self.endings.is_over(self.round):
             self.endings.finish(self.round, self.world.out_neighbours(self.round)[self.me])
         self.state = f"{State.STOPPED}{error}"
-        log.error("%s; training has stopped, but this peer still answers others", error)
+        level = logging.WARNING if isinstance(error, EpsilonReached) else logging.ERROR
+        log.log(level, "%s; training has stopped, but this peer still answers others", error)
         told = self.round + 1
         self.endings.begin_round(self.world.steps)
         while any(status.running for status in (await self.tracker.ask()).values()):
