@@ -25,6 +25,7 @@ RUN = (
     "docs/networks.md",
     "docs/hubs.md",
     "docs/real-peers.md",
+    "docs/privacy.md",
     "docs/add-an-algorithm.md",
     "docs/reproduce.md",
 )

@@ -390,9 +390,7 @@ class Node(Generic[S]):
         return message
 
     def _noise_stream(self) -> torch.Generator:
-        noise_seed = self.privacy_filter.noise_seed
-        seed = self.seed if noise_seed is None else noise_seed
-        return torch_stream(seed, "noise", self.id, self.round, self.messages_sent)
+        return torch_stream(self.seed, "noise", self.id, self.round, self.messages_sent)
 
     def _inbox(self, messages: Sequence[Message]) -> Inbox:
         if self.acknowledgements is not None:
@@ -477,6 +475,13 @@ class Algorithm(Generic[S]):
     def participation(self, nodes: int) -> float:
         """The share of the nodes with data that take part in a round, on average."""
         return 1.0
+
+    def max_messages(self, round: int | None, nodes: int) -> int:
+        """The most messages with floats that a node sends in a round, for the planned epsilon.
+
+        One message may have many recipients. The final step is round None.
+        """
+        return 1
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost | None:
         """The cost of this round for a node with so many examples; None if unknown."""

@@ -16,16 +16,15 @@ whole (client level), without trust in a hub or neighbours (local model).
 
 Not covered are the number of examples, the degree, integer tensors, which tensors a message has,
 and when and to whom it is sent; adjacent data sets agree in all of these. Records, saved models and
-other outputs are not covered either. A simulator draws the noise from the seed of the run, and
-anyone who knows the seed can subtract it. Its guarantee is that of a deployment whose noise is
-secret. Real peers draw from a secret seed. Both draw in floating point, but epsilon is computed for
-real numbers.
+other outputs are not covered either. A simulator draws the noise from the seed of the run, in
+floating point, and anyone who knows the seed can subtract it. Its guarantee is that of a deployment
+whose noise is secret. Real peers have a `NoiseSource` with a secret key, which rounds to a grid.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -83,11 +82,18 @@ class Noise:
         return [_no_guarantee(self)] if self.active and not self.private else []
 
 
+class NoiseSource(Protocol):
+    """Adds noise that nobody can reproduce; a simulation uses a `torch.Generator` instead."""
+
+    def add_noise(self, tensor: Tensor, sigma: float) -> Tensor:
+        """Return a new tensor with independent Gaussian noise on every entry."""
+
+
 def perturb(
     noise: Noise,
     payload: Payload,
     references: Payload,
-    rng: torch.Generator,
+    rng: torch.Generator | NoiseSource,
     nonnegative: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """Return the payload with its float tensors clipped jointly and with noise added.
@@ -106,8 +112,12 @@ def perturb(
     for name, step in steps.items():
         # Noise first: rounding the sum of step and reference could move two messages apart by a
         # little more than 2 clip.
-        sent = torch.empty_like(floats[name]).normal_(0, noise.sigma, generator=rng)
-        sent.add_(_shortened(step, length, limit))
+        short = _shortened(step, length, limit)
+        if isinstance(rng, torch.Generator):
+            sent = torch.empty_like(floats[name]).normal_(0, noise.sigma, generator=rng)
+            sent.add_(short)
+        else:
+            sent = rng.add_noise(short, noise.sigma)
         if name in known:
             sent.add_(known[name])
         released[name] = sent.clamp_(min=0) if name in nonnegative else sent
@@ -134,7 +144,7 @@ class PrivacyFilter:
     noise: Noise = Noise()  # by default, messages are not changed
     nonnegative: Collection[str] = ()
     persistent_tensors: dict[str, Tensor] = field(default_factory=dict)
-    noise_seed: int | None = field(default=None, repr=False)  # default: the seed of the run
+    secret_noise: NoiseSource | None = field(default=None, repr=False)  # of a real peer
 
     @property
     def messages(self) -> int:
@@ -144,7 +154,8 @@ class PrivacyFilter:
     def release(self, payload: Payload, rng: Callable[[], torch.Generator]) -> dict[str, Tensor]:
         """Return the perturbed payload; sending it to several recipients is one release.
 
-        `rng` returns the random stream of the noise, and is called only if there is any.
+        `rng` returns the random stream of the noise. It is called only if there is any noise, and
+        not if the noise is secret.
         """
         if not self.noise.active:
             return dict(payload)
@@ -156,7 +167,8 @@ class PrivacyFilter:
             for name, key in keys.items()
             if key in self.persistent_tensors
         }
-        return perturb(self.noise, payload, known, rng(), self.nonnegative)
+        source = rng() if self.secret_noise is None else self.secret_noise
+        return perturb(self.noise, payload, known, source, self.nonnegative)
 
     def set_reference(self, messages: Iterable[Payload]) -> None:
         """Set the reference to the mean of these messages, for every name and shape in them.
@@ -174,21 +186,33 @@ class PrivacyFilter:
 
 
 def epsilon(noise: Noise, messages: int) -> float | None:
-    """The exact epsilon of so many messages at `delta`; None without clipping.
+    """The exact epsilon of so many messages at `delta`; None without clipping."""
+    return None if noise.clip is None else composed_epsilon([(noise, messages)], noise.delta)
 
-    T Gaussian mechanisms with one multiplier are one with the multiplier divided by sqrt(T), and
-    epsilon solves delta = Phi(s/2 - epsilon/s) - e^epsilon Phi(-s/2 - epsilon/s) with
-    s = 2 clip sqrt(T) / sigma (Balle and Wang, 2018, arXiv:1805.06530).
+
+def composed_epsilon(released: Iterable[tuple[Noise, int]], delta: float) -> float | None:
+    """The exact epsilon of messages with several kinds of noise; None if some were not clipped.
+
+    T Gaussian mechanisms with one multiplier are one with the multiplier divided by sqrt(T). Those
+    with multipliers m_i are one with 1 / m^2 = sum 1 / m_i^2. Epsilon solves
+    delta = Phi(s/2 - epsilon/s) - e^epsilon Phi(-s/2 - epsilon/s) with s = 1 / m, which is
+    2 clip sqrt(T) / sigma (Balle and Wang, 2018, arXiv:1805.06530).
     """
-    if noise.clip is None:
-        return None
-    if messages == 0:
+    multipliers = []
+    for noise, messages in released:
+        if messages and noise.clip is None:
+            return None
+        if messages and noise.clip is not None:
+            multipliers.append(noise.sigma / noise.clip / 2 / math.sqrt(messages))
+    if not multipliers:
         return 0.0
-    multiplier = noise.sigma / noise.clip / 2 / math.sqrt(messages)
-    if multiplier < MIN_NOISE_MULTIPLIER:
+    least = min(multipliers)
+    if least < MIN_NOISE_MULTIPLIER:
         return math.inf
+    # Relative to the smallest, so that a single multiplier is not rounded.
+    multiplier = least / math.sqrt(math.fsum((least / m) ** 2 for m in multipliers))
     with np.errstate(divide="ignore"):  # the logarithm of a delta that underflows to zero
-        return float(_accountant()(multiplier, noise.delta))
+        return float(_accountant()(multiplier, delta))
 
 
 def privacy_report(noise: Noise, messages: Sequence[int], secret: bool = False) -> dict[str, Any]:
@@ -217,6 +241,27 @@ def check_accounting(noise: Noise) -> None:
     """Raise an InputError before a run if epsilon could not be computed after it."""
     if noise.private:
         _accountant()
+
+
+def check_epsilon_limit(limit: float | None, noise: Noise) -> None:
+    """Check the option that ends the training of a peer before epsilon exceeds a limit."""
+    if limit is None:
+        return
+    if not 0 < limit < math.inf:
+        raise InputError(f"--stop-at-epsilon must be a number above 0, got {limit}")
+    if not noise.private:
+        raise InputError(
+            f"--stop-at-epsilon {limit:g} requires differential privacy; set --noise and --clip"
+        )
+
+
+def format_epsilon(value: float | None) -> str:
+    """Epsilon with four digits.
+
+    >>> format_epsilon(4.37743), format_epsilon(None)
+    ('4.377', 'unbounded')
+    """
+    return f"{value:.4g}" if value is not None and math.isfinite(value) else "unbounded"
 
 
 def _has_floats(tensor: Tensor) -> bool:

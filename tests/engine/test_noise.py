@@ -15,9 +15,11 @@ from support.command_line import TINY, peerage
 import peerage as pg
 from peerage import HWA, DecAvg, DecHW, Experiment, FedAvg, FedCurv, LocalSGD
 from peerage.algorithm import Dimensions
+from peerage.algorithms.rotating_hub import RotatingHub
 from peerage.errors import PeerageWarning
 from peerage.privacy import Noise
 from peerage.requests import TensorSpec
+from peerage.runs.privacy_plan import planned_messages
 from peerage.testing import NODES, Stopped, simulate, stop_in_round_three, toy
 
 STILL = LocalSGD(lr=0.0)  # no node learns: all changes are noise
@@ -111,6 +113,28 @@ def test_every_message_of_a_client_is_accounted_for():
 def test_one_message_to_many_neighbours_is_one_release():
     summary = pg.run(toy(DecHW(), topology="complete", noise=PRIVATE, rounds=3)).summary["privacy"]
     assert summary["messages"] == [3] * NODES
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(cls() for cls in pg.ALGORITHMS.values() if cls is not pg.DESA),
+        pg.DESA(ipc=2, iterations=3),
+        pg.DFMLNeighbours(keep="own"),
+        pg.DAC(peers=2, final_mean=True),
+        pg.EL(mode="local"),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_no_node_releases_more_messages_than_planned(algorithm, monkeypatch, tmp_path):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PeerageWarning)
+        experiment = toy(algorithm, noise=Noise(sigma=1e-3, clip=1.0), rounds=2)
+        released = pg.run(experiment).summary["privacy"]["messages"]
+    assert max(released) <= planned_messages(experiment)
+    if not isinstance(algorithm, RotatingHub | pg.DFMLNeighbours | pg.Facade):
+        assert max(released) == planned_messages(experiment)  # these may send fewer
 
 
 def test_what_nodes_find_out_before_the_first_round_is_not_perturbed():

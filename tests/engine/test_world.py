@@ -10,6 +10,7 @@ import peerage as pg
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.graphs.topology import FromGraph
+from peerage.net.peer.secret_noise import SecretNoise
 from peerage.privacy import Noise
 from peerage.testing import CLASSES, NODES, toy, unequal_parts
 from peerage.work.training import LocalSGD
@@ -181,8 +182,9 @@ def test_a_world_holds_what_reports_show():
 
 def test_a_world_for_one_node_holds_its_data_only():
     world = prepare(toy(pg.DecAvg(), evaluation={"validation": 0.2}))
-    restricted = world.restrict_to_node(2, noise_seed=7)
-    assert (restricted.noise_seed, world.noise_seed) == (7, None)
+    noise = SecretNoise()
+    restricted = world.restrict_to_node(2, noise)
+    assert (restricted.secret_noise, world.secret_noise) == (noise, None)
     assert len(restricted.train) == len(world.parts[2]) + len(world.validation[2])
     for held, whole in ((restricted.parts, world.parts), (restricted.validation, world.validation)):
         assert [len(part) for part in held] == [0, 0, len(whole[2]), 0, 0]

@@ -16,6 +16,7 @@ from peerage import Experiment
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.net.deploy.up import free_ports
+from peerage.net.peer.account import PrivacyAccount
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
@@ -101,6 +102,7 @@ def run_peers(
     home: Path | None = None,
     transports: Callable[[Network, int], Transport] | None = None,
     worlds: Callable[[int], World] | None = None,
+    accounts: Callable[[int], PrivacyAccount | None] = lambda me: None,
     **changes: Any,
 ) -> list[Peer]:
     """Run all peers to the end in one event loop; one thread computes for all of them."""
@@ -119,6 +121,7 @@ def run_peers(
                     make(network, me),
                     home / str(me) if home else None,
                     executor=executor,
+                    account=accounts(me),
                 )
                 for me in range(len(network.members))
             ]

@@ -98,6 +98,9 @@ class DESA(Algorithm[ByClass]):
             state=anchors * prod(dimensions.example) / dimensions.layout.size,
         )
 
+    def max_messages(self, round: int | None, nodes: int) -> int:
+        return 2 if round == 0 else 1  # first the anchors
+
     def init(self, node: Node[ByClass]) -> ByClass:
         return {}
 

@@ -37,6 +37,9 @@ class DFMLNeighbours(MutualLearning):
                 "directions; use an undirected graph, or keep=own"
             )
 
+    def max_messages(self, round: int | None, nodes: int) -> int:
+        return nodes if self.keep == "mean" else 1  # its own model, and one to every neighbour
+
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         # On a complete graph; with fewer neighbours, fewer models train or predict.
         others, passes = dimensions.nodes - 1, float(self.epochs_mutual)

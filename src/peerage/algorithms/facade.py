@@ -158,6 +158,9 @@ class Facade(Algorithm[Heads]):
         passes = 1 - share + self.k * share if self.choice_samples == "same" else float(self.k)
         return Cost(vectors=vectors, forward=data * passes, state=state)
 
+    def max_messages(self, round: int | None, nodes: int) -> int:
+        return 2 if round is None else 1
+
     async def round(self, node: Node[Heads]) -> None:
         tied = node.round < self.warmup
         index, losses = (ALL, []) if tied else await self.choose_for_training(node)

@@ -183,6 +183,9 @@ class IFCA(HubAlgorithm[Models]):
         first = self.model(node, self.broadcast(node), 0)
         node.params, node.buffers = first.params, first.buffers
 
+    def max_messages(self, round: int | None, nodes: int) -> int:
+        return 0 if round is None else 1  # in the final step, only the hub sends
+
     async def final(self, node: Node[Models]) -> None:
         """The hub sends its models to all clients, and each takes the one that fits its data."""
         if node.id == node.hub:

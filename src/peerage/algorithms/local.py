@@ -14,6 +14,9 @@ class Local(Algorithm[None]):
     personal: ClassVar[bool] = True
     local: LocalSGD = LocalSGD()
 
+    def max_messages(self, round: int | None, nodes: int) -> int:
+        return 0
+
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         return Cost(vectors=0.0)
 

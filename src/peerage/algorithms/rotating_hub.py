@@ -85,6 +85,9 @@ class RotatingHub(Algorithm[S]):
     def participation(self, nodes: int) -> float:
         return (self.num_senders(nodes) + 1) / nodes
 
+    def max_messages(self, round: int | None, nodes: int) -> int:
+        return max(self.num_senders(nodes), 1)  # the aggregator returns a model to every sender
+
     def participants(self, node: Node[S]) -> Participants:
         """The aggregator and the senders of this round, the same on every node."""
         coin = node.coin_at(node.round)

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 Rejoin = Annotated[
     str, Option(help="Model that a restarted peer continues with: own or neighbour.")
 ]
+StopAtEpsilon = Annotated[
+    float | None,
+    Option(
+        help="Largest epsilon of a peer's data, over all runs; it stops before (default: none)."
+    ),
+]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
 PACKAGES = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
@@ -66,6 +72,7 @@ def node(
         bool, Option("--shift", help="Apply the shift of this peer's cluster to --data.")
     ] = False,
     rejoin: Rejoin = "own",
+    stop_at_epsilon: StopAtEpsilon = None,
     bind: Annotated[
         str | None, Option(help="HOST:PORT to listen on (default: as in the network file).")
     ] = None,
@@ -99,6 +106,7 @@ def node(
             classes=None if classes is None else parse_classes(classes),
             shift=shift,
             rejoin=rejoin,
+            stop_at_epsilon=stop_at_epsilon,
         )
         summary = run_node(config)
     if as_json:
@@ -111,6 +119,7 @@ def up(
     kill: Annotated[str | None, Option(help="Peers to kill: NODE@ROUND,...")] = None,
     restart: Annotated[str | None, Option(help="Killed peers to restart: NODE@ROUND,...")] = None,
     rejoin: Rejoin = "own",
+    stop_at_epsilon: StopAtEpsilon = None,
     message_timeout: Annotated[float, Option(help="Seconds to wait for a message.")] = 60.0,
     start_timeout: Annotated[
         float, Option(help="Seconds to wait for all peers before round 1.")
@@ -132,19 +141,23 @@ def up(
         from peerage.graphs.faults import parse_schedule
         from peerage.net.deploy.up import LocalNetwork
         from peerage.net.peer.network import Timeouts
+        from peerage.runs.privacy_plan import privacy_plan
 
-        with live_table() as show:
-            summary = LocalNetwork(
-                experiment,
-                home,
-                Timeouts(start=start_timeout, message=message_timeout),
-                wire,
-                pack,
-                parse_schedule("kill", kill or ""),
-                parse_schedule("restart", restart or ""),
-                rejoin,
-                show,
-            ).run()
+        network = LocalNetwork(
+            experiment,
+            home,
+            Timeouts(start=start_timeout, message=message_timeout),
+            wire,
+            pack,
+            parse_schedule("kill", kill or ""),
+            parse_schedule("restart", restart or ""),
+            rejoin,
+            stop_at_epsilon,
+        )
+        if plan := privacy_plan(experiment):
+            print(plan, file=sys.stderr, flush=True)
+        with live_table() as network.show:
+            summary = network.run()
     show_runs([home], home / "report.html", summary, as_json)
 
 
@@ -158,6 +171,7 @@ def export(
     certs: Annotated[
         Path | None, Option(help="Folder of a certificate authority (default: a new one).")
     ] = None,
+    stop_at_epsilon: StopAtEpsilon = None,
     out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
     as_json: Json = False,
 ) -> None:
@@ -168,7 +182,9 @@ def export(
     check_installed()
     from peerage.net.deploy.export import export as write_folders
 
-    exported = write_folders(settings.experiment(), hosts, out, port=port, certs=certs)
+    exported = write_folders(
+        settings.experiment(), hosts, out, port=port, certs=certs, stop_at_epsilon=stop_at_epsilon
+    )
     print(json.dumps(exported.facts) if as_json else exported)
 
 

@@ -19,7 +19,7 @@ from peerage.graphs.mixing import describe
 from peerage.graphs.topology import DynamicGraph
 from peerage.models.scaled import ChannelGroups, channel_groups
 from peerage.models.start import Architecture
-from peerage.privacy import Noise, PrivacyFilter
+from peerage.privacy import Noise, NoiseSource, PrivacyFilter
 from peerage.randomness import stream_seed
 from peerage.vectors import Layout, Weights
 from peerage.work.context import Examples
@@ -53,7 +53,7 @@ class World:
     # Node -> its cluster, or None if it serves all (a hub, a pooled node); empty without clusters.
     clusters: Sequence[int | None] = ()
     cache: Path | None = None  # where local work may store expensive results
-    noise_seed: int | None = field(default=None, repr=False)  # seed of the noise of a real peer
+    secret_noise: NoiseSource | None = field(default=None, repr=False)  # of a real peer
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -187,9 +187,14 @@ class World:
         return LinkFaults(self.faults, self.seed, round, final) if faulty else NoLinkFaults()
 
     def privacy_filter(self, node: int, persistent_tensors: dict[str, Tensor]) -> PrivacyFilter:
-        """The privacy filter of a node; a hub needs none, as it has only released data."""
-        noise = Noise() if node == self.hub else self.noise
-        return PrivacyFilter(noise, self.algorithm.nonnegative, persistent_tensors, self.noise_seed)
+        """The privacy filter of a node."""
+        return PrivacyFilter(
+            self.noise_of(node), self.algorithm.nonnegative, persistent_tensors, self.secret_noise
+        )
+
+    def noise_of(self, node: int) -> Noise:
+        """The noise on the messages of a node; a hub needs none, as it has only released data."""
+        return Noise() if node == self.hub else self.noise
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
@@ -275,14 +280,16 @@ class World:
             "test_examples": [len(test) for test in self.tests],
         }
 
-    def restrict_to_node(self, node: int, noise_seed: int | None = None) -> "World":
-        """The same world with the training data of one node only; `noise_seed` seeds its noise."""
+    def restrict_to_node(self, node: int, secret_noise: NoiseSource | None = None) -> "World":
+        """The same world with the training data of one node only, whose noise may be secret."""
         part, held_out = self.parts[node], self.validation[node]
         indices = torch.arange(len(part) + len(held_out))
         parts, validation = ([part[:0]] * self.nodes for _ in range(2))
         parts[node], validation[node] = indices[: len(part)], indices[len(part) :]
         train = self.train.subset(torch.cat([part, held_out]))
-        return replace(self, train=train, parts=parts, validation=validation, noise_seed=noise_seed)
+        return replace(
+            self, train=train, parts=parts, validation=validation, secret_noise=secret_noise
+        )
 
 
 def constants_of(architectures: Mapping[str, Architecture]) -> dict[str, str]:

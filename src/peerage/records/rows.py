@@ -157,7 +157,7 @@ class RunRecord:
     def unrepeatable(self) -> str:
         """Why a simulation cannot repeat this run of real peers; empty if it can."""
         if self.experiment.get("noise", {}).get("sigma", 0):
-            return "its peers drew noise from secret seeds"
+            return "its peers drew noise from secret keys"
         wire = self.summary.get("wire", "fp32")
         if wire != "fp32":
             return f"its messages were rounded to {wire}, unlike those of a simulation"

@@ -1,6 +1,5 @@
 """The folders of peers become one of the whole network, which can be verified and reported."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from peerage.engine.prepare import prepare
 from peerage.errors import CheckpointError
 from peerage.net.deploy.collect import RecordCollector, totals
 from peerage.net.deploy.process import PeerProcess, PeerProgress
+from peerage.net.peer.account import ACCOUNT, PrivacyAccount
+from peerage.privacy import Noise, epsilon
 from peerage.records import checkpoint
 from peerage.records.rows import MetricWriter, Row, RunRecord, read_metrics
 from peerage.report.html import notes, page
@@ -241,10 +242,17 @@ def test_numbers_that_are_not_finite(network):
 
 
 def test_messages_under_noise_are_counted_where_they_were_sent(tmp_path):
+    noise = Noise(sigma=1.0, clip=0.5)
     network = Imitation(tmp_path / "up", experiment(noise={"sigma": 1.0, "clip": 0.5}))
     for peer, count in zip(network.peers, (3, 7), strict=False):
-        (peer.folder / "released.json").write_text(json.dumps({"messages": count}))
+        PrivacyAccount(peer.folder / ACCOUNT, "up", peer.seen.name, noise).record(count)
+        rows = [row | {"epsilon": epsilon(noise, count)} for row in network.rows(peer.number)]
+        network.record(peer.number, rows)
     assert network.collect("interrupted")["privacy"]["messages"] == [3, 7, 0]
+    record = RunRecord.load(network.home)
+    assert {row["epsilon"] for row in record.network} == {epsilon(noise, 7)}
+    found = {(row["node"], row.get("epsilon")) for row in record.nodes}
+    assert found == {(0, epsilon(noise, 3)), (1, epsilon(noise, 7)), (2, None)}
 
 
 # Reports

@@ -33,6 +33,7 @@ from peerage.net.peer.network import Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity
 from peerage.net.wire.address import Address
+from peerage.privacy import Noise, epsilon
 from peerage.records.rows import RunRecord, read_metrics
 from peerage.runs.summary import digest, group_rows
 
@@ -190,6 +191,28 @@ def test_the_last_peer_of_four_is_the_hub(place):
     assert done.lines[3] == "deploy/node-3 for 10.0.0.10:7401, the hub"
     titles = [Path(f"deploy/node-{i}/README.txt").read_text().split(" of ")[0] for i in range(4)]
     assert titles == [*(f"node-{i}, one peer" for i in range(3)), "node-3, the hub"]
+
+
+@pytest.mark.slow
+def test_the_planned_epsilon_is_stated_and_its_limit_is_in_the_commands(place):
+    line = "export --algorithm fedavg --nodes 2 --rounds 3 --noise 2 --clip 1 --stop-at-epsilon 9"
+    done = peerage(f"{line} --out deploy")
+    assert done.code == 0, done.err
+    value = epsilon(Noise(sigma=2.0, clip=1.0), 3)
+    plan = f"differential privacy: epsilon {value:.4g} at delta 1e-05 after 3 planned rounds"
+    assert done.lines[-1].startswith(plan)
+    for i, hub in enumerate((False, False, True)):
+        readme = Path(f"deploy/node-{i}/README.txt").read_text()
+        assert "peerage[net,privacy]" in readme
+        assert (plan in " ".join(readme.split())) is not hub  # a hub adds no noise
+        unit = Path(f"deploy/node-{i}/peerage-node-{i}.service").read_text()
+        for text in (readme, unit):
+            assert ("--out run --stop-at-epsilon 9\n" in text) is not hub
+    facts = json.loads(peerage(f"{line} --out again --json").lines[-1])
+    assert facts["privacy"] == {"epsilon": value, "delta": 1e-5}
+    plain = peerage(f"export {SETTINGS} --out plain")
+    assert "epsilon" not in plain.out + Path("plain/node-0/README.txt").read_text()
+    assert "peerage[net]" in Path("plain/node-0/README.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -532,6 +555,7 @@ def test_hosts_that_cannot_be_read(place):
         ("--centralised", "pooled trains one node on all data and cannot use a network"),
         ("--topology regular:k=7", "k must be smaller than the 3 nodes, got 7"),
         ("--certs nowhere", "peerage certs init --folder nowhere"),
+        ("--stop-at-epsilon 3", "requires differential privacy; set --noise and --clip"),
         ("--out hosts.txt", "output folder 'hosts.txt' is a file"),
         ("--algorithm own.py:Own", "the algorithm 'Own' is not part of the package"),
     ],

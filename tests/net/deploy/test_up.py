@@ -26,6 +26,7 @@ from peerage.net.deploy.up import LocalNetwork, free_ports
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
+from peerage.privacy import Noise, epsilon
 from peerage.records.rows import RunRecord, read_metrics
 
 pytestmark = pytest.mark.slow  # every peer is a process
@@ -260,6 +261,30 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
     assert json.loads(file.read_text()) == before
 
 
+@forked_peers()
+def test_a_network_states_its_epsilon_and_stops_at_a_limit(tmp_path):
+    """Three messages would cost 8.4 and two cost 6.6, so all peers stop before the third."""
+    flags = "--noise 2 --clip 1 --stop-at-epsilon 7"
+    done = peerage(f"up {SETTINGS} {PATIENT} {flags} --json --out", tmp_path / "up")
+    assert done.code == 0, done.err
+    noise = Noise(sigma=2.0, clip=1.0)
+    one, two, three = (epsilon(noise, count) for count in (1, 2, 3))
+    plan = f"differential privacy: epsilon {three:.4g} at delta 1e-05 after 3 planned rounds"
+    assert done.err.startswith(plan)
+    summary = json.loads(done.lines[-1])
+    assert (summary["status"], summary["rounds"]) == ("finished", 2)
+    assert summary["privacy"]["messages"] == [2, 2, 2]
+    assert summary["privacy"]["epsilon"] == two
+    assert (
+        summary["message"] == "node-0, node-1, node-2 stopped after round 2 at the limit of epsilon"
+    )
+    assert {peer["state"].split(",")[0] for peer in summary["peers"]} == {
+        f"stopped: epsilon {two:.4g} at delta 1e-05"
+    }
+    rows = pg.RunRecord.load(tmp_path / "up").network
+    assert [row["epsilon"] for row in rows] == [0.0, one, two]
+
+
 # Input that cannot be
 
 
@@ -274,6 +299,8 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--kill oops", "kill 'oops' is not of the form NODE@ROUND, such as 7@10"),
         ("--message-timeout 0", "message must be a number of seconds above 0"),
         ("--until accuracy=0.9", "until requires the mean over all nodes"),
+        ("--stop-at-epsilon 3", "--stop-at-epsilon 3 requires differential privacy; set --noise"),
+        ("--noise 1 --clip 1 --stop-at-epsilon 0", "--stop-at-epsilon must be a number above 0"),
         ("--wire fp8", "wire must be one of fp32, bf16; got 'fp8'"),
         ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],

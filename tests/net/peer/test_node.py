@@ -20,9 +20,11 @@ from support.processes import TIMEOUT
 
 import peerage as pg
 from peerage.net.deploy.up import free_ports
+from peerage.net.peer.account import PrivacyAccount
 from peerage.net.peer.metrics import Collector
 from peerage.net.peer.network import Timeouts
 from peerage.net.wire.header import REASONS
+from peerage.privacy import Noise
 
 pytestmark = pytest.mark.slow  # a peer is a process that listens
 
@@ -90,13 +92,16 @@ def test_every_reason_has_a_counter_even_if_it_did_not_occur():
         accuracy=None,
         bytes_total=10,
         error_counts=lambda: {"late": 3, "not a member": 5},
+        account=PrivacyAccount(None, "run", "node-0", Noise(sigma=2.0, clip=1.0)),
     )
+    recorder.account.record(1)
     peer = SimpleNamespace(alive=2, recorder=recorder)
     transport = SimpleNamespace(counters=Counter(bytes_sent=12))
     families = {one.name: one.samples for one in Collector(peer, transport).collect()}
     assert "peerage_accuracy" not in families  # it was not judged yet
     rejected = {s.labels["reason"]: s.value for s in families["peerage_messages_rejected"]}
     assert rejected == dict.fromkeys(REASONS, 0) | {"late": 3, "not a member": 5}
+    assert families["peerage_epsilon"][0].value == pytest.approx(4.377, abs=5e-4)
     sent = {sample.labels["what"]: sample.value for sample in families["peerage_bytes"]}
     assert sent == {"payload_sent": 10, "wire_sent": 12, "wire_received": 0}
 
@@ -232,6 +237,21 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 )
 def test_bad_input_is_one_line(ready, flags, message):
     assert message in error_line(peerage(f"{ready.line} {flags}"))
+
+
+def test_accounts_of_private_data_that_cannot_be_used(ready):
+    line, file = f"{ready.line} --data npz:path=mine.npz", ready.home / "mine.npz.privacy.json"
+    PrivacyAccount(file, "earlier", "node-0", Noise(sigma=2.0, clip=1.0)).record(1)
+    assert error_line(peerage(line)).startswith(f"this data has a privacy account, {file}, and ")
+    plain = error_line(peerage(f"{ready.line} --stop-at-epsilon 3"))
+    assert "requires differential privacy; set --noise and --clip" in plain
+    noisy = endless(rounds=1, noise={"sigma": 2.0, "clip": 1.0})
+    (ready.home / "experiment.toml").write_text(noisy.to_toml())
+    file.write_text("{")
+    assert error_line(peerage(line)).startswith(f"the privacy account {file} is damaged (")
+    file.unlink()
+    file.mkdir()
+    assert error_line(peerage(line)).startswith(f"cannot read the privacy account {file}: Is a dir")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

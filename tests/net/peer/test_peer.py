@@ -27,8 +27,10 @@ from peerage.data import Dataset
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.errors import DiskError, InputError
+from peerage.net.peer.account import ACCOUNT
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import prepare_own
+from peerage.net.peer.secret_noise import SecretNoise
 from peerage.net.wire.header import Rejected
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
@@ -486,18 +488,20 @@ def test_a_model_under_noise_is_not_handed_out():
         asyncio.run(peers[0].answer(json.dumps({"ask": "model"}).encode(), 1))
 
 
-def test_noise_from_a_secret_seed_differs_and_is_counted_across_restarts(tmp_path):
+def test_secret_noise_differs_and_is_counted_across_restarts(tmp_path):
     experiment = toy(DecAvg(), rounds=3, noise=NOISY)
 
-    def with_secret_seed(me: int) -> World:
-        return prepare(experiment).restrict_to_node(me, noise_seed=1000 + me)
+    def with_secret_noise(me: int) -> World:
+        return prepare(experiment).restrict_to_node(me, SecretNoise())
 
-    public, secret = run_peers(experiment), run_peers(experiment, tmp_path, worlds=with_secret_seed)
+    public = run_peers(experiment)
+    secret = run_peers(experiment, tmp_path, worlds=with_secret_noise)
     assert not torch.equal(models(public)[0], models(secret)[0])
     assert secret[0].shard.released() == public[0].shard.released() == {0: 3}
     # A message of a fourth round was sent before the power failed.
-    (tmp_path / "0" / "released.json").write_text('{"messages": 4}')
-    again = run_peers(experiment, tmp_path, worlds=with_secret_seed)
+    account = tmp_path / "0" / ACCOUNT
+    account.write_text(account.read_text().replace('"messages": 3', '"messages": 4'))
+    again = run_peers(experiment, tmp_path, worlds=with_secret_noise)
     assert again[0].shard.released() == {0: 4}
 
 

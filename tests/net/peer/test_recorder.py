@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.memory import MemoryNetwork, MemoryTransport
 
 from peerage import DecAvg
@@ -13,7 +14,9 @@ from peerage.engine.prepare import prepare
 from peerage.engine.shard import InProcessStore, NodeReport, Shard, ShardReport
 from peerage.engine.world import World
 from peerage.errors import InputError
+from peerage.net.peer.account import ACCOUNT, PrivacyAccount, released_messages
 from peerage.net.peer.recorder import PAUSED, PeerRecorder
+from peerage.privacy import RELEASE_COUNT, epsilon
 from peerage.records.rows import read_metrics
 from peerage.testing import toy
 
@@ -32,7 +35,9 @@ class Setup:
     def __init__(self, world: World, folder: Path | None) -> None:
         self.transport, self.counters = MemoryTransport(MemoryNetwork(), ME), Counter[str]()
         self.shard = Shard(world, [ME], InProcessStore())
-        self.recorder = PeerRecorder(folder, ME, self.shard, self.transport, self.counters)
+        path = None if folder is None else folder / ACCOUNT
+        account = PrivacyAccount(path, "test", "node-1", world.noise)
+        self.recorder = PeerRecorder(folder, ME, self.shard, self.transport, self.counters, account)
 
     def record(self, round: int, accuracy: float | None = None, **sent: int) -> None:
         metrics = {} if accuracy is None else {"accuracy": accuracy, "loss": 0.5}
@@ -82,6 +87,7 @@ def test_a_row_has_what_is_new_since_the_last(setup):
         "seconds": {"train": 0.5, "total": 0.75},
         "wire_bytes": 100,
         "troubles": {"late": 2},
+        "epsilon": 0.0,
     }
     assert [row["wire_bytes"] for row in rows] == [0, 100, 120, 0]
     assert rows[2]["troubles"] == {"late": 1, "not a member": 3}
@@ -169,15 +175,22 @@ def test_without_a_checkpoint_a_peer_starts_over(world, setup):
 
 
 def test_messages_that_were_released_stay_counted(world, setup):
+    folder = setup.recorder.folder
     setup.recorder.remember_releases()
-    assert not (setup.recorder.folder / "released.json").exists()  # there were none
-    (setup.recorder.folder / "released.json").write_text('{"messages": 4}')
+    assert released_messages(folder) == 0
+    (folder / "released.json").write_text('{"messages": 4}')  # as an earlier version stored it
     restarted = again(world, setup)
     assert restarted.shard.released() == {ME: 4}
-    (setup.recorder.folder / "released.json").unlink()
-    restarted.recorder.remember_releases()
-    restarted.recorder.close()
-    assert json.loads((setup.recorder.folder / "released.json").read_text()) == {"messages": 4}
+    assert released_messages(folder) == 4
+    (folder / "released.json").unlink()
+    third = again(world, restarted)
+    assert third.shard.released() == {ME: 4}
+    third.shard.members[ME].persistent_tensors[RELEASE_COUNT] = torch.tensor(6)
+    third.recorder.remember_releases()
+    third.record(1)
+    third.recorder.close()
+    assert released_messages(folder) == 6
+    assert third.recorder.rows[-1]["epsilon"] == epsilon(world.noise, 6)
 
 
 def test_a_pause_is_shown_and_does_not_outlive_the_peer(world, setup):

@@ -17,7 +17,7 @@ from peerage.engine.world import World
 from peerage.experiment.outside import algorithm_record
 from peerage.files import write_json
 from peerage.net.deploy.process import PeerProcess
-from peerage.net.peer.recorder import released
+from peerage.net.peer.account import released_messages
 from peerage.privacy import privacy_report
 from peerage.records import checkpoint
 from peerage.records.environment import environment
@@ -60,7 +60,7 @@ class RecordCollector:
         models, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
         if peers and noise.active:
-            sent = [released(peer.folder) for peer in peers[: world.num_data_nodes]]
+            sent = [released_messages(peer.folder) for peer in peers[: world.num_data_nodes]]
             privacy = privacy_report(noise, sent, secret=True)
         summary = summary_of(
             world,
@@ -101,8 +101,19 @@ class RecordCollector:
                 ]
                 shared += new
                 for row in (*node_rows(round, report, final), *new):
-                    writer.append(row)
+                    writer.append(row | _spent(row, by_round[place]))
         return shared
+
+
+def _spent(row: Row, rows: Sequence[Row]) -> Row:
+    """The epsilon of a node, or the largest of all nodes; none without differential privacy."""
+    found = {r["node"]: r["epsilon"] for r in rows if "epsilon" in r}
+    if row["scope"] == "node":
+        return {"epsilon": found[row["node"]]} if row["node"] in found else {}
+    if row["scope"] != "network" or not found:
+        return {}
+    unbounded = any(value is None for value in found.values())
+    return {"epsilon": None if unbounded else max(found.values())}
 
 
 def _peer_summary(peer: PeerProcess, rows: Sequence[Row]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from peerage import specs
@@ -34,6 +35,8 @@ from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
 from peerage.net.wire.address import Address
+from peerage.privacy import check_accounting, check_epsilon_limit
+from peerage.runs.privacy_plan import planned_epsilon, privacy_plan
 from peerage.runs.run import check_empty
 
 PORT = 7400
@@ -103,7 +106,7 @@ Allow TCP connections to that port in its firewall. Anyone who has the key in ce
 
 1. Install, with Python 3.11 or newer, and the same version on all machines
 
-    python3 -m venv venv && venv/bin/python -m pip install "peerage[net]"
+    python3 -m venv venv && venv/bin/python -m pip install "peerage[{extras}]"
 
 2. Data
 
@@ -115,7 +118,7 @@ Allow TCP connections to that port in its firewall. Anyone who has the key in ce
 Before round 1, the peer waits up to an hour for the others. Checkpoints and results go to run/. If
 you start it again, it continues from its last round.
 {listens}
-
+{privacy}
 To let systemd start the peer now and after every reboot, link this folder to {home} (the
 first line, not needed if the folder is there already), and install the unit:
 
@@ -133,6 +136,13 @@ To train on private data, which no other peer needs, add for instance
 to the command below and to ExecStart in the unit. If the data lacks some classes of the network,
 give the number or the names of all classes, as in --classes cat,dog,horse. To evaluate the model on
 the test set of another data set, such as one that all peers have, add --test.
+"""
+PRIVACY = """
+{plan}
+The account of what your data has spent goes on over restarts and runs. It is the file
+run/privacy.json, or with --data a file beside the data, such as data/mine.npz.privacy.json. Keep it
+with the data. Its folder must be writable: add it to ReadWritePaths in the unit if it is not in
+this folder. --stop-at-epsilon 5 ends the training before the account exceeds 5.
 """
 HUB_DATA = """\
 The hub does not train, but it evaluates the model. If the others use private data, give the hub a
@@ -160,7 +170,13 @@ class Exported:
             }
             for number, member in enumerate(self.network.members)
         ]
-        return {"run": self.network.run, "authority": str(self.authority), "peers": peers}
+        run, authority = self.network.run, str(self.authority)
+        facts: dict[str, Any] = {"run": run, "authority": authority, "peers": peers}
+        experiment = self.network.experiment
+        if experiment.noise.private:
+            planned = {"epsilon": planned_epsilon(experiment), "delta": experiment.noise.delta}
+            facts["privacy"] = planned
+        return facts
 
     def __str__(self) -> str:
         lines = [
@@ -170,6 +186,7 @@ class Exported:
         lines += [
             "move each folder to its machine, and follow the README.txt in it",
             f"keep {self.authority} secret: anyone who has its key can create identities",
+            *filter(None, [privacy_plan(self.network.experiment)]),
         ]
         return "\n".join(lines)
 
@@ -181,9 +198,12 @@ def export(
     *,
     port: int = PORT,
     certs: Path | None = None,
+    stop_at_epsilon: float | None = None,
 ) -> Exported:
     """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
     _check_port(port, "--port")
+    check_accounting(experiment.noise)
+    check_epsilon_limit(stop_at_epsilon, experiment.noise)
     experiment = _with_model(experiment)
     _check_experiment(experiment)
     check_empty(out)
@@ -200,7 +220,7 @@ def export(
             for number, place in enumerate(places):
                 folder = aside / members[number].name
                 serials.append(_issue(authority, place, folder))
-                _write(folder, network, number, place)
+                _write(folder, network, number, place, stop_at_epsilon)
     except BaseException:
         if known is not None:  # the keys are deleted, so these never have to be revoked
             for serial in serials:
@@ -387,17 +407,19 @@ def _issue(authority: Authority, place: Address, folder: Path) -> int:
     return read_certificate(identity.certificate, REMEDY).serial_number
 
 
-def _write(folder: Path, network: Network, number: int, place: Address) -> None:
+def _write(
+    folder: Path, network: Network, number: int, place: Address, limit: float | None
+) -> None:
     files = {
         "experiment.toml": network.experiment.to_toml(),
         "network.toml": network.to_toml("experiment.toml"),
-        **_guides(network, number, place),
+        **_guides(network, number, place, limit),
     }
     for file, text in files.items():
         write_bytes(folder / file, text.encode(), REMEDY)
 
 
-def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
+def _guides(network: Network, number: int, place: Address, limit: float | None) -> dict[str, str]:
     """The systemd unit and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
@@ -407,6 +429,8 @@ def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
     else:  # many machines resolve their own name to 127.0.1.1, which others cannot reach
         bind = f" {every}"
         listens = "It listens on all addresses of the machine; to change that, edit --bind."
+    stop = "" if limit is None or hub else f" --stop-at-epsilon {limit:.12g}"
+    plan = None if hub else privacy_plan(network.experiment)
     words = {
         "name": name,
         "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
@@ -415,7 +439,11 @@ def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
         "parent": str(Path(HOME).parent),
         "unit": f"peerage-{name}.service",
         "command": "venv/bin/python -m peerage node --network network.toml --identity "
-        f"{name} --out run{bind}",
+        f"{name} --out run{bind}{stop}",
+        "extras": "net,privacy" if network.experiment.noise.private else "net",
+        "privacy": ""
+        if plan is None
+        else PRIVACY.format(plan=fill(f"This network has {plan}.", 96)),
         "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
     }

@@ -60,7 +60,15 @@ class PeerProcess:
             new = self.read and self.file != self.old_file
             self.seen.state = self.pause or (State.RUNNING if new else State.STARTING)
         else:
-            self.seen.state = State.FINISHED if code == 0 else "killed" if self.killed else "failed"
+            ended = "killed" if self.killed else "failed"
+            self.seen.state = self._final_state if code == 0 else ended
+
+    @property
+    def _final_state(self) -> str:
+        """The state of a peer that ended without an error: finished, or why it stopped."""
+        with suppress(PeerageError, KeyError):
+            return str(read_json(self.folder / "summary.json")["state"])
+        return State.FINISHED
 
     @property
     def pause(self) -> str | None:

@@ -25,6 +25,7 @@ from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
+from peerage.privacy import check_epsilon_limit
 from peerage.runs.run import check_empty, new_run_folder
 
 PORTS = range(10_000, 32_000)  # below those that Linux gives to outgoing connections
@@ -47,10 +48,12 @@ class LocalNetwork:
     kill: Mapping[int, int] = field(default_factory=dict)
     restart: Mapping[int, int] = field(default_factory=dict)
     rejoin: str = "own"
+    stop_at_epsilon: float | None = None
     show: Show | None = None
 
     def __post_init__(self) -> None:
         check_rejoin(self.rejoin)
+        check_epsilon_limit(self.stop_at_epsilon, self.experiment.noise)
         count, rounds = self.experiment.nodes_and_hub, self.experiment.rounds
         for what, plan in (("kill", self.kill), ("restart", self.restart)):
             for node, round in plan.items():
@@ -97,7 +100,16 @@ class LocalNetwork:
                 if described is error:
                     raise
                 raise described from None
-            return collector.write(self.watched, "finished")
+            return collector.write(self.watched, "finished", self._stops())
+
+    def _stops(self) -> str:
+        """Which peers ended their training early, and why; empty if none did."""
+        early = [peer.seen for peer in self.watched if peer.seen.state.startswith(State.STOPPED)]
+        if not early:
+            return ""
+        names = ", ".join(seen.name for seen in early)
+        rounds = ", ".join(dict.fromkeys(str(seen.round) for seen in early))
+        return f"{names} stopped after round {rounds} at the limit of epsilon"
 
     def _record_failure(self, error: BaseException, collector: RecordCollector) -> BaseException:
         """Write the records so far; return the error to raise, which names their folder."""
@@ -139,6 +151,8 @@ class LocalNetwork:
         command += ["--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
         command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
+        if self.stop_at_epsilon is not None and peer.number < self.experiment.nodes:  # not a hub
+            command += ["--stop-at-epsilon", str(self.stop_at_epsilon)]
         with open(peer.folder / "log.txt", "ab") as file:
             peer.process = subprocess.Popen(
                 command,

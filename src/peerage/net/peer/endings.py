@@ -27,6 +27,10 @@ class Endings:
         """The number of messages sent to each recipient in the round, for the sender to update."""
         return self._sent.setdefault(round, Counter())
 
+    def is_over(self, round: int) -> bool:
+        """Whether this peer sends nothing more in the round."""
+        return round <= self._over
+
     def begin_round(self, round: int) -> None:
         """Mark all earlier rounds as over, whether they were run or skipped."""
         self._over = max(self._over, round - 1)

@@ -1,5 +1,6 @@
 """Prometheus metrics of one peer."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,13 @@ class Collector:
         if recorder.accuracy is not None:
             yield GaugeMetricFamily(
                 "peerage_accuracy", "Accuracy on the test set, a fraction.", recorder.accuracy
+            )
+        if recorder.account.noise.private:
+            total = recorder.account.epsilon
+            yield GaugeMetricFamily(
+                "peerage_epsilon",
+                "Epsilon that the data of this peer has spent in all runs.",
+                math.inf if total is None else total,
             )
         yield GaugeMetricFamily("peerage_peers_alive", "Reachable peers.", peer.alive)
         sent = CounterMetricFamily(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import signal
 import sys
 import warnings
@@ -24,13 +23,16 @@ from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.errors import InputError, Interrupted, PeerageError, check_choice
 from peerage.files import disk_errors, write_json
+from peerage.net.peer.account import ACCOUNT, PrivacyAccount, account_beside, check_bypass
 from peerage.net.peer.metrics import serve_metrics
 from peerage.net.peer.network import Network
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import Classes, prepare_own
+from peerage.net.peer.secret_noise import SecretNoise
 from peerage.net.trust.identity import Identity
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.server import Limits
+from peerage.privacy import format_epsilon
 from peerage.records.rows import read_metrics
 from peerage.runs.run import locked
 from peerage.runs.summary import digest, totals
@@ -53,6 +55,7 @@ class PeerConfig:
     classes: Classes | None = None  # of the whole network; `data` may lack some
     shift: bool = False  # whether `data` get the shift of this peer's cluster
     rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
+    stop_at_epsilon: float | None = None  # the largest epsilon of the data, over all runs
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
@@ -64,13 +67,15 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
     network = Network.load(config.network)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
-    # Other peers must not be able to compute the noise, so its seed is drawn here.
-    world = prepare_for(network, me, config).restrict_to_node(me, secrets.randbits(62))
+    # Other peers must not be able to compute the noise, so its key is taken here.
+    world = prepare_for(network, me, config).restrict_to_node(me, SecretNoise())
+    account = account_of(network, me, world, config)
     torch.set_num_threads(1)  # so that sums are in the same order as in the simulator
     with ExitStack() as stack:
         with disk_errors(config.folder):
             config.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(config.folder))
+        account.open()  # if it cannot be read or written, the peer must not begin
         # What is needed to build its model without its data.
         needed = ("classes", "example", "constants", "models_at")
         facts = {key: world.setup[key] for key in needed if key in world.setup}
@@ -85,7 +90,14 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         executor = ThreadPoolExecutor(1)  # for the work of the node; nothing waits for its end
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         peer = Peer(
-            network, me, world, transport, config.folder, executor=executor, rejoin=config.rejoin
+            network,
+            me,
+            world,
+            transport,
+            config.folder,
+            executor=executor,
+            rejoin=config.rejoin,
+            account=account,
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
         with serve_metrics(peer, transport, config.metrics_port):
@@ -100,6 +112,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             "rounds": peer.finished,
             "digest": digest(params, [node.layout] * len(params)),
             "released": peer.shard.released().get(me, 0),
+            **({"privacy": account.facts()} if account.noise.private else {}),
         }
         write_json(config.folder / "summary.json", summary)
         return summary
@@ -118,9 +131,23 @@ def prepare_for(network: Network, me: int, config: PeerConfig) -> World:
     return prepare_own(network.experiment, me, data, config.classes, test, shift=config.shift)
 
 
-def _load(text: str) -> Dataset:
+def account_of(network: Network, me: int, world: World, config: PeerConfig) -> PrivacyAccount:
+    """The privacy account of this peer: beside its private data, or in its folder."""
+    noise, path = world.noise_of(me), config.folder / ACCOUNT
+    beside = None if config.data is None or me == world.hub else account_beside(_spec(config.data))
+    check_bypass(beside, noise)
+    if beside is not None and noise.private:
+        path = beside
+    return PrivacyAccount(path, network.run, config.identity, noise, config.stop_at_epsilon)
+
+
+def _spec(text: str) -> DatasetSpec:
     spec: DatasetSpec = specs.parse(text, "dataset", DATASETS)
-    return spec.load(cache_folder())
+    return spec
+
+
+def _load(text: str) -> Dataset:
+    return _spec(text).load(cache_folder())
 
 
 async def _run_until_signal(peer: Peer) -> None:
@@ -140,13 +167,16 @@ async def _run_until_signal(peer: Peer) -> None:
 
 def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
+    delta = f"at delta {peer.world.noise.delta:g}"
+    spent = f", epsilon {format_epsilon(row['epsilon'])} {delta}" if "epsilon" in row else ""
     log.info(
-        "%sround %d of %d%s, received %d of %d messages",
+        "%sround %d of %d%s, received %d of %d messages%s",
         "step after " if row.get("final") else "",
         row["round"],
         peer.world.rounds,
         accuracy,
         *row["heard"],
+        spent,
         extra={"row": row},
     )
 

@@ -26,6 +26,7 @@ from peerage.engine.shard import InProcessStore, Shard, ShardReport
 from peerage.engine.world import World, constants_of
 from peerage.errors import DiskError, Diverged, InputError, PeerageError
 from peerage.graphs.faults import LinkFaults
+from peerage.net.peer.account import ACCOUNT, EpsilonReached, PrivacyAccount
 from peerage.net.peer.assembler import MessageAssembler
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.mailbox import Mailbox
@@ -43,6 +44,7 @@ from peerage.net.wire.transport import Receiver, Transport, Unreachable
 from peerage.privacy import RELEASE_COUNT
 from peerage.records.rows import Row
 from peerage.requests import PRE_ROUND
+from peerage.runs.privacy_plan import planned_messages, privacy_plan
 
 MAILBOX_BYTES = 1 << 28  # bytes of messages in the mailbox; more if four messages need it
 
@@ -62,8 +64,14 @@ class Peer(Receiver):
         *,
         executor: Executor | None = None,
         rejoin: str = "own",
+        account: PrivacyAccount | None = None,
     ) -> None:
         check_rejoin(rejoin)
+        if account is None:
+            path = None if folder is None else folder / ACCOUNT
+            account = PrivacyAccount(
+                path, network.run, network.members[me].name, world.noise_of(me)
+            )
         self.rejoin = rejoin  # the model to continue with after missed rounds: own or neighbour
         self.network, self.me, self.transport = network, me, transport
         self.world = world
@@ -72,7 +80,7 @@ class Peer(Receiver):
         self.expected = message_policy(network, me, self.world)
         self.evaluated_rounds = world.experiment.evaluation.evaluated_rounds(world.rounds)
         self.counters: Counter[str] = Counter()  # errors by reason
-        self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters)
+        self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters, account)
         share = 4 * self.expected.max_bytes
         self.mailbox = Mailbox(network.ahead, max(MAILBOX_BYTES, share), share, self.counters)
         settings = shared_settings_of(network, world)
@@ -103,6 +111,7 @@ class Peer(Receiver):
         try:
             owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
             self.recorder.resume(owner)
+            self._log_privacy()
             first = self.recorder.steps
             # A restarted peer waits only briefly: the others may have finished long ago.
             timeouts = self.network.timeouts
@@ -118,6 +127,9 @@ class Peer(Receiver):
                     await outbox.flush(timeouts.message)
             if self.world.is_present(self.me, self.world.rounds - 1):
                 await self.tracker.say_finished(timeouts.message)
+            self.recorder.add_late_counts()
+        except EpsilonReached as reached:
+            await self._serve_while_stopped(reached)
             self.recorder.add_late_counts()
         except DiskError as error:
             await self._serve_while_stopped(error)
@@ -267,6 +279,12 @@ class Peer(Receiver):
                 raise PeerageError("aggregating the messages gave NaN or infinite parameters")
             check_combined(round, report.broken)
             self.quarantine.succeeded()
+        except EpsilonReached:
+            node.params, node.buffers, node.state = before[:3]
+            member.persistent_tensors.clear()
+            member.persistent_tensors.update(before[3])
+            self.recorder.restore_release_count()
+            raise
         except (DiskError, Diverged, InputError):
             raise
         except Exception as error:
@@ -306,7 +324,7 @@ class Peer(Receiver):
         output = await self._compute(begin)
         while True:
             check_finite(round, [output])
-            self.recorder.remember_releases()
+            await self._compute(self.recorder.remember_releases)  # it waits for the disk
             for packet in output.packets:
                 sent += self._send_packet(packet, round, sequences, link_faults)
             if self.me not in output.waiting:
@@ -387,13 +405,16 @@ class Peer(Receiver):
     def _worth_waiting_for(self, senders: list[int]) -> list[int]:
         return self.tracker.view(self.round).worth_waiting_for(senders)
 
-    async def _serve_while_stopped(self, error: DiskError) -> None:
+    async def _serve_while_stopped(self, error: PeerageError) -> None:
         """Log the error, and answer other peers for as long as any of them runs.
 
         They are told that this peer sends nothing more, so that they do not wait for it.
         """
+        if self.state == State.RUNNING and not self.endings.is_over(self.round):
+            self.endings.finish(self.round, self.world.out_neighbours(self.round)[self.me])
         self.state = f"{State.STOPPED}{error}"
-        log.error("%s; training has stopped, but this peer still answers others", error)
+        level = logging.WARNING if isinstance(error, EpsilonReached) else logging.ERROR
+        log.log(level, "%s; training has stopped, but this peer still answers others", error)
         told = self.round + 1
         self.endings.begin_round(self.world.steps)
         while any(status.running for status in (await self.tracker.ask()).values()):
@@ -405,6 +426,14 @@ class Peer(Receiver):
             await asyncio.sleep(POLL_INTERVAL)
 
     # Records
+
+    def _log_privacy(self) -> None:
+        """Log the planned epsilon, and what the data has spent already."""
+        experiment = self.world.experiment
+        if self.recorder.account.noise.private:
+            log.info("%s", privacy_plan(experiment))
+            for line in self.recorder.account.statements(planned_messages(experiment)):
+                log.info("%s", line)
 
     def _record(
         self, round: int, report: ShardReport, sent: int, seconds: float, final: bool = False

@@ -10,6 +10,7 @@ import torch
 from peerage.engine.shard import NodeReport, Shard, ShardReport
 from peerage.errors import InputError
 from peerage.files import read_json, write_json
+from peerage.net.peer.account import PrivacyAccount
 from peerage.net.wire.header import REASONS
 from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
@@ -32,8 +33,9 @@ class PeerRecorder:
         shard: Shard,
         transport: Transport,
         counters: Counter[str],
+        account: PrivacyAccount,
     ) -> None:
-        self.folder, self.me, self.shard = folder, me, shard
+        self.folder, self.me, self.shard, self.account = folder, me, shard, account
         self.transport, self.counters = transport, counters
         self.watch: Callable[[Row], None] | None = None  # called with every row
         self.rows: list[Row] = []
@@ -55,10 +57,9 @@ class PeerRecorder:
             arguments = (saved.trees, saved.parts, saved.round, saved.final)
             self.shard.restore(str(saved.folder), *arguments)
             self.finished, self.final = saved.round, saved.final
-        # The count includes messages of an unfinished round, which no checkpoint has.
-        if count := released(self.folder):
-            tensors = self.shard.members[self.me].persistent_tensors
-            tensors[RELEASE_COUNT] = torch.tensor(count)
+        # The account includes messages of an unfinished round, which no checkpoint has.
+        self.account.open(max(self.shard.released().get(self.me, 0), _old_count(self.folder)))
+        self.restore_release_count()
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             truncate_after(metrics, saved.round if saved else -1, self.final)
@@ -100,6 +101,7 @@ class PeerRecorder:
         row = node_row(round, node_report, final)
         row |= {**tests_table(node_report), "bytes": sent, "heard": list(received)}
         row |= {"seconds": _rounded(report.seconds, seconds), **self._new_counts()}
+        row |= {"epsilon": self.account.epsilon} if self.account.noise.private else {}
         self.rows.append(row)
         if self._writer is not None:
             self._writer.append(row)
@@ -148,10 +150,17 @@ class PeerRecorder:
         return trees, dict.fromkeys(trees, FILE)
 
     def remember_releases(self) -> None:
-        """Store the release count before the messages are sent, so that it survives a crash."""
-        count = self.shard.released().get(self.me, 0)
-        if self.folder is not None and count:
-            write_json(self.folder / "released.json", {"messages": count}, REMEDY)
+        """Write new releases to the account before the messages are sent.
+
+        Raises EpsilonReached if they would exceed its limit; then nothing may be sent.
+        """
+        self.account.record(self.shard.released().get(self.me, 0))
+
+    def restore_release_count(self) -> None:
+        """Count the releases of the account, and no message that was prepared but never sent."""
+        if self.account.messages:
+            tensors = self.shard.members[self.me].persistent_tensors
+            tensors[RELEASE_COUNT] = torch.tensor(self.account.messages)
 
     def show_pause(self, state: str | None) -> None:
         """Tell `peerage up` that this peer waits, or with None that it runs again."""
@@ -163,8 +172,8 @@ class PeerRecorder:
             write_json(self.folder / PAUSED, {"state": state}, REMEDY)
 
 
-def released(folder: Path) -> int:
-    """The number of noisy messages that a peer has released, even if it failed."""
+def _old_count(folder: Path) -> int:
+    """The number of released messages as earlier versions stored it."""
     file = folder / "released.json"
     return int(read_json(file)["messages"]) if file.exists() else 0
 
