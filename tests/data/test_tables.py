@@ -26,6 +26,20 @@ def test_columns_names_and_labels(tmp_path):
     assert load(tmp_path, text, classes=3).classes == ("0", "1", "2")
 
 
+@pytest.mark.parametrize(
+    ("labels", "numbers", "classes"),
+    [
+        (["0.0", "1.0"], [0, 1], ("0", "1")),  # as some programs write whole numbers
+        (["2", "1"], [2, 1], ("0", "1", "2")),
+        (["-1", "1"], [0, 1], ("-1", "1")),
+        (["0.5", "b"], [0, 1], ("0.5", "b")),
+    ],
+)
+def test_labels_are_whole_numbers_or_names(tmp_path, labels, numbers, classes):
+    ward = load(tmp_path, "ill,age\n" + "".join(f"{label},3\n" for label in labels))
+    assert (ward.undivided()[1].tolist(), ward.classes) == (numbers, classes)
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_files_of_spreadsheets(tmp_path, separator):
     """A byte order mark, quotes, other ends of lines, spaces, and an empty line at the end."""
@@ -41,6 +55,8 @@ def test_files_of_spreadsheets(tmp_path, separator):
     [
         ("age,ill\n1,0\nx,1\n", "row 3, column 'age': 'x' is not a number; write one, such as 3"),
         ("age;ill\n1;0\n3,5;1\n", "row 3, column 'age': '3,5' is not a number"),
+        ("age,ill\n\n1,0\n\nx,1\n", "row 5, column 'age': 'x' is not a number"),
+        ("age,ill\n1,0\n2,123456\n", "the label 123456 in column 'ill'; number the classes fr"),
         ("age,ill\n1,0\n ,1\n", "row 3, column 'age': no value; fill it in, or remove the row"),
         ("age,ill\n1,0\n2,\n", "row 3, column 'ill': no label; add it, or remove the row"),
         ("age,ill\nnan,0\n2,1\n", "row 2, column 'age': 'nan' is not finite; replace it"),

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import dataclass
+from io import StringIO
 from math import isfinite
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from peerage.data.tensors import Dataset, in_memory
 from peerage.errors import DataError, check_at_least, did_you_mean
 
 SEPARATORS = (",", ";", "\t")
+MAX_LABEL = 100_000  # a higher number is not the number of a class
 
 
 @dataclass(frozen=True)
@@ -35,25 +37,36 @@ class Csv:
             hint = did_you_mean(self.label, header)
             raise DataError(f"{path} has no column {self.label!r} for label; {hint}")
         place = header.index(self.label)
-        texts = [row.pop(place).strip() for row in rows]
+        texts = {number: row.pop(place).strip() for number, row in rows.items()}
         features = tuple(name for name in header if name != self.label)
-        for number, text in enumerate(texts, start=2):
-            if not text:
-                raise DataError(
-                    _at(path, number, self.label, "no label; add it, or remove the row")
-                )
-        x = np.array([_numbers(path, i, row, features) for i, row in enumerate(rows, start=2)])
-        classes: int | tuple[str, ...] | None = self.classes
-        if all(text.isdecimal() for text in texts):
-            y = [int(text) for text in texts]
-        else:
-            classes = tuple(sorted(set(texts)))
-            y = [classes.index(text) for text in texts]
-        return in_memory(x, y, classes=classes, name=path.stem, features=features)
+        empty = next((number for number, text in texts.items() if not text), None)
+        if empty is not None:
+            raise DataError(_at(path, empty, self.label, "no label; add it, or remove the row"))
+        x = np.array([_numbers(path, number, row, features) for number, row in rows.items()])
+        y, names = _labels(list(texts.values()))
+        if max(y) > MAX_LABEL:
+            raise DataError(
+                f"{path} has the label {max(y)} in column {self.label!r}; number the classes from "
+                "0, or choose another column"
+            )
+        return in_memory(x, y, classes=names or self.classes, name=path.stem, features=features)
 
 
-def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """The header and the other rows, all of the same length."""
+def _labels(texts: list[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Class numbers, and the names of the classes unless all labels are whole numbers from 0."""
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        numbers = [-1.0]
+    if all(number >= 0 and number.is_integer() for number in numbers):
+        return [int(number) for number in numbers], ()
+    names = tuple(sorted(set(texts)))
+    number_of = {name: number for number, name in enumerate(names)}
+    return [number_of[text] for text in texts], names
+
+
+def _read_rows(path: Path) -> tuple[list[str], dict[int, list[str]]]:
+    """The header and the other rows by number, all of the same length; empty ones are left out."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -63,25 +76,25 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     first = text.partition("\n")[0]
     separator = max(SEPARATORS, key=first.count)
     try:
-        table = [row for row in csv.reader(text.splitlines(), delimiter=separator) if row]
+        lines = csv.reader(StringIO(text, newline=""), delimiter=separator)
+        table = {number: row for number, row in enumerate(lines, start=1) if row}
     except csv.Error as error:
         raise DataError(f"{path} cannot be read as a CSV file: {error}") from None
     if len(table) < 2:
         raise DataError(f"{path} has no examples; write a header and one row per example")
-    header, *rows = table
-    header = [name.strip() for name in header]
+    header = [name.strip() for name in table.pop(min(table))]
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{path} has two columns {twice!r}; each needs its own name")
     if len(header) < 2:
         raise DataError(f"{path} has a single column, {header[0]!r}; add columns of numbers")
-    for number, row in enumerate(rows, start=2):
+    for number, row in table.items():
         if len(row) != len(header):
             raise DataError(
                 f"{path} row {number} has {len(row)} cells and the header has {len(header)}; "
                 "write one cell per column"
             )
-    return header, rows
+    return header, table
 
 
 def _numbers(path: Path, number: int, row: list[str], features: tuple[str, ...]) -> list[float]:

@@ -219,9 +219,11 @@ def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
     parts = (dataset.train_y, dataset.test_y)
     trained, tested = (torch.bincount(y, minlength=count) for y in parts)
     found = trained + tested > 0
+    numbered = dataset.classes == class_numbers(count)
+    needed = max(count, 2) if numbered else ",".join((*dataset.classes, "OTHER"))
     set_classes = (
-        f"if other peers have more classes, add --classes {max(count, 2)} or as many as the "
-        "network has"
+        f"if other peers have more classes, add --classes {needed} or "
+        f"{'as many as' if numbered else 'all names that'} the network has"
     )
     if count == 1 or (found.sum() == 1 and not share):
         only = dataset.classes[int(found.nonzero()[0])]

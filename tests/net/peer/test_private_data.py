@@ -254,6 +254,8 @@ def test_a_peer_logs_that_the_classes_of_the_network_are_a_guess():
         prepare_own(experiment, 1, data([0, 2, 2]))
     with pytest.raises(InputError, match=r"all examples have class '0', .*; .* add --classes 2 "):
         prepare_own(experiment, 1, data([0, 0]))
+    with pytest.raises(InputError, match="add --classes cat,OTHER or all names that the network"):
+        prepare_own(experiment, 1, data([0, 0], ("cat",)))
 
 
 # The model

@@ -167,13 +167,14 @@ def prepare_hub(
     try:
         return prepare(experiment, load_dataset(experiment)), []
     except DataError as error:
-        note = f"the hub does not have the data set of the experiment: {error}"
+        missing = f"the hub does not have the data set of the experiment: {error}"
     facts = ExampleFacts.of_schema(experiment.data_schema) or recorded_facts(config.folder)
+    notes = [missing]
     if facts is None:
-        log.info("%s", note)
+        log.info("%s", notes.pop())
         asked = ask_with(network, me, transport)
         facts = asyncio.run(_run_until_signal(asked, lambda: "before it knew its model"))
-    return prepare_without_data(experiment, me, facts), [f"the model is for {facts}"]
+    return prepare_without_data(experiment, me, facts), [*notes, f"the model is for {facts}"]
 
 
 async def ask_with(network: Network, me: int, transport: Callable[[], Transport]) -> ExampleFacts:

@@ -199,9 +199,8 @@ class Peer(Receiver):
         self.round, self.alive = round, 0
         self.state = State.WAITING + self.tracker.names(needed, addresses=False)
         names = self.tracker.names(needed)
-        view = self.tracker.view(round)
-        no_hub = view.hub is not None and view.hub not in view.in_contact()
-        lost = "no contact with the hub" if no_hub else "no other peer is reachable"
+        contacts = self.tracker.view(round).in_contact()  # a client may reach others, not its hub
+        lost = "no contact with the hub" if contacts else "no other peer is reachable"
         log.warning("%s: round %d waits for %s", lost, round + 1, names)
         self.recorder.show_pause(self.state)
         while not await self._can_continue(round):
