@@ -310,7 +310,7 @@ def test_examples_of_one_class_are_rejected(label, names):
         label_caveats(dataset)
     one_line(error)
     if names is None and label == 0:
-        with pytest.raises(DataError, match="set --classes to those of the network"):
+        with pytest.raises(DataError, match="add --classes 2 or as many"):
             label_caveats(dataset, share=True)
     elif names is not None:
         assert label_caveats(dataset, share=True) == []

@@ -63,7 +63,8 @@ def node(
         Option(help="Private data, e.g. npz:path=FILE (default: a part of the data set)."),
     ] = None,
     test: Annotated[
-        str | None, Option(help="Data set whose test set is used, instead of that of --data.")
+        str | None,
+        Option(help="Data to test on: its test set, or all of it if it has none."),
     ] = None,
     classes: Annotated[
         str | None, Option(help="Classes in the network: number or names, e.g. cat,dog,horse.")

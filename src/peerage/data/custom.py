@@ -29,7 +29,7 @@ class Npz:
     with the channels first or last (`chw` or `hwc`; `auto` takes the first axis of size 1, 3 or 4).
     Bytes are scaled to [0, 1]; other numbers are not changed. Without a test set, a fifth of the
     examples is held out. An array groups (or groups_train) may give the group of every training
-    example.
+    example, and an array features the names of the columns.
     """
 
     path: str
@@ -54,6 +54,12 @@ class Npz:
                 "it needs x and y, or x_train, y_train, x_test and y_test"
             )
         x, y, test_x, test_y, groups = (arrays.get(name) for name in names)
+        features = arrays.get("features", np.empty(0, dtype=str))
+        if features.dtype.kind not in "SU" or features.ndim != 1:
+            raise DataError(
+                f"{path}: features must be one list of names, got {features.dtype} of shape "
+                f"{features.shape}"
+            )
         return in_memory(
             x,
             y,
@@ -64,6 +70,7 @@ class Npz:
             name=path.stem,
             layout=self.layout,
             scale=self.scale,
+            features=tuple(features.astype(str).tolist()),
         )
 
 
@@ -158,7 +165,8 @@ class Folder:
             classes = class_folders(root)
             x, y = self._read(root, classes)
             kept = training_part(x, y, str(root))
-            return Dataset(root.name, x[kept], y[kept], x[~kept], y[~kept], tuple(classes))
+            parts = (x[kept], y[kept], x[~kept], y[~kept])
+            return Dataset(root.name, *parts, tuple(classes), held_out=~kept)
         if not (root / "test").is_dir():
             raise DataError(f"{root} has a train folder but no test folder; add {root / 'test'}")
         classes = class_folders(train)

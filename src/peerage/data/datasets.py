@@ -31,6 +31,7 @@ from peerage.data.photos import (
 from peerage.data.scaling import Scaling
 from peerage.data.so2sat import So2Sat
 from peerage.data.sources import CIFAR100, IDX_SIZES
+from peerage.data.tables import Csv
 from peerage.data.tensors import Dataset, in_memory
 from peerage.errors import DataError, InputError, check_at_least
 from peerage.randomness import numpy_stream
@@ -284,6 +285,7 @@ DATASETS: dict[str, type[DatasetSpec]] = {
     "oxford-pets": OxfordPets,
     "stanford-cars": StanfordCars,
     "npz": Npz,
+    "csv": Csv,
     "idx": Idx,
     "folder": Folder,
 }

@@ -40,6 +40,10 @@ class Dataset:
     groups: Tensor | None = None
     inferred_classes: bool = False  # `classes` were derived from the labels
     scaling: Scaling = Scaling()
+    # Mask of all examples in the order of their file, if the test set was held out from them for
+    # lack of one; None if the data set has a test set of its own.
+    held_out: Tensor | None = None
+    features: tuple[str, ...] = ()  # names of the columns, if known
 
     def __post_init__(self) -> None:
         _check(f"{self.name}: training set", self.train_x, self.train_y, len(self.classes))
@@ -48,6 +52,11 @@ class Dataset:
             raise DataError(
                 f"{self.name}: training examples have shape {self.shape} but test examples have "
                 f"shape {tuple(self.test_x.shape[1:])}; give both the same shape"
+            )
+        if self.features and self.shape != (len(self.features),):
+            raise DataError(
+                f"{self.name}: {len(self.features)} names of features for examples of shape "
+                f"{self.shape}; give one name for each column"
             )
         if self.groups is not None:
             _check_groups(f"{self.name}: training set", self.groups, len(self.train_y))
@@ -59,6 +68,16 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one example, for instance (1, 28, 28)."""
         return tuple(self.train_x.shape[1:])
+
+    def undivided(self) -> tuple[Tensor, Tensor] | None:
+        """All examples and labels in the order of their file; None with an own test set."""
+        if self.held_out is None:
+            return None
+        x = self.train_x.new_empty((len(self.held_out), *self.shape))
+        y = self.train_y.new_empty(len(self.held_out))
+        x[self.held_out], y[self.held_out] = self.test_x, self.test_y
+        x[~self.held_out], y[~self.held_out] = self.train_x, self.train_y
+        return x, y
 
 
 def in_memory(
@@ -72,6 +91,7 @@ def in_memory(
     name: str = "tensors",
     layout: Layout | None = None,
     scale: bool = True,
+    features: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set from tensors, arrays or nested lists.
 
@@ -80,7 +100,7 @@ def in_memory(
     255, unless scale=False; other numbers are not changed. `classes` are names or a number; the
     default is one more than the highest label. Without a test set, a fixed stratified fifth of the
     examples is held out. `groups` are names or whole numbers, one for each example of train_x; they
-    are numbered in sorted order.
+    are numbered in sorted order. `features` are the names of the columns of rows.
     """
     if layout is not None:
         check_choice("layout", layout, get_args(Layout))
@@ -98,8 +118,10 @@ def in_memory(
         warnings.warn(text, PeerageWarning, stacklevel=2)
     x = examples(first, where, layout, scale)
     numbered = None if groups is None else group_numbers(groups, len(y), where)
+    held_out = None
     if test_x is None:
         train = training_part(x, y, name)
+        held_out = ~train
         x, y, held_x, held_y = x[train], y[train], x[~train], y[~train]
         numbered = None if numbered is None else numbered[train]
     else:
@@ -109,7 +131,10 @@ def in_memory(
     if classes is None:
         classes = 1 + max((int(part.max()) for part in (y, held_y) if len(part)), default=-1)
     names = class_numbers(classes) if isinstance(classes, int) else tuple(classes)
-    return Dataset(name, x, y, held_x, held_y, names, numbered, inferred)
+    parts = (x, y, held_x, held_y)
+    return Dataset(
+        name, *parts, names, numbered, inferred, held_out=held_out, features=tuple(features)
+    )
 
 
 def examples(values: Any, where: str, layout: Layout | None = None, scale: bool = True) -> Tensor:
@@ -194,7 +219,12 @@ def label_caveats(dataset: Dataset, *, share: bool = False) -> list[str]:
     parts = (dataset.train_y, dataset.test_y)
     trained, tested = (torch.bincount(y, minlength=count) for y in parts)
     found = trained + tested > 0
-    set_classes = "set --classes to those of the network"
+    numbered = dataset.classes == class_numbers(count)
+    needed = max(count, 2) if numbered else ",".join((*dataset.classes, "OTHER"))
+    set_classes = (
+        f"if other peers have more classes, add --classes {needed} or "
+        f"{'as many as' if numbered else 'all names that'} the network has"
+    )
     if count == 1 or (found.sum() == 1 and not share):
         only = dataset.classes[int(found.nonzero()[0])]
         remedy = set_classes if share else "give examples of at least two classes"

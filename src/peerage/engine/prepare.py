@@ -40,6 +40,10 @@ def prepare(
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
     check_accounting(experiment.noise)
     dataset = dataset or load_dataset(experiment)
+    if experiment.data_schema is not None:
+        dataset = experiment.data_schema.conform(dataset)
+        for caveat in experiment.data_schema.caveats(dataset):
+            warnings.warn(caveat, PeerageWarning, stacklevel=3)
     for caveat in label_caveats(dataset, share=share):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
     experiment = with_model(experiment, dataset.shape)

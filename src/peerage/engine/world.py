@@ -54,6 +54,7 @@ class World:
     clusters: Sequence[int | None] = ()
     cache: Path | None = None  # where local work may store expensive results
     secret_noise: NoiseSource | None = field(default=None, repr=False)  # of a real peer
+    tested: bool = True  # False at a real hub that has no test set: it does not evaluate
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -133,7 +134,7 @@ class World:
     def is_evaluated(self, node: int) -> bool:
         """Whether the models of this node are evaluated."""
         where = "hub" if node == self.hub else "clients"
-        return self.hub is None or self.algorithm.models_at in (where, "both")
+        return self.tested and (self.hub is None or self.algorithm.models_at in (where, "both"))
 
     @property
     def hub_outside_means(self) -> int | None:

@@ -24,6 +24,7 @@ from peerage.algorithms.local import Local
 from peerage.data.clusters import Clusters
 from peerage.data.datasets import DATASETS, DatasetSpec, Digits
 from peerage.data.partition import PARTITIONS, Dirichlet, Partition
+from peerage.data.schema import Schema, read_schema
 from peerage.data.tensors import Dataset
 from peerage.errors import InputError, check_choice, did_you_mean
 from peerage.experiment.readers import (
@@ -174,6 +175,8 @@ class Experiment(Section):
         alpha=0.2
     )
     clusters: Annotated[Clusters | None, ReadBy(read_clusters)] = None  # e.g. 30/2:rotate
+    # Features and classes that tabular data must have, also the private data of peers.
+    data_schema: Annotated[Schema | None, ReadBy(read_schema)] = None
     rounds: int = 20  # at most, if `until` is set
     until: Annotated[StopCondition | None, ReadBy(read_until)] = None  # e.g. accuracy=0.469
     local: Annotated[LocalSGD, ReadBy(read_local)] = LocalSGD()  # same as in the algorithm

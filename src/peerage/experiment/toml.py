@@ -42,7 +42,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
     unused = None if evaluation.spread else {"spread"}
     has_local = hasattr(experiment.algorithm, "local")
     rewired = experiment.assortativity is not None
-    clusters = experiment.clusters
+    clusters, schema = experiment.clusters, experiment.data_schema
     return {
         "nodes": experiment.nodes,
         "rounds": experiment.rounds,
@@ -56,6 +56,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
         "topology": _family_table(experiment.topology, "topology", TOPOLOGIES),
         "partition": _family_table(experiment.partition, "partition", PARTITIONS),
         **({"clusters": _clusters_table(clusters)} if clusters is not None else {}),
+        **({"data_schema": schema.table()} if schema is not None else {}),
         **({"local": local_table(experiment.local)} if has_local else {}),
         "init": {
             "start": init.start,
@@ -96,7 +97,8 @@ def toml(table: Mapping[str, Any], prefix: str = "") -> str:
         if isinstance(value, Mapping) and not prefix:
             tables.append(f"\n[{key}]\n{toml(value, key)}")
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            tables += [f"\n[[{key}]]\n{toml(item, key)}" for item in value]
+            name = f"{prefix}.{key}" if prefix else key
+            tables += [f"\n[[{name}]]\n{toml(item, name)}" for item in value]
         else:
             lines.append(f"{key} = {_toml_value(value)}\n")
     return "".join(lines + tables)

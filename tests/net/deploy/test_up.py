@@ -183,7 +183,7 @@ def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
         until(lambda: gone(peers), "the peers were gone")
     log = (tmp_path / "up" / "peers" / "node-1" / "log.txt").read_text()
     assert "Traceback" not in log
-    assert "error: stopped in round" in log.splitlines()[-1]
+    assert "node-1 stopped in round" in log.splitlines()[-1]
     record = RunRecord.load(tmp_path / "up")
     assert (record.status, record.rounds) == ("running", 0)  # it had no time to say more
 

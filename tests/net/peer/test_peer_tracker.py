@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -16,10 +17,12 @@ from peerage import DecAvg, FedAvg
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.errors import InputError
-from peerage.net.peer.network import Network
+from peerage.net.peer.network import Network, remedy_for
+from peerage.net.peer.peer import shared_settings_of
 from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import State, View
-from peerage.net.wire.header import Rejected
+from peerage.net.peer.versions import Versions
+from peerage.net.wire.header import SCHEMA, Rejected
 from peerage.requests import PRE_ROUND
 from peerage.testing import toy
 
@@ -111,16 +114,27 @@ def run(known: Any, act: Callable[[Setup], Awaitable[None]], me: int = 0) -> Set
 # What a peer says about itself
 
 
-STATUS = Status("abc", "one", 7, "running", True)
+STATUS = Status("abc", "one", 7, "running", True, Versions("0.1.0", "2.9.1", 3))
 
 
 def test_a_status_survives_encoding():
     raw = json.dumps(asdict(STATUS)).encode()
     assert raw == (
         b'{"settings_hash": "abc", "incarnation": "one", "round": 7, "state": "running", '
-        b'"awaited": true}'
+        b'"awaited": true, "versions": {"peerage": "0.1.0", "torch": "2.9.1", "schema": 3}}'
     )
     assert Status.parse(raw) == STATUS
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [None, [], {}, "0.1.0", {"peerage": "0.1.0", "torch": 2, "schema": 3}, {"schema": True}],
+)
+def test_a_status_without_versions_of_the_right_form_has_none(versions):
+    raw = json.dumps(asdict(STATUS) | {"versions": versions}).encode()
+    assert Status.parse(raw) == replace(STATUS, versions=None)
+    raw = json.dumps({k: v for k, v in asdict(STATUS).items() if k != "versions"}).encode()
+    assert Status.parse(raw) == replace(STATUS, versions=None)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +157,7 @@ def test_a_status_survives_encoding():
                 {key: value for key, value in asdict(STATUS).items() if key != left}
             ).encode()
             for left in asdict(STATUS)
+            if left != "versions"  # early versions do not state them
         ),
     ],
     ids=lambda raw: raw[:80].decode(errors="replace"),
@@ -323,7 +338,7 @@ def test_a_peer_with_another_experiment_is_found_and_asked_no_more(
         for _ in range(3):
             assert await setup.tracker.ask([1]) == {}
         assert (other.count("status"), other.count("settings")) == (1, 1)
-        assert setup.tracker.mismatched_peers == {1: text}
+        assert setup.tracker.mismatched_peers == {1: f"another experiment: {text}"}
         assert setup.tracker.rounds == {}  # it is in no round of ours
         assert setup.view().mismatched == {1}
 
@@ -338,7 +353,7 @@ def test_a_difference_is_described_briefly(known):
             f"k{i}": "v" * 900 for i in range(99)
         }
         await setup.tracker.ask([1])
-        assert len(setup.tracker.mismatched_peers[1]) == 1000
+        assert len(setup.tracker.mismatched_peers[1]) == len("another experiment: ") + 1000
 
     run(known, act)
 
@@ -482,6 +497,80 @@ def test_a_peer_that_differs_from_most_stops(known):
             await ended(setup.tracker.wait_for_start(LONG))
 
     run(known, act)
+
+
+HERE = Versions("0.1.4", "2.13.0", 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "other"),
+    [
+        ({"peerage": "0.2.0"}, "Peerage 0.2.0, this peer 0.1.4"),
+        ({"peerage": "1.1.4"}, "Peerage 1.1.4, this peer 0.1.4"),
+        ({"peerage": "0\n2"}, r"Peerage 0\\n2, this peer 0.1.4"),
+        (
+            {"schema": 4},
+            r"schema 4 of messages \(Peerage 0.1.4\), this peer 3 \(Peerage 0.1.4\)",
+        ),
+    ],
+)
+def test_a_peer_of_another_version_is_refused_with_both_versions(known, changes, other):
+    """Also if its settings differ, which another version may cause."""
+
+    async def act(setup: Setup) -> None:
+        setup.tracker.versions = HERE
+        others = {"settings_hash": "another", "versions": replace(HERE, **changes)}
+        for peer in (1, 2, 3):
+            setup.add(peer, **others)
+        text = f"node-1 runs {other}; install the same version of Peerage on both machines"
+        with pytest.raises(InputError, match=text):
+            await ended(setup.tracker.wait_for_start(LONG))
+
+    run(known, act)
+
+
+def test_patch_releases_go_together_and_another_torch_is_a_warning(known, caplog):
+    async def act(setup: Setup) -> None:
+        setup.tracker.versions = HERE
+        setup.add(1, versions=replace(HERE, peerage="0.1.0"))
+        setup.add(2, versions=replace(HERE, torch="2.9.1"))
+        setup.add(3, versions=None)  # an early version, which does not state them
+        for _ in range(3):
+            assert (await setup.tracker.ask()).keys() == {1, 2, 3}
+
+    run(known, act)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["node-2 runs torch 2.9.1, this peer 2.13.0: last digits may differ"]
+
+
+def test_versions_are_no_part_of_the_shared_settings(known, monkeypatch):
+    """Else patch releases would refuse each other."""
+    before = shared_settings_of(*known)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9.9")
+    monkeypatch.setattr("peerage.records.environment.version", lambda name: "9.9.9")
+    assert Versions.here().peerage == "9.9.9"
+    assert shared_settings_of(*known) == before
+
+
+def test_a_package_that_is_not_installed_has_no_version_to_compare():
+    unknown = replace(HERE, peerage="unknown", torch="unknown")
+    assert HERE.refusal(unknown) is HERE.caution(unknown) is None
+    assert Versions.here().schema == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "remedy"),
+    [
+        ({"classes": "0"}, {"classes": "0, 1"}, "if this peer lacks classes .* --classes 2"),
+        ({"classes": "0, 1, 2"}, {"classes": "0"}, "if that peer lacks classes .* --classes 3"),
+        ({"classes": "0", "seed": "0"}, {"classes": "0, 1", "seed": "1"}, "the same files"),
+        ({"classes": "cat"}, {"classes": "dog"}, "give all peers the same files"),
+        ({"example": "(2,)", "classes": "0"}, {"example": "(3,)", "classes": "1"}, "same kind"),
+        ({"classes": "cat"}, {}, "give all peers the same files"),
+    ],
+)
+def test_a_peer_that_lacks_classes_learns_which_option_it_needs(own, other, remedy):
+    assert re.search(remedy, remedy_for(own, other))
 
 
 def test_which_peers_began_together(known):

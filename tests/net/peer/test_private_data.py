@@ -15,10 +15,17 @@ from support.networking import CALM, run_peers
 
 import peerage as pg
 from peerage.data import Dataset
+from peerage.data.classes import with_classes
 from peerage.data.datasets import Folder, Idx, Npz
 from peerage.errors import InputError, PeerageWarning
 from peerage.models import MODELS
-from peerage.net.peer.private_data import parse_classes, prepare_own, with_classes, with_test_set
+from peerage.net.peer.private_data import (
+    describe_examples,
+    parse_classes,
+    prepare_own,
+    unused_examples,
+    with_test_set,
+)
 from peerage.records.rows import read_metrics
 from peerage.testing import Parts
 
@@ -137,6 +144,41 @@ def test_a_shared_test_set_replaces_the_local_one():
     assert (tested.name, tested.classes) == ("mine", ("0", "1"))
 
 
+def test_files_without_a_test_set_are_used_whole():
+    """200 rows of x and y to train on and 200 others to test on: none is left out."""
+    rows = torch.arange(400.0).reshape(200, 2)
+    own = pg.in_memory(rows, torch.arange(200) % 3, groups=torch.arange(200))
+    shared = pg.in_memory(rows + 1000, torch.arange(200) % 3, name="all")
+    assert (len(own.train_y), len(own.test_y)) == (160, 40)
+    both = with_test_set(own, shared)
+    assert torch.equal(both.train_x, rows)
+    assert torch.equal(both.test_x, rows + 1000)
+    assert torch.equal(both.train_y, torch.arange(200) % 3)
+    assert unused_examples(own, shared) == []
+    world = prepare_own(pg.Experiment(nodes=2, model="logistic"), 1, own, None, shared)
+    assert describe_examples(world, 1) == "training on 200 examples, testing on 200"
+    evaluation = {"validation": 0.25}
+    held_out = pg.Experiment(nodes=2, model="logistic", evaluation=evaluation)
+    world = prepare_own(held_out, 1, own, None, shared)
+    assert describe_examples(world, 1) == (
+        "training on 150 examples, validating on 50, testing on 200"
+    )
+
+
+def test_a_split_that_a_file_has_stays_and_the_log_names_what_is_unused():
+    own, shared = data([0, 1, 1]), data([0] * 4, name="all", test=[1, 0])
+    assert unused_examples(own, None) == []
+    assert unused_examples(own, shared) == [
+        "the 3 test examples of mine are replaced by --test",
+        "the 4 training examples of all are not used",
+    ]
+    world = prepare_own(pg.Experiment(nodes=2, model="logistic"), 1, own, None, shared)
+    assert describe_examples(world, 1) == "training on 3 examples, testing on 2"
+    fedavg = pg.Experiment(nodes=2, model="logistic", algorithm="fedavg")
+    client = prepare_own(fedavg, 1, own)
+    assert describe_examples(client, 1) == "training on 3 examples, the hub keeps the model"
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -206,12 +248,14 @@ def test_a_peer_logs_that_the_classes_of_the_network_are_a_guess():
     experiment = pg.Experiment(nodes=3, model="logistic")
     message = (
         "mine: no example has class 1, but the highest label implies 3 classes; "
-        "set --classes to those of the network"
+        "if other peers have more classes, add --classes 3 or as many as the network has"
     )
     with pytest.warns(PeerageWarning, match=message):
         prepare_own(experiment, 1, data([0, 2, 2]))
-    with pytest.raises(InputError, match=r"all examples have class '0', .* set --classes"):
+    with pytest.raises(InputError, match=r"all examples have class '0', .*; .* add --classes 2 "):
         prepare_own(experiment, 1, data([0, 0]))
+    with pytest.raises(InputError, match="add --classes cat,OTHER or all names that the network"):
+        prepare_own(experiment, 1, data([0, 0], ("cat",)))
 
 
 # The model
@@ -274,13 +318,16 @@ def test_folders_with_different_classes_train_as_one_simulation(tmp_path):
         more = ["--test", shared, "--classes", ",".join(names)]
         finished(network, [["--data", spec, *more] for spec in specs])
         rows = [network.rows(me) for me in range(2)]
+        for me in range(2):  # no picture is left out
+            assert "training on 25 examples, testing on 30\n" in network.log(me)
     # The same with all data in one place. cat is missing in the first folder, horse in the second.
-    zero, one = (Folder(str(tmp_path / name), size=4).load(tmp_path) for name in ("zero", "one"))
-    test = Folder(str(tmp_path / "shared"), size=4).load(tmp_path)
-    x = torch.cat([zero.train_x, one.train_x])
-    y = torch.cat([zero.train_y + 1, one.train_y])
-    parts = (tuple(range(len(zero.train_y))), tuple(range(len(zero.train_y), len(y))))
-    whole = pg.in_memory(x, y, test.test_x, test.test_y, classes=names)
+    (x0, y0), (x1, y1), (test_x, test_y) = (
+        Folder(str(tmp_path / name), size=4).load(tmp_path).undivided()
+        for name in ("zero", "one", "shared")
+    )
+    x, y = torch.cat([x0, x1]), torch.cat([y0 + 1, y1])
+    parts = (tuple(range(len(y0))), tuple(range(len(y0), len(y))))
+    whole = pg.in_memory(x, y, test_x, test_y, classes=names)
     simulated = pg.Experiment(
         dataset=whole, partition=Parts(parts), engine={"name": "serial"}, **common
     )

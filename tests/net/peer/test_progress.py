@@ -128,6 +128,10 @@ def test_at_least_two_peers_have_reached_the_round(rounds):
         ({"reachable": (), "scheduled": (2,)}, False, [2]),
         ({"reachable": (3,), "scheduled": (2,)}, True, []),  # contact with one that sits it out
         ({"reachable": (), "scheduled": (2,), "mismatched": (2,)}, True, []),
+        ({"hub": 1, "reachable": (1,)}, True, []),
+        ({"hub": 1, "reachable": (2, 3)}, False, [1]),  # a client needs its hub
+        ({"hub": 1, "reachable": (2, 3), "finished": (1,)}, True, []),
+        ({"hub": 1, "reachable": (2,)}, False, [1, 3]),
     ],
 )
 def test_whether_a_round_may_run_and_which_peers_are_needed(known, may_run, needed):
@@ -144,8 +148,10 @@ def test_contact_in_every_network_of_three():
                 contacts.append(peer)
         assert one.in_contact() == contacts
         taking_part = [peer for peer in (1, 2) if peer in one.scheduled - one.mismatched]
-        assert one.needed_contacts() == ([] if contacts else taking_part)
-        assert one.may_run() == (one.needed_contacts() == [])
+        has_hub = one.hub is None or one.hub in contacts
+        assert one.may_run() == ((bool(contacts) and has_hub) or not taking_part)
+        needed = {peer for peer in (*taking_part, one.hub) if peer is not None} - {*contacts}
+        assert one.needed_contacts() == ([] if one.may_run() else sorted(needed))
 
 
 def test_more_contact_never_stops_a_peer():
@@ -165,10 +171,9 @@ def test_more_contact_never_stops_a_peer():
         ({"reachable": (1, 3)}, [1, 3]),
         ({"finished": (1,)}, [2, 3]),  # what it sent is here already
         ({"reachable": ()}, []),
-        ({"hub": 1, "reachable": (2, 3)}, [1, 2, 3]),  # clients wait for their hub,
-        ({"hub": 1, "reachable": (2, 3), "finished": (1,)}, [2, 3]),  # unless it has finished,
-        ({"hub": 1, "reachable": ()}, []),  # or the peer must pause
-        ({"hub": 1, "reachable": (), "finished": (2,)}, [1]),
+        ({"hub": 1, "reachable": (2, 3)}, [2, 3]),  # without their hub, clients pause
+        ({"hub": 1, "reachable": (2, 3), "finished": (1,)}, [2, 3]),
+        ({"hub": 1, "reachable": ()}, []),
     ],
 )
 def test_which_senders_are_worth_waiting_for(known, worth):
@@ -180,9 +185,7 @@ def test_waiting_in_every_network_of_three():
         for senders in subsets((1, 2)):
             worth = []
             for peer in senders:
-                if peer in one.finished:
-                    continue
-                if peer in one.reachable or (peer == one.hub and not one.needed_contacts()):
+                if peer in one.reachable and peer not in one.finished:
                     worth.append(peer)
             assert one.worth_waiting_for(senders) == worth
 

@@ -112,6 +112,15 @@ def test_what_is_late_is_added_to_the_last_row(setup):
     assert (setup.recorder.folder / "metrics.jsonl").read_bytes() == before
 
 
+def test_bytes_that_did_not_leave_are_taken_from_the_last_row(setup):
+    setup.record(1, bytes=40)
+    setup.recorder.add_late_counts(-30)
+    [row] = read_metrics(setup.recorder.folder / "metrics.jsonl")
+    assert row["bytes"] == setup.recorder.bytes_total == 10
+    setup.recorder.add_late_counts(-30)
+    assert setup.recorder.rows[0]["bytes"] == setup.recorder.bytes_total == 0
+
+
 def test_rejections_of_messages_are_not_counted_twice(setup):
     """The transport counts them too; the peer knows their reasons itself."""
     setup.counters.update({"shape": 1, "late": 0})

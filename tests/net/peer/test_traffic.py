@@ -21,6 +21,8 @@ from peerage.net.peer.traffic import (
     MAX_DONE,
     OPEN_ENDED_BYTES,
     Outbox,
+    Outgoing,
+    SentBytes,
     message_policy,
     size_of,
 )
@@ -170,7 +172,7 @@ def test_what_waits_is_never_older_than_ahead_rounds(steps, ahead):
         for step in steps:
             round += step
             setup.outbox.put(message(round))
-            assert all(known.round >= round - ahead for known, _ in setup.outbox._waiting)
+            assert all(known.header.round >= round - ahead for known in setup.outbox._waiting)
         kept = len(setup.outbox._waiting)
         assert kept + setup.counters["undelivered"] == len(steps)
 
@@ -186,6 +188,40 @@ def test_undelivered_messages_are_counted_and_done_headers_are_not():
         await setup.put(message(0), done_header(0), message(1))
 
     assert run(act).counters == {"undelivered": 2}
+
+
+def test_payload_bytes_count_where_they_left():
+    """Counted at once if the peer was reachable, when delivered if not, never if undelivered."""
+    sent = SentBytes(finished={9})
+    early, late = (Outgoing(message(1), size=10, counted=counted) for counted in (True, False))
+    sent.delivered(early)
+    assert sent.settle(10) == 10  # the row has counted it
+    sent.delivered(late)
+    assert sent.settle(0) == 10
+    sent.lost(late)
+    assert sent.settle(0) == 0
+    sent.lost(early)
+    assert [sent.settle(7), sent.settle(7)] == [0, 4]  # no row is negative
+    sent.lost(early._replace(header=replace(message(1), recipient=9)))
+    assert sent.settle(7) == 7  # it had finished: nothing was lost
+
+
+def test_bytes_of_undelivered_and_forgotten_messages_are_subtracted():
+    async def act(setup: Setup) -> None:
+        setup.line.failures = [None, Unreachable("gone")]
+        for round in range(2):
+            setup.outbox.put(message(round), b"", 10)
+        setup.outbox.put(message(2), b"", 5, counted=False)
+        await setup.settle()
+        assert setup.outbox.sent_bytes.settle(20) == 15
+        setup.line.open.clear()
+        setup.outbox.put(message(3), b"", 100)  # on its way
+        setup.outbox.put(message(3), b"", 1000)
+        await setup.settle()
+        setup.outbox.forget()
+        assert setup.outbox.sent_bytes.settle(1100) == 0
+
+    run(act)
 
 
 def test_a_done_header_to_an_unreachable_peer_is_not_sent():

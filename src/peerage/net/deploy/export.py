@@ -135,7 +135,8 @@ To train on private data, which no other peer needs, add for instance
 
 to the command below and to ExecStart in the unit. If the data lacks some classes of the network,
 give the number or the names of all classes, as in --classes cat,dog,horse. To evaluate the model on
-the test set of another data set, such as one that all peers have, add --test.
+other data, such as a test set that all peers have, add --test; the peer then trains on all of its
+own data.
 """
 PRIVACY = """
 {plan}
@@ -145,8 +146,9 @@ with the data. Its folder must be writable: add it to ReadWritePaths in the unit
 this folder. --stop-at-epsilon 5 ends the training before the account exceeds 5.
 """
 HUB_DATA = """\
-The hub does not train, but it evaluates the model. If the others use private data, give the hub a
-test set of the same kind: --data npz:path=data/test.npz in the command below and in the unit.
+The hub does not train and needs no data: without any, it takes the shape of examples and the
+classes from its clients. To let it evaluate the model, give it a test set of the same kind as the
+data of the clients: --test npz:path=data/test.npz in the command below and in the unit.
 """
 
 
@@ -444,15 +446,17 @@ def _guides(network: Network, number: int, place: Address, limit: float | None) 
         "privacy": ""
         if plan is None
         else PRIVACY.format(plan=fill(f"This network has {plan}.", 96)),
-        "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
+        "data": _about_data(network.experiment, hub) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
     }
     return {words["unit"]: UNIT.format(**words), "README.txt": README.format(**words)}
 
 
-def _about_data(experiment: Experiment) -> str:
+def _about_data(experiment: Experiment, hub: bool) -> str:
     name = display_name(experiment.dataset, DATASETS)
     spec = specs.text(experiment.dataset, "dataset", DATASETS)
+    if name not in PUBLISHED and hub:
+        return f"The experiment uses {spec}.\n"
     if name not in PUBLISHED:
         return f"The experiment uses {spec}, which must exist on this machine as well.\n"
     if not PUBLISHED[name].files:

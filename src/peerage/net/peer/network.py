@@ -176,6 +176,19 @@ def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     ]
 
 
+def remedy_for(own: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """What to do if the settings of two peers differ."""
+    by_data = {"classes", "example", "models"}  # depend on the data of a peer, not on its files
+    keys = {key for key in {**own, **other} if own.get(key) != other.get(key)}
+    if "example" in keys and keys <= by_data:
+        return "give all peers data of the same kind, also the hub, with --test"
+    here, there = (len(known.get("classes", "").split(", ")) for known in (own, other))
+    if here == there or not keys <= by_data:
+        return "give all peers the same files"
+    which = "this peer" if here < there else "that peer"
+    return f"if {which} lacks classes of the network, start it with --classes {max(here, there)}"
+
+
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """`{"local": {"lr": 0.1}}` as `{"local.lr": "0.1"}`."""
     found: dict[str, str] = {}

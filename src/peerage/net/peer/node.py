@@ -7,37 +7,54 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from peerage import specs
 from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
-from peerage.engine.prepare import prepare
+from peerage.data.classes import Classes
+from peerage.engine.prepare import load_dataset, prepare
 from peerage.engine.world import World
-from peerage.errors import InputError, Interrupted, PeerageError, check_choice
+from peerage.errors import DataError, InputError, Interrupted, PeerageError, check_choice
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.account import ACCOUNT, PrivacyAccount, account_beside, check_bypass
+from peerage.net.peer.hub_data import (
+    ExampleFacts,
+    ask_clients,
+    check_flags,
+    prepare_without_data,
+    recorded_facts,
+)
 from peerage.net.peer.metrics import serve_metrics
 from peerage.net.peer.network import Network
 from peerage.net.peer.peer import Peer
-from peerage.net.peer.private_data import Classes, prepare_own
+from peerage.net.peer.private_data import (
+    as_test_set,
+    describe_examples,
+    prepare_own,
+    unused_examples,
+    unused_training,
+)
 from peerage.net.peer.secret_noise import SecretNoise
 from peerage.net.trust.identity import Identity
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.server import Limits
+from peerage.net.wire.transport import Transport
 from peerage.privacy import format_epsilon
 from peerage.records.rows import read_metrics
 from peerage.runs.run import locked
 from peerage.runs.summary import digest, totals
 
 log = logging.getLogger("peerage.peer")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,7 @@ class PeerConfig:
     bind: str | None = None  # host:port to listen on, if not its address in the network file
     metrics_port: int | None = None
     data: str | None = None  # a private data set, instead of a part of the experiment's
-    test: str | None = None  # a data set whose test set replaces that of `data`
+    test: str | None = None  # a data set to test on, instead of the test set of `data`
     classes: Classes | None = None  # of the whole network; `data` may lack some
     shift: bool = False  # whether `data` get the shift of this peer's cluster
     rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
@@ -67,8 +84,17 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
     network = Network.load(config.network)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
+    transport = partial(
+        GrpcTransport,
+        identity,
+        {member.name: number for number, member in enumerate(network.members)},
+        {number: member.address for number, member in enumerate(network.members)},
+        bind=config.bind,
+        limits=Limits(idle_timeout=network.timeouts.idle),
+    )
+    world, notes = prepare_for(network, me, config, transport)
     # Other peers must not be able to compute the noise, so its key is taken here.
-    world = prepare_for(network, me, config).restrict_to_node(me, SecretNoise())
+    world = world.restrict_to_node(me, SecretNoise())
     account = account_of(network, me, world, config)
     torch.set_num_threads(1)  # so that sums are in the same order as in the simulator
     with ExitStack() as stack:
@@ -80,28 +106,23 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         needed = ("classes", "example", "constants", "models_at")
         facts = {key: world.setup[key] for key in needed if key in world.setup}
         write_json(config.folder / "setup.json", facts)
-        transport = GrpcTransport(
-            identity,
-            {member.name: number for number, member in enumerate(network.members)},
-            {number: member.address for number, member in enumerate(network.members)},
-            bind=config.bind,
-            limits=Limits(idle_timeout=network.timeouts.idle),
-        )
         executor = ThreadPoolExecutor(1)  # for the work of the node; nothing waits for its end
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        connected = transport()
         peer = Peer(
             network,
             me,
             world,
-            transport,
+            connected,
             config.folder,
             executor=executor,
             rejoin=config.rejoin,
+            notes=(describe_examples(world, me), *notes),
             account=account,
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
-        with serve_metrics(peer, transport, config.metrics_port):
-            asyncio.run(_run_until_signal(peer))
+        with serve_metrics(peer, connected, config.metrics_port):
+            asyncio.run(_run_until_signal(peer.run(), lambda: f"in round {peer.round + 1}"))
         node = peer.shard.members[me].node
         params = [node.params] if node.params.numel() else []
         summary = {
@@ -118,17 +139,58 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         return summary
 
 
-def prepare_for(network: Network, me: int, config: PeerConfig) -> World:
+def prepare_for(
+    network: Network, me: int, config: PeerConfig, transport: Callable[[], Transport]
+) -> tuple[World, list[str]]:
+    """The world of a peer, and lines for its log about examples that it does not use."""
+    if network.experiment.algorithm.with_hub and me == network.experiment.nodes:
+        return prepare_hub(network, me, config, transport)
     if config.data is None:
         for flag, value in (("--test", config.test), ("--classes", config.classes)):
             if value is not None:
                 raise InputError(f"{flag} requires --data")
         if config.shift:
             raise InputError("--shift requires --data; examples of the experiment are shifted")
-        return prepare(network.experiment)
+        return prepare(network.experiment), []
     test = None if config.test is None else _load(config.test)
     data = _load(config.data)
-    return prepare_own(network.experiment, me, data, config.classes, test, shift=config.shift)
+    world = prepare_own(network.experiment, me, data, config.classes, test, shift=config.shift)
+    return world, unused_examples(data, test)
+
+
+def prepare_hub(
+    network: Network, me: int, config: PeerConfig, transport: Callable[[], Transport]
+) -> tuple[World, list[str]]:
+    """As `prepare_for`, for a hub, which may have a test set and needs no data."""
+    experiment = network.experiment
+    given = check_flags(config.data, config.test)
+    if given is not None:
+        data = _load(given)
+        world = prepare_own(experiment, me, as_test_set(data), config.classes, shift=config.shift)
+        return world, unused_training(data)
+    for flag, is_set in (("--classes", config.classes is not None), ("--shift", config.shift)):
+        if is_set:
+            raise InputError(f"{flag} at the hub requires --test")
+    try:
+        return prepare(experiment, load_dataset(experiment)), []
+    except DataError as error:
+        missing = f"the hub does not have the data set of the experiment: {error}"
+    facts = ExampleFacts.of_schema(experiment.data_schema) or recorded_facts(config.folder)
+    notes = [missing]
+    if facts is None:
+        log.info("%s", notes.pop())
+        asked = ask_with(network, me, transport)
+        facts = asyncio.run(_run_until_signal(asked, lambda: "before it knew its model"))
+    return prepare_without_data(experiment, me, facts), [*notes, f"the model is for {facts}"]
+
+
+async def ask_with(network: Network, me: int, transport: Callable[[], Transport]) -> ExampleFacts:
+    """Ask the clients over connections of their own, which are closed before the hub listens."""
+    asking = transport()
+    try:
+        return await ask_clients(network, me, asking)
+    finally:
+        await asking.stop()
 
 
 def account_of(network: Network, me: int, world: World, config: PeerConfig) -> PrivacyAccount:
@@ -150,18 +212,18 @@ def _load(text: str) -> Dataset:
     return _spec(text).load(cache_folder())
 
 
-async def _run_until_signal(peer: Peer) -> None:
-    """Run the peer to its end, or until the process receives SIGTERM or SIGINT."""
+async def _run_until_signal(work: Coroutine[Any, Any, Result], place: Callable[[], str]) -> Result:
+    """Run work to its end, or until the process receives SIGTERM or SIGINT in some `place`."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     try:
-        await peer.run()
+        return await work
     except asyncio.CancelledError:
         raise Interrupted(
-            f"stopped in round {peer.round + 1}; start it again to continue from its last round"
+            f"stopped {place()}; start it again to continue from its last round"
         ) from None
 
 
@@ -212,21 +274,17 @@ def set_up_log(kind: str, name: str) -> None:
 
 @contextmanager
 def ending(kind: str) -> Iterator[None]:
-    """Report errors in the format of the log; exit at once if the peer was interrupted."""
+    """Report errors in the format of the log; exit at once if the peer was asked to stop."""
     with warnings.catch_warnings():
         if kind == "json":
             warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)
         try:
             yield
+        except Interrupted as stop:
+            log.info("%s", stop)  # as asked: no error
+            os._exit(stop.exit_code)  # without waiting for a thread that may train for minutes
         except PeerageError as error:
-            stopped = isinstance(error, Interrupted)
-            if not stopped and kind != "json":
+            if kind != "json":
                 raise
-            text = " ".join(str(error).split())
-            if kind == "json":
-                log.error("%s", text)
-            else:
-                print(f"error: {text}", file=sys.stderr, flush=True)
-            if stopped:  # without waiting for a thread that may still train for minutes
-                os._exit(error.exit_code)
+            log.error("%s", " ".join(str(error).split()))
             sys.exit(error.exit_code)

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -37,7 +37,7 @@ from peerage.net.peer.progress import State
 from peerage.net.peer.quarantine import Quarantine
 from peerage.net.peer.recorder import PeerRecorder
 from peerage.net.peer.responder import Responder
-from peerage.net.peer.traffic import Outbox, message_policy
+from peerage.net.peer.traffic import Outbox, SentBytes, message_policy
 from peerage.net.wire.header import Header, Rejected
 from peerage.net.wire.payload import encode
 from peerage.net.wire.transport import Receiver, Transport, Unreachable
@@ -65,6 +65,7 @@ class Peer(Receiver):
         executor: Executor | None = None,
         rejoin: str = "own",
         account: PrivacyAccount | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         check_rejoin(rejoin)
         if account is None:
@@ -73,6 +74,7 @@ class Peer(Receiver):
                 path, network.run, network.members[me].name, world.noise_of(me)
             )
         self.rejoin = rejoin  # the model to continue with after missed rounds: own or neighbour
+        self.notes = notes  # lines to log at the start
         self.network, self.me, self.transport = network, me, transport
         self.world = world
         self.executor = executor
@@ -96,6 +98,7 @@ class Peer(Receiver):
         self.alive = 0  # peers that were reachable after the last round
         self._round_senders: set[int] = set()  # the senders of the messages used in this round
         self._outboxes: dict[int, Outbox] = {}
+        self.sent_bytes = SentBytes(self.tracker.finished)
         self.endings = Endings(network.run, me, self._outbox, network.ahead)
         self.responder = Responder(
             self.tracker,
@@ -112,6 +115,8 @@ class Peer(Receiver):
             owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
             self.recorder.resume(owner)
             self._log_privacy()
+            for note in self.notes:
+                log.info("%s", note)
             first = self.recorder.steps
             # A restarted peer waits only briefly: the others may have finished long ago.
             timeouts = self.network.timeouts
@@ -125,12 +130,13 @@ class Peer(Receiver):
             for peer, outbox in self._outboxes.items():
                 if self.transport.reachable(peer):
                     await outbox.flush(timeouts.message)
+                outbox.forget()
             if self.world.is_present(self.me, self.world.rounds - 1):
                 await self.tracker.say_finished(timeouts.message)
-            self.recorder.add_late_counts()
+            self.recorder.add_late_counts(self.sent_bytes.difference)
         except EpsilonReached as reached:
             await self._serve_while_stopped(reached)
-            self.recorder.add_late_counts()
+            self.recorder.add_late_counts(self.sent_bytes.difference)
         except DiskError as error:
             await self._serve_while_stopped(error)
             raise
@@ -205,7 +211,9 @@ class Peer(Receiver):
         self.round, self.alive = round, 0
         self.state = State.WAITING + self.tracker.names(needed, addresses=False)
         names = self.tracker.names(needed)
-        log.warning("no other peer is reachable: round %d waits for %s", round + 1, names)
+        contacts = self.tracker.view(round).in_contact()  # a client may reach others, not its hub
+        lost = "no contact with the hub" if contacts else "no other peer is reachable"
+        log.warning("%s: round %d waits for %s", lost, round + 1, names)
         self.recorder.show_pause(self.state)
         while not await self._can_continue(round):
             await asyncio.sleep(POLL_INTERVAL)
@@ -337,17 +345,18 @@ class Peer(Receiver):
     def _send_packet(
         self, packet: Packet, round: int, sequences: Counter[int], link_faults: LinkFaults
     ) -> int:
-        """Put a packet into the outboxes; return its bytes, counted once per recipient."""
+        """Put a packet into the outboxes; return its bytes, once per recipient (`SentBytes`)."""
         self.expected.check_own(packet.architecture, packet.payload)
         message: tuple[Header, memoryview] | None = None
         sent = 0
         for recipient in packet.to:
             if not link_faults.link_up(self.me, recipient):
                 continue
-            sent += packet.bytes
+            counted = self.transport.reachable(recipient) or recipient in self.tracker.finished
             sequence = sequences[recipient]
             sequences[recipient] += 1
             if link_faults.message_lost(self.me, recipient, sequence):
+                sent += packet.bytes
                 continue  # counted as sent; the recipient draws the same loss and does not wait
             if message is None:
                 message = encode(
@@ -360,7 +369,8 @@ class Peer(Receiver):
                     pack=self.network.pack,
                 )
             header = replace(message[0], recipient=recipient, sequence=sequence)
-            self._outbox(recipient).put(header, message[1])
+            self._outbox(recipient).put(header, message[1], packet.bytes, counted=counted)
+            sent += packet.bytes if counted else 0
         return sent
 
     async def _gather(
@@ -439,6 +449,7 @@ class Peer(Receiver):
         self, round: int, report: ShardReport, sent: int, seconds: float, final: bool = False
     ) -> None:
         self.alive = sum(map(self.transport.reachable, self.tracker.other_peers))
+        sent = self.sent_bytes.settle(sent)
         self.recorder.record(round, report, sent, self.received, seconds, final)
 
     @property
@@ -462,7 +473,9 @@ class Peer(Receiver):
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
         if identity in self.tracker.mismatched_peers:
-            self.assembler.blocked_peers.setdefault(identity, "it runs another experiment")
+            self.assembler.blocked_peers.setdefault(
+                identity, "it runs another experiment or version"
+            )
         return self.assembler.accept(raw, identity)
 
     def chunk(self, header: Header, offset: int, data: bytes) -> None:
@@ -479,7 +492,9 @@ class Peer(Receiver):
     def _outbox(self, peer: int) -> Outbox:
         if peer not in self._outboxes:
             timeout, ahead = self.network.timeouts.message, self.network.ahead
-            self._outboxes[peer] = Outbox(self.transport, timeout, ahead, self.counters)
+            self._outboxes[peer] = Outbox(
+                self.transport, timeout, ahead, self.counters, self.sent_bytes
+            )
         return self._outboxes[peer]
 
     async def _compute(self, work: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,8 +11,9 @@ from typing import Any
 
 from peerage.engine.world import World
 from peerage.errors import InputError
-from peerage.net.peer.network import Network, differing, settings_hash
+from peerage.net.peer.network import Network, differing, remedy_for, settings_hash
 from peerage.net.peer.progress import State, View, has_begun
+from peerage.net.peer.versions import REMEDY, Versions
 from peerage.net.wire.header import Rejected
 from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
 from peerage.requests import PRE_ROUND
@@ -33,6 +34,7 @@ class Status:
     round: int
     state: str
     awaited: bool  # whether it has not begun, or began with this incarnation of the asking peer
+    versions: Versions | None = None  # None if an early version does not state them
 
     @classmethod
     def parse(cls, raw: bytes) -> "Status | None":
@@ -40,7 +42,8 @@ class Status:
             fields = json.loads(raw)
             round, awaited = int(fields["round"]), bool(fields["awaited"])
             names = (str(fields["settings_hash"]), str(fields["incarnation"]))
-            return cls(*names, round, str(fields["state"]), awaited)
+            versions = Versions.parse(fields.get("versions"))
+            return cls(*names, round, str(fields["state"]), awaited, versions)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
@@ -68,13 +71,17 @@ class PeerTracker:
         self.shared_settings = dict(shared_settings)
         self.settings_hash = settings_hash(shared_settings)
         self.incarnation = secrets.token_hex(8)
+        self.versions = Versions.here()
         self.other_peers = [peer for peer in range(world.nodes) if peer != me]
         self.rounds: dict[int, int] = {}  # peer -> the round in which it was last seen
         self.present_at_start: dict[int, str] = {}  # peer -> its incarnation before round 1
         self.awaited = True  # whether the others began together with this peer
         self.started_early = False  # whether it did not wait for all, as another peer had begun
         self.finished: set[int] = set()  # peers that reported that they have run all rounds
-        self.mismatched_peers: dict[int, str] = {}  # peers with another experiment -> difference
+        # Peers with another experiment or version -> what they run, and what to do.
+        self.mismatched_peers: dict[int, str] = {}
+        self._remedies: dict[int, str] = {}
+        self._cautioned: set[int] = set()  # peers whose other version of torch was logged
         self._senders: set[int] = set()  # peers that have sent messages
         self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
 
@@ -150,7 +157,7 @@ class PeerTracker:
         """Wait until all peers are there, or the time is over.
 
         A peer that asked this one and no longer answers was there and has left: it is not waited
-        for. Raises InputError if most of them run another experiment.
+        for. Raises InputError if most of them run another experiment or version.
         """
         now = asyncio.get_running_loop().time
         deadline, reminder = now() + seconds, now() + REMIND / 5
@@ -177,12 +184,12 @@ class PeerTracker:
                 log.info("waiting for %s to start", self.names(missing))
             if missing and self.awaited and not self.started_early:
                 await asyncio.sleep(POLL_INTERVAL)
-        if len(self.mismatched_peers) > len(self.present_at_start):
-            peer, difference = next(iter(self.mismatched_peers.items()))
-            raise InputError(
-                f"{self.name(peer)} runs another experiment: {difference}; "
-                "give all peers the same files"
-            )
+        hub = self.world.hub
+        no_hub = hub in self.mismatched_peers  # without it, a client can do nothing
+        if no_hub or len(self.mismatched_peers) > len(self.present_at_start):
+            peer = hub if no_hub and hub is not None else next(iter(self.mismatched_peers))
+            other = self.mismatched_peers[peer]
+            raise InputError(f"{self.name(peer)} runs {other}; {self._remedies[peer]}")
         if missing and self.present_at_start and self.awaited and not self.started_early:
             log.warning("starting without %s", self.names(missing))
 
@@ -201,17 +208,32 @@ class PeerTracker:
         return f"{listed} and {len(members) - 5} more" if len(members) > 5 else listed
 
     async def _status(self, peer: int) -> Status | None:
-        """The status of a peer; None if it does not answer or runs another experiment."""
+        """The status of a peer; None if it does not answer, or runs another experiment."""
         raw = await self._answer(peer, {"ask": "status", "incarnation": self.incarnation})
         status = None if raw is None else Status.parse(raw)
         if status is None:
             return None
-        if status.settings_hash != self.settings_hash:
-            difference = self.mismatched_peers[peer] = await self._difference(peer)
-            log.error("ignoring %s, which runs another experiment: %s", self.name(peer), difference)
+        other = await self._mismatch(peer, status)
+        if other is not None:
+            self.mismatched_peers[peer] = other
+            log.error("ignoring %s, which runs %s", self.name(peer), other)
             return None
+        caution = self.versions.caution(status.versions)
+        if caution is not None and peer not in self._cautioned:
+            self._cautioned.add(peer)
+            log.warning("%s runs %s: last digits may differ", self.name(peer), caution)
         self._note(peer, status.round)
         return status
+
+    async def _mismatch(self, peer: int, status: Status) -> str | None:
+        """Which other version or experiment a peer runs; None if it can take part."""
+        refusal = self.versions.refusal(status.versions)
+        if refusal is not None:  # settings of another version may differ for that reason alone
+            self._remedies[peer] = REMEDY
+            return refusal
+        if status.settings_hash == self.settings_hash:
+            return None
+        return f"another experiment: {await self._difference(peer)}"
 
     async def _difference(self, peer: int) -> str:
         """How the other peer's experiment differs."""
@@ -221,6 +243,7 @@ class PeerTracker:
         except (ValueError, AttributeError, RecursionError):
             theirs = {}
         keys = differing(self.shared_settings, theirs) if theirs else []
+        self._remedies[peer] = remedy_for(self.shared_settings, theirs)
         return "; ".join(keys[:5])[:1000] or "unknown difference"
 
     async def _answer(self, peer: int, question: Mapping[str, Any]) -> bytes | None:

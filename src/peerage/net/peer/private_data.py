@@ -3,20 +3,19 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from peerage.data import Dataset
+from peerage.data.classes import Classes, is_numbered, with_classes
 from peerage.data.clusters import Clusters
+from peerage.data.schema import Schema
 from peerage.data.shifts import Labels, NoShift
-from peerage.data.tensors import class_numbers
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
-from peerage.errors import InputError, did_you_mean
+from peerage.errors import InputError
 from peerage.experiment import Experiment
 
 Ints = NDArray[np.int64]
-Classes = int | tuple[str, ...]  # number or names of the classes in the whole network
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,12 @@ def prepare_own(
     *,
     shift: bool = False,
 ) -> World:
-    """The world of one node with this data, evaluated on the test set of `test` if given.
+    """The world of one node with this data, evaluated on `test` if given (see `with_test_set`).
 
-    `classes` are those of the whole network; `World.classes` has their names. If the experiment
-    names no model, all peers use the default model of the experiment's data set. With `shift`, the
-    data and the test set get the shift of the node's cluster.
+    `classes` are those of the whole network, by default those of the experiment's schema, if any;
+    `World.classes` has their names. If the experiment names no model, all peers use the default
+    model of the experiment's data set. With `shift`, the data and the test set get the shift of the
+    node's cluster.
     """
     if shift and experiment.clusters is None:
         raise InputError("--shift requires clusters, which the experiment does not have; remove it")
@@ -52,9 +52,11 @@ def prepare_own(
             f"--shift requires --data and --test that are normalised alike, but {test.name} and "
             f"{data.name} are not; remove --test, or shift the examples in your files"
         )
-    data = with_classes(data, classes)
+    classes = classes_of_network(experiment.data_schema, classes)
+    where = "--classes" if experiment.data_schema is None else "data_schema"
+    data = with_classes(data, classes, where)
     if test is not None:
-        data = with_test_set(data, with_classes(test, classes))
+        data = with_test_set(data, with_classes(test, classes, where))
     changes = {
         "partition": AllToNode(me),
         "clusters": _own_clusters(experiment.clusters, shift),
@@ -70,6 +72,18 @@ def _own_clusters(clusters: Clusters | None, shift: bool) -> Clusters | None:
         return replace(clusters, shift=NoShift())
     own = clusters.shift
     return replace(clusters, shift=replace(own, fraction=True) if isinstance(own, Labels) else own)
+
+
+def classes_of_network(schema: Schema | None, classes: Classes | None) -> Classes | None:
+    """The classes that a peer was given, or those of the schema; both must be the same."""
+    known = schema.classes if schema is not None else ()
+    if not known or classes in (known, len(known)):
+        return known or classes
+    if classes is not None:
+        raise InputError(
+            f"--classes differs from the classes of data_schema, {', '.join(known)}; remove it"
+        )
+    return known
 
 
 def parse_classes(text: str) -> Classes:
@@ -92,19 +106,12 @@ def parse_classes(text: str) -> Classes:
     return count
 
 
-def with_classes(data: Dataset, classes: Classes | None) -> Dataset:
-    """The data set with the classes of the whole network, of which it may lack some."""
-    if classes is None:
-        return data
-    if isinstance(classes, int):
-        data = _with_class_count(data, classes)
-    else:
-        data = _with_class_names(data, classes)
-    return replace(data, inferred_classes=False)
-
-
 def with_test_set(data: Dataset, test: Dataset) -> Dataset:
-    """The data set with the test set of another, which must have the same shape and classes."""
+    """The data set with the test set of another, which must have the same shape and classes.
+
+    If the other one has no test set of its own, all its examples are the test set. Examples of
+    `data` that were held out for lack of a test set are for training again.
+    """
     if test.shape != data.shape:
         raise InputError(
             f"--test {test.name} has examples of shape {test.shape} and {data.name} has examples "
@@ -115,50 +122,50 @@ def with_test_set(data: Dataset, test: Dataset) -> Dataset:
             f"--test {test.name} has {len(test.classes)} classes and {data.name} has "
             f"{len(data.classes)}; name all classes of the whole network with --classes"
         )
+    if data.features and test.features and data.features != test.features:
+        raise InputError(
+            f"--test {test.name} has the columns {', '.join(test.features)} and {data.name} has "
+            f"{', '.join(data.features)}; give both the same columns in the same order"
+        )
     pairs = zip(data.classes, test.classes, strict=True)
     unequal = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    if unequal and not _is_numbered(data) and not _is_numbered(test):
+    if unequal and not is_numbered(data) and not is_numbered(test):
         raise InputError(
             f"--test {test.name} has a class {unequal[1]!r} where {data.name} has {unequal[0]!r}; "
             "name all classes of the whole network, as in --classes cat,dog,horse"
         )
-    return replace(data, test_x=test.test_x, test_y=test.test_y)
+    x, y = data.undivided() or (data.train_x, data.train_y)
+    test_x, test_y = test.undivided() or (test.test_x, test.test_y)
+    whole = replace(data, train_x=x, train_y=y, groups=None, held_out=None)
+    return replace(whole, test_x=test_x, test_y=test_y, features=data.features or test.features)
 
 
-def _with_class_count(data: Dataset, count: int) -> Dataset:
-    known = len(data.classes)
-    if count < known:
-        raise InputError(
-            f"{data.name} has {known} classes, but --classes is {count}; "
-            "give the number of classes in the whole network"
-        )
-    if _is_numbered(data):
-        return replace(data, classes=class_numbers(count))
-    if count > known:
-        raise InputError(
-            f"--classes {count} does not name the classes that {data.name} lacks besides "
-            f"{', '.join(data.classes)}; name all of them, as in --classes cat,dog,horse"
-        )
-    return data
+def as_test_set(data: Dataset) -> Dataset:
+    """The data set as a hub uses it, which does not train: all of it, if it has no test set."""
+    whole = data.undivided()
+    return data if whole is None else replace(data, test_x=whole[0], test_y=whole[1], held_out=None)
 
 
-def _with_class_names(data: Dataset, names: tuple[str, ...]) -> Dataset:
-    """The data set with these class names; numbered classes take the names in order."""
-    if _is_numbered(data) and not set(data.classes) & set(names):
-        if len(names) < len(data.classes):
-            raise InputError(
-                f"{data.name} has {len(data.classes)} classes, but --classes names {len(names)}; "
-                "name all classes of the whole network"
-            )
-        return replace(data, classes=names)
-    for name in data.classes:
-        if name not in names:
-            hint = did_you_mean(name, names)
-            raise InputError(f"{data.name} has a class {name!r} that --classes lacks; {hint}")
-    label = torch.tensor([names.index(name) for name in data.classes])
-    return replace(data, train_y=label[data.train_y], test_y=label[data.test_y], classes=names)
+def unused_examples(data: Dataset, test: Dataset | None) -> list[str]:
+    """The examples of both data sets that are for neither training nor testing, in words."""
+    if test is None:
+        return []
+    replaced = f"the {len(data.test_y)} test examples of {data.name} are replaced by --test"
+    return [*([replaced] if data.held_out is None else []), *unused_training(test)]
 
 
-def _is_numbered(data: Dataset) -> bool:
-    """Whether the class names are only numbers, which say nothing about other data sets."""
-    return data.classes == class_numbers(len(data.classes))
+def unused_training(test: Dataset) -> list[str]:
+    """The training examples of a data set of which only the test set is used, in words."""
+    unused = f"the {len(test.train_y)} training examples of {test.name} are not used"
+    return [unused] if test.held_out is None else []
+
+
+def describe_examples(world: World, me: int) -> str:
+    """How many examples a peer has for which purpose."""
+    held_out = len(world.validation[me])
+    validation = f"validating on {held_out}, " if held_out else ""
+    tested = sum(map(len, world.tests_of(me).values()))
+    if me == world.hub and not world.tested:
+        return "the hub has no test set and does not evaluate the model; to do so, add --test"
+    testing = f"testing on {tested}" if world.is_evaluated(me) else "the hub keeps the model"
+    return f"training on {len(world.parts[me])} examples, {validation}{testing}"

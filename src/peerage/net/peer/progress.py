@@ -57,23 +57,24 @@ class View:
         return sorted((self.reachable | self.finished) - self.mismatched)
 
     def may_run(self) -> bool:
-        """Whether this peer may run the round: it is in contact, or no other peer takes part."""
-        return bool(self.in_contact()) or self.scheduled <= self.mismatched
+        """Whether this peer may run the round: it is in contact, or no other peer takes part.
+
+        A client needs contact with its hub: without it, it would run rounds that change nothing.
+        """
+        contacts = self.in_contact()
+        with_hub = self.hub is None or self.hub in contacts
+        return (bool(contacts) and with_hub) or self.scheduled <= self.mismatched
 
     def needed_contacts(self) -> list[int]:
         """The peers that this one must wait for before the round; empty if it may run."""
         wanted = self.scheduled.difference(self.mismatched, self.in_contact())
-        return [] if self.may_run() else sorted(wanted)
+        hub = () if self.hub is None else (self.hub,)
+        return [] if self.may_run() else sorted(wanted.union(hub))
 
     def worth_waiting_for(self, senders: Iterable[int]) -> list[int]:
-        """The senders that may still send a message.
-
-        All messages of a finished peer have arrived. Clients wait for an unreachable hub as long as
-        they are in contact with any peer.
-        """
-        hub = self.hub if self.may_run() else None
-        possible = self.reachable if hub is None else self.reachable | {hub}
-        return [peer for peer in senders if peer in possible and peer not in self.finished]
+        """The senders that may still send a message: all of a finished peer's have arrived."""
+        possible = self.reachable - self.finished
+        return [peer for peer in senders if peer in possible]
 
     # Rounds
 

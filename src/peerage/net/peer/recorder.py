@@ -116,12 +116,18 @@ class PeerRecorder:
         wire = new.pop("wire", 0)
         return {"wire_bytes": wire} | ({"troubles": dict(sorted(new.items()))} if new else {})
 
-    def add_late_counts(self) -> None:
-        """Add the bytes and errors since the last row was written to that row."""
+    def add_late_counts(self, sent: int = 0) -> None:
+        """Add the bytes and errors since the last row was written to that row.
+
+        `sent` is negative if messages that the rows count were not delivered.
+        """
         new = self._new_counts()
-        if not self.rows or not any(new.values()):
+        if not self.rows or not (sent or any(new.values())):
             return
         last = self.rows[-1]
+        sent = max(sent, -last["bytes"])
+        last["bytes"] += sent
+        self.bytes_total += sent
         last["wire_bytes"] += new["wire_bytes"]
         errors = Counter(last.get("troubles", {})) + Counter(new.get("troubles", {}))
         last |= {"troubles": dict(sorted(errors.items()))} if errors else {}

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from peerage.net.peer.endings import Endings
+from peerage.net.peer.hub_data import ExampleFacts
 from peerage.net.peer.model_transfer import ModelServer
 from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import has_begun
@@ -15,7 +16,7 @@ from peerage.requests import PRE_ROUND
 
 
 class Responder:
-    """Answers questions about the state, the rounds, the experiment and the model of one peer."""
+    """Answers questions about the state, rounds, experiment, shapes and model of one peer."""
 
     def __init__(
         self,
@@ -43,6 +44,8 @@ class Responder:
         if asked.get("ask") == "done" and self._is_round(asked.get("round")):
             self.endings.announced(identity, asked["round"])
             return b"{}"
+        if asked.get("ask") == "data":
+            return ExampleFacts.of_world(self.tracker.world).encode()
         if asked.get("ask") == "settings":
             return json.dumps(self.tracker.shared_settings).encode()
         offer = self.model_server.answer(asked, identity)
@@ -56,7 +59,9 @@ class Responder:
         self.tracker.note_incarnation(identity, incarnation)
         round, state = self.progress()
         awaited = not has_begun(state) or self.tracker.began_with(identity, incarnation)
-        return Status(self.tracker.settings_hash, self.tracker.incarnation, round, state, awaited)
+        tracker = self.tracker
+        known = (tracker.settings_hash, tracker.incarnation)
+        return Status(*known, round, state, awaited, tracker.versions)
 
     def _is_round(self, value: Any) -> bool:
         return type(value) is int and PRE_ROUND <= value < self.tracker.world.steps
