@@ -274,7 +274,7 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--kill oops", "kill 'oops' is not of the form NODE@ROUND, such as 7@10"),
         ("--message-timeout 0", "message must be a number of seconds above 0"),
         ("--until accuracy=0.9", "until requires the mean over all nodes"),
-        ("--wire fp8", "wire must be one of fp32, bf16; got 'fp8'"),
+        ("--wire fp8", "wire must be one of fp32, bf16, int8; got 'fp8'"),
         ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
@@ -353,7 +353,7 @@ def test_an_experiment_that_is_not_there(ready):
         (r'address = ".*"', 'address = "nowhere"', "is not HOST:PORT"),
         ("run = ", "ran = ", "has no key 'ran'; did you mean 'run'?"),
         (r"\[\[peer\]\]\nname = \"node-1\"\naddress = .*\n", "", "lists 1 peers"),
-        ('wire = "fp32"', 'wire = "fp8"', "wire must be one of fp32, bf16"),
+        ('wire = "fp32"', 'wire = "fp8"', "wire must be one of fp32, bf16, int8"),
         ("message = 1.0", "message = -1.0", "message must be a number of seconds above 0"),
         ("run = ", "run = = ", "is not valid TOML"),
     ],

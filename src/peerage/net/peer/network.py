@@ -60,7 +60,7 @@ class Network:
     experiment: Experiment
     members: tuple[Member, ...]
     timeouts: Timeouts = Timeouts()
-    wire: str = "fp32"  # format of float32 tensors in messages; bf16 halves the bytes, and rounds
+    wire: str = "fp32"  # format of float32 tensors in messages; bf16 and int8 are smaller, and round
     pack: bool = False  # compress messages with zstd where that makes them smaller
     ahead: int = 2  # rounds that a peer may be ahead of another
 
@@ -70,7 +70,7 @@ class Network:
                 f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
             )
         check_choice("wire", self.wire, WIRES)
-        if self.wire == "bf16" and self.experiment.algorithm.lossless_messages:
+        if self.wire != "fp32" and self.experiment.algorithm.lossless_messages:
             raise InputError("this algorithm requires lossless messages; use wire fp32")
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
