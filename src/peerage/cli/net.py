@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from peerage.cli.flags import Json, Out, Settings, experiment_flags
+from peerage.cli.flags import Json, Out, Settings, Wire, experiment_flags
 from peerage.cli.run import run_folder, show_runs
 from peerage.errors import InputError
 from peerage.net.deploy.parent_pipe import VARIABLE, exit_with_parent
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Rejoin = Annotated[
     str, Option(help="Model that a restarted peer continues with: own or neighbour.")
 ]
+Pack = Annotated[bool, Option(help="Compress messages that become smaller.")]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
 PACKAGES = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
@@ -115,10 +116,8 @@ def up(
     start_timeout: Annotated[
         float, Option(help="Seconds to wait for all peers before round 1.")
     ] = 60.0,
-    wire: Annotated[
-        str, Option(help="Numbers in messages: fp32, or bf16 (half the bytes, rounded).")
-    ] = "fp32",
-    pack: Annotated[bool, Option(help="Compress messages that become smaller.")] = False,
+    wire: Wire = "fp32",
+    pack: Pack = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -144,6 +143,7 @@ def up(
                 parse_schedule("restart", restart or ""),
                 rejoin,
                 show,
+                announce=lambda text: print(text, file=sys.stderr, flush=True),
             ).run()
     show_runs([home], home / "report.html", summary, as_json)
 
@@ -158,6 +158,8 @@ def export(
     certs: Annotated[
         Path | None, Option(help="Folder of a certificate authority (default: a new one).")
     ] = None,
+    wire: Wire = "fp32",
+    pack: Pack = False,
     out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
     as_json: Json = False,
 ) -> None:
@@ -168,7 +170,9 @@ def export(
     check_installed()
     from peerage.net.deploy.export import export as write_folders
 
-    exported = write_folders(settings.experiment(), hosts, out, port=port, certs=certs)
+    exported = write_folders(
+        settings.experiment(), hosts, out, port=port, certs=certs, wire=wire, pack=pack
+    )
     print(json.dumps(exported.facts) if as_json else exported)
 
 

@@ -184,6 +184,24 @@ def test_the_files_hold_the_requested_settings(place):
     assert written.network.run != export(experiment(), Path("hosts.txt"), Path("two")).network.run
 
 
+def test_the_wire_format_is_written_and_the_bytes_of_messages_are_stated(place):
+    """Logistic regression on 64 pixels and 10 classes has 650 parameters, 3 blocks."""
+    line = f"export {SETTINGS} --algorithm decavg"
+    done = peerage(f"{line} --wire int8 --pack --out one")
+    assert done.code == 0, done.err
+    assert done.lines[3:5] == [
+        "a message of logistic takes at most 662 B with int8, 2.60 kB with fp32, 1.30 kB with bf16",
+        "one message on each of the 6 links, as most algorithms send per round, takes 3.97 kB",
+    ]
+    network = Network.load(Path("one/node-1/network.toml"))
+    assert (network.wire, network.pack) == ("int8", True)
+    facts = json.loads(peerage(f"{line} --out two --json").lines[-1])
+    assert (facts["wire"], facts["message_bytes"]) == ("fp32", {"logistic": 2600})
+    assert facts["round_bytes"] == 6 * 2600
+    network = Network.load(Path("two/node-1/network.toml"))
+    assert (network.wire, network.pack) == ("fp32", False)
+
+
 def test_the_last_peer_of_four_is_the_hub(place):
     done = peerage("export --algorithm fedavg --nodes 3 --out deploy")
     assert done.code == 0
@@ -240,7 +258,10 @@ def test_the_default_model_is_written_without_loading_the_data(dataset, model, p
 
 def test_the_model_for_unknown_data_is_chosen_where_they_are(place):
     one = pg.Experiment(nodes=3, topology="ring", dataset="npz:path=all.npz")
-    assert export(one, Path("hosts.txt"), Path("deploy")).network.experiment.model == ()
+    exported = export(one, Path("hosts.txt"), Path("deploy"))
+    assert exported.network.experiment.model == ()
+    assert "the bytes of a message depend on the data" in str(exported)
+    assert "message_bytes" not in exported.facts
 
 
 def test_a_model_that_was_asked_for_stays(place):
@@ -531,6 +552,7 @@ def test_hosts_that_cannot_be_read(place):
         ("--until accuracy=0.9", "until requires the mean over all nodes"),
         ("--centralised", "pooled trains one node on all data and cannot use a network"),
         ("--topology regular:k=7", "k must be smaller than the 3 nodes, got 7"),
+        ("--wire int4", "wire must be one of fp32, bf16, int8; got 'int4'"),
         ("--certs nowhere", "peerage certs init --folder nowhere"),
         ("--out hosts.txt", "output folder 'hosts.txt' is a file"),
         ("--algorithm own.py:Own", "the algorithm 'Own' is not part of the package"),

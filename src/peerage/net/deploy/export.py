@@ -30,6 +30,7 @@ from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
+from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
@@ -147,6 +148,7 @@ class Exported:
     out: Path
     network: Network
     authority: Path
+    sizes: MessageSizes | None  # of messages; None if only the peers' data say
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -160,7 +162,13 @@ class Exported:
             }
             for number, member in enumerate(self.network.members)
         ]
-        return {"run": self.network.run, "authority": str(self.authority), "peers": peers}
+        return {
+            "run": self.network.run,
+            "authority": str(self.authority),
+            "wire": self.network.wire,
+            **({} if self.sizes is None else self.sizes.facts),
+            "peers": peers,
+        }
 
     def __str__(self) -> str:
         lines = [
@@ -168,6 +176,7 @@ class Exported:
             for peer in self.facts["peers"]
         ]
         lines += [
+            "the bytes of a message depend on the data" if self.sizes is None else str(self.sizes),
             "move each folder to its machine, and follow the README.txt in it",
             f"keep {self.authority} secret: anyone who has its key can create identities",
         ]
@@ -181,6 +190,8 @@ def export(
     *,
     port: int = PORT,
     certs: Path | None = None,
+    wire: str = "fp32",
+    pack: bool = False,
 ) -> Exported:
     """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
     _check_port(port, "--port")
@@ -189,7 +200,9 @@ def export(
     check_empty(out)
     places = assign_hosts(read_hosts(hosts, port), experiment)
     members = tuple(Member(f"node-{i}", str(place)) for i, place in enumerate(places))
-    network = Network(secrets.token_hex(8), experiment, members, Timeouts(start=START))
+    timeouts = Timeouts(start=START)
+    network = Network(secrets.token_hex(8), experiment, members, timeouts, wire, pack)
+    sizes = MessageSizes.of_experiment(experiment, wire)
     known = None if certs is None else Authority.load(certs)
     if known is not None:
         _check_names(known, network)
@@ -206,7 +219,7 @@ def export(
             for serial in serials:
                 (known.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
         raise
-    return Exported(out, network, out / "authority" if known is None else known.folder)
+    return Exported(out, network, out / "authority" if known is None else known.folder, sizes)
 
 
 # Hosts

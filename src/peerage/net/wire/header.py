@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peerage.errors import InputError, PeerageError
-from peerage.net.wire.quantise import BLOCK
+from peerage.net.wire.quantise import BLOCK, num_blocks
 from peerage.requests import DTYPES, PRE_ROUND, UNNUMBERED, Envelope, Enveloped, TensorSpec
 
 SCHEMA = 3  # 1 called the sequence number `place`, 2 had no acknowledgements
@@ -121,6 +121,17 @@ def code_of(dtype: torch.dtype, wire: str, count: int) -> str:
     if dtype is torch.float32 and wire == "int8" and count >= BLOCK:
         return "I8"
     return CODES[dtype]
+
+
+def written_bytes(dtype: torch.dtype, count: int, wire: str) -> int:
+    """The bytes that `count` values of a type take in a payload.
+
+    >>> written_bytes(torch.float32, 1000, "fp32"), written_bytes(torch.float32, 1000, "int8")
+    (4000, 1016)
+    """
+    code = code_of(dtype, wire, count)
+    quantised = code == "I8" and dtype is torch.float32
+    return count * DTYPES[code].itemsize + quantised * num_blocks(count) * torch.float32.itemsize
 
 
 # Headers
