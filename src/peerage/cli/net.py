@@ -76,6 +76,16 @@ def node(
     log: Annotated[
         str, Option(help="Format of the log: human, or json (one object per line).")
     ] = "human",
+    log_file: Annotated[
+        Path | None,
+        Option(
+            help="Log to this file and 4 older ones of at most 10 MB (default: standard error)."
+        ),
+    ] = None,
+    check_health: Annotated[
+        bool,
+        Option("--check-health", help="Only ask the running peer whether it is healthy, and exit."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run one peer of a network, from its last checkpoint if any."""
@@ -83,11 +93,17 @@ def node(
     exit_with_parent(os.environ.pop(VARIABLE, None))  # if `peerage up` started this process
     # Rejected callers are counted by the peer; gRPC's own log lines about them are hard to read.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from peerage.net.peer.node import PeerConfig, ending, run_node, set_up_log
+    if check_health:
+        from peerage.net.peer.health import check_health as ask_for_health
+
+        ask_for_health(network, identity, certs, bind)
+        return
+    from peerage.net.peer.logs import ending, set_up_log
+    from peerage.net.peer.node import PeerConfig, run_node
     from peerage.net.peer.private_data import parse_classes
 
-    set_up_log(log, identity)
-    with ending(log):
+    set_up_log(log, identity, log_file)
+    with ending(log, log_file):
         config = PeerConfig(
             network,
             identity,

@@ -41,7 +41,11 @@ ARRAYS = arrays(np.float32, st.integers(1, 3 * BLOCK), elements=FINITE, fill=FIN
 def test_the_error_is_at_most_half_a_scale(array):
     x = torch.from_numpy(array)
     values, scales = quantise(x)
-    assert (values.dtype, values.shape, scales.shape) == (torch.int8, x.shape, (num_blocks(len(x)),))
+    assert (values.dtype, values.shape, scales.shape) == (
+        torch.int8,
+        x.shape,
+        (num_blocks(len(x)),),
+    )
     restored = restore(values, scales).double()
     bounds = scales.double().repeat_interleave(BLOCK)[: len(x)] / 2
     assert restored.isfinite().all()

@@ -6,6 +6,8 @@ OUT/node-0/                 to be moved to the machine of node 0
     network.toml  experiment.toml
     certs/                  its key and certificate, authority.pem, revoked.pem
     peerage-node-0.service  a unit for systemd
+    site.env                options of the site for that unit
+    Containerfile           the same peer in a container
 """
 
 import ipaddress
@@ -30,7 +32,9 @@ from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
+from peerage.net.deploy.container import container_file, run_command
 from peerage.net.deploy.message_sizes import MessageSizes
+from peerage.net.deploy.unit import OPTIONS, STATE, home_of, unit_files, unit_name
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
@@ -39,59 +43,8 @@ from peerage.runs.run import check_empty
 
 PORT = 7400
 START = 3600.0  # seconds to wait for all peers, which a person starts one by one
+COMMAND = "venv/bin/python -m peerage node --network network.toml"
 HOST = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:(?P<port>[0-9]{1,9}))?")
-# The folder of a peer, or a link to it, as the unit names it. A fixed path needs no quoting. Unlike
-# the unit's own location (%Y), it also allows to copy the unit to where its peer cannot change it.
-HOME = "/srv/peerage/{name}"
-
-UNIT = """\
-# One peer of a network. README.txt says how to install this file.
-[Unit]
-Description=Peerage peer {name}
-Wants=network-online.target
-After=network-online.target
-# Give up after 20 failures in 10 minutes.
-StartLimitIntervalSec=600
-StartLimitBurst=20
-
-[Service]
-# {home} is the folder that this file was exported in, or a link to it.
-WorkingDirectory={home}
-Environment=PEERAGE_DATA={home}/data
-ExecStart={home}/{command}
-Restart=on-failure
-RestartSec=10
-# The exit status after SIGTERM, which is not a failure.
-SuccessExitStatus=130
-# The peer finishes its current computation before it stops. After this time it is killed, which is
-# safe: it continues from its last round.
-TimeoutStopSec=30
-# Without the next line the peer runs as root. Better create a user (useradd --system peerage),
-# make it the owner of the folder (chown -R peerage: {home}/), and remove the #.
-# User=peerage
-
-# The peer may read public files, write to its own folder, and use the network.
-ReadWritePaths={home}
-ProtectSystem=strict
-ProtectHome=read-only
-PrivateTmp=yes
-NoNewPrivileges=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectKernelLogs=yes
-ProtectControlGroups=yes
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
-RestrictNamespaces=yes
-RestrictSUIDSGID=yes
-RestrictRealtime=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-UMask=0077
-
-[Install]
-WantedBy=multi-user.target
-"""
-
 README = """\
 {name}, {role}
 
@@ -117,27 +70,42 @@ Before round 1, the peer waits up to an hour for the others. Checkpoints and res
 you start it again, it continues from its last round.
 {listens}
 
-To let systemd start the peer now and after every reboot, link this folder to {home} (the
-first line, not needed if the folder is there already), and install the unit:
+To let systemd start the peer now and after every reboot, create a user for all peers of this
+machine, install the unit, and move this folder to {home} (the third line, not
+needed if it is there already). Data outside this folder must be readable for that user, and not be
+in /home.
 
-    sudo mkdir -p {parent} && sudo ln -sfnT "$PWD" {home}
+    id -u peerage || sudo useradd --system --user-group --shell /usr/sbin/nologin peerage
     sudo cp {unit} /etc/systemd/system/
+    sudo mkdir -p {parent} && sudo mv -T "$PWD" {home}
+    sudo chown -R peerage: {home}/
+
     sudo systemctl enable --now {unit}
     journalctl --follow --unit {unit}
+
+systemd restarts the peer after a failure, but not if its input is wrong (exit status 2).
+
+To run the peer in a container instead, with podman or docker (without --userns keep-id). The
+container has not been tested on the machine that wrote this file.
+
+{container}
+
+Options such as --data follow at the end of the last line.
 """
 
-OWN_DATA = """\
+OWN_DATA = f"""\
 To train on private data, which no other peer needs, add for instance
 
     --data npz:path=data/mine.npz
 
-to the command below and to ExecStart in the unit. If the data lacks some classes of the network,
-give the number or the names of all classes, as in --classes cat,dog,horse. To evaluate the model on
-the test set of another data set, such as one that all peers have, add --test.
+to the command below, or to {OPTIONS} in site.env for systemd. If the data lacks
+some classes of the network, give the number or the names of all classes, as in
+--classes cat,dog,horse. To evaluate the model on the test set of another data set, such as one that
+all peers have, add --test.
 """
 HUB_DATA = """\
 The hub does not train, but it evaluates the model. If the others use private data, give the hub a
-test set of the same kind: --data npz:path=data/test.npz in the command below and in the unit.
+test set of the same kind: --data npz:path=data/test.npz in the command below, or in site.env.
 """
 
 
@@ -411,7 +379,7 @@ def _write(folder: Path, network: Network, number: int, place: Address) -> None:
 
 
 def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
-    """The systemd unit and the README of one peer."""
+    """The systemd unit, the container file and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
     every = f"--bind 0.0.0.0:{place.port}"
@@ -420,19 +388,24 @@ def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
     else:  # many machines resolve their own name to 127.0.1.1, which others cannot reach
         bind = f" {every}"
         listens = "It listens on all addresses of the machine; to change that, edit --bind."
+    command = f"{COMMAND} --identity {name} --out run{bind}"
     words = {
         "name": name,
         "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
         "address": str(place),
-        "home": HOME.format(name=name),
-        "parent": str(Path(HOME).parent),
-        "unit": f"peerage-{name}.service",
-        "command": "venv/bin/python -m peerage node --network network.toml --identity "
-        f"{name} --out run{bind}",
+        "home": home_of(name),
+        "parent": str(STATE),
+        "unit": unit_name(name),
+        "command": command,
         "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
+        "container": run_command(name, place.port),
     }
-    return {words["unit"]: UNIT.format(**words), "README.txt": README.format(**words)}
+    return {
+        **unit_files(name, command, place.port),
+        "Containerfile": container_file(name, place.port),
+        "README.txt": README.format(**words),
+    }
 
 
 def _about_data(experiment: Experiment) -> str:

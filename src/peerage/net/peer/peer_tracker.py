@@ -13,7 +13,7 @@ from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.network import Network, differing, settings_hash
 from peerage.net.peer.progress import State, View, has_begun
-from peerage.net.wire.header import Rejected
+from peerage.net.wire.header import Rejected, escaped
 from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
 from peerage.requests import PRE_ROUND
 
@@ -221,7 +221,7 @@ class PeerTracker:
         except (ValueError, AttributeError, RecursionError):
             theirs = {}
         keys = differing(self.shared_settings, theirs) if theirs else []
-        return "; ".join(keys[:5])[:1000] or "unknown difference"
+        return escaped("; ".join(keys[:5]), 1000) or "unknown difference"
 
     async def _answer(self, peer: int, question: Mapping[str, Any]) -> bytes | None:
         try:

@@ -282,7 +282,22 @@ def _reject(text: str) -> Any:
     raise ValueError(f"{text[:20]} is not an integer")
 
 
+# Text from other peers
+
+
+def escaped(text: object, limit: int | None = None) -> str:
+    r"""A text as one line of printable characters, at most `limit` of them.
+
+    Everything that a peer logs or reports passes through it, because the text may come from another
+    peer. Newlines could forge log lines, and escape sequences could change the terminal.
+
+    >>> print(escaped("a\nb\x1b[2J"))
+    a\nb\x1b[2J
+    """
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    return line if limit is None or len(line) <= limit else f"{line[: limit - 3]}..."
+
+
 def format_value(value: Any) -> str:
-    """A value from another peer, shortened and escaped for a log line."""
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    """A value from another peer, quoted, shortened and escaped for a log line."""
+    return escaped(ascii(value), 60)

@@ -82,7 +82,7 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
     codes = {name: _code(name, tensor, wire) for name, tensor in tensors.items()}
     if wire == "int8":
         tensors = _quantised(tensors, codes)
-        codes |= {name: "F32" for name in tensors.keys() - codes.keys()}  # the scales
+        codes |= dict.fromkeys(tensors.keys() - codes.keys(), "F32")  # the scales
     # Wide types first, as safetensors does, so that all tensors are aligned.
     names = sorted(tensors, key=lambda name: (-DTYPES[codes[name]].itemsize, name))
     layout: dict[str, dict[str, Any]] = {}
