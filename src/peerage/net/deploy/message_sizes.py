@@ -11,6 +11,7 @@ from peerage.algorithm import Dimensions
 from peerage.data.datasets import dataset_info
 from peerage.engine.prepare import build_graph, name_architectures
 from peerage.engine.world import World
+from peerage.errors import InputError
 from peerage.experiment import Experiment
 from peerage.graphs.graph import Graph, adjacency_matrix
 from peerage.net.wire.header import WIRES, written_bytes
@@ -43,10 +44,14 @@ class MessageSizes:
         if known is None or not experiment.model:
             return None
         nodes = experiment.nodes_and_hub
-        kinds = {
-            name: Dimensions(kind.layout, kind.buffer_layout, nodes, known.classes, known.shape)
-            for name, kind in name_architectures(experiment, known.shape, known.classes).items()
-        }
+        architectures = name_architectures(experiment, known.shape, known.classes)
+        try:
+            kinds = {
+                name: Dimensions(kind.layout, kind.buffer_layout, nodes, known.classes, known.shape)
+                for name, kind in architectures.items()
+            }
+        except InputError:  # the model is too large for this data set; the peers may have another
+            return None
         return cls._of(experiment, kinds, build_graph(experiment, nodes), wire)
 
     @classmethod
