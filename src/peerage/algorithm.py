@@ -411,7 +411,7 @@ class Algorithm(Generic[S]):
 
     with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
     nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must not make negative
-    # Whether sender and recipient must hold exactly the same numbers, so bf16 is not allowed.
+    # Whether sender and recipient must hold exactly the same numbers, so messages must not round.
     lossless_messages: ClassVar[bool] = False
     # Whether models are specific to their node: no use to a neighbour, nor in a mean over nodes.
     personal: ClassVar[bool] = False

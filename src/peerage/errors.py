@@ -6,6 +6,7 @@ PeerageError            1   something failed while running
 │   └── CheckpointError 2   a run folder or checkpoint that cannot be used
 ├── Diverged            2   a loss or a parameter is no longer a finite number
 ├── DiskError           2   a file could not be written
+├── TooManyOpenFiles    1   a file could not be opened now; it may work later
 ├── WorkerDied          1   a worker process ended too early
 ├── Unreachable         1   a message could not be delivered to a peer (in net)
 ├── Rejected            1   a peer does not accept a message (in net)
@@ -42,6 +43,10 @@ class Diverged(PeerageError):
 
 class DiskError(PeerageError):
     exit_code = 2
+
+
+class TooManyOpenFiles(PeerageError):
+    pass
 
 
 class WorkerDied(PeerageError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from peerage.errors import CheckpointError, DiskError
+from peerage.errors import CheckpointError, DiskError, TooManyOpenFiles
 
 
 def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> None:
@@ -48,6 +48,10 @@ def disk_errors(path: Path, remedy: str = "") -> Iterator[None]:
                 f"disk is full while writing {path}; free space and {remedy}"
             ) from error
         reason = error.strerror or str(error)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise TooManyOpenFiles(
+                f"cannot write {path}: {reason}; raise the limit (ulimit -n), or end other programs"
+            ) from error
         raise DiskError(
             f"cannot write {path}: {reason}; choose a folder that you may write to"
         ) from error

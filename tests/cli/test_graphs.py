@@ -72,6 +72,16 @@ def test_plan_knows_the_shape_that_options_give() -> None:
     assert answer(line + ":grey=true,side=28")["parameters"] == 784 * 10 + 10
 
 
+def test_plan_counts_the_bytes_of_the_wire_format() -> None:
+    """With int8, 256 numbers and their scale take 260 bytes. Messages in memory are float32."""
+    line = "plan --nodes 4 --topology ring --algorithm decavg --model logistic --dataset mnist"
+    plain = answer(line)
+    for wire, width in {"fp32": 4, "bf16": 2, "int8": 260 / 256}.items():
+        found = answer(f"{line} --wire {wire}")
+        assert found["sent"]["mean"] == 2 * 7850 * width
+        assert (found["memory"], found["payload"]) == (plain["memory"], 1)
+
+
 def test_plan_of_a_mix() -> None:
     """On a ring of five nodes, every node has another model and two neighbours."""
     line = "plan --topology ring --nodes 5 --algorithm decavg --dataset cifar10 --model h2-cnn"
@@ -107,6 +117,7 @@ def test_plan_warns() -> None:
             "plan --optimizer adam",
             "optimizer must be one of sgd, adamw; got 'adam', did you mean 'adamw'?",
         ),
+        ("plan --wire int4", "wire must be one of fp32, bf16, int8; got 'int4'"),
         ("plan --model h2-cn", "unknown model 'h2-cn'; did you mean 'h2-cnn'"),
         ("plan --algorithm decag", "unknown algorithm 'decag'; did you mean 'decavg'?"),
         ("topology regular:k=4 --assortativity 0.1", "all nodes with edges have the same degree"),

@@ -15,17 +15,19 @@ from zlib import crc32
 
 import zstandard
 
+from peerage.net.wire.header import WIRES
+
 Bytes = tuple[bytes, bytes]  # header, payload
 BOMB = 1 << 28  # bytes of zeros, which pack into a few thousand
 
 ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, -2, 7, 10**9, 10**9 + 1, 2**31, 2**63 - 1, -(2**63)),
     *(2**64, 10**30, -(10**30), 0.5, 1.0, 1e308, float("nan"), float("inf"), -float("inf")),
-    *("", "x", "0", "data", "done", "fp32", "bf16", "fp16", "A" * 3000, "0" * 64, "f" * 64),
+    *("", "x", "0", "data", "done", "fp32", "bf16", "int8", "fp16", "A" * 3000, "0" * 64, "f" * 64),
     *("é", "\u202e", "\x00", "\ud800", "💥" * 50, "../../etc/passwd", "'; --", "%s%n", "\r\nlog"),
     *([], {}, [0], [[]], {"": 0}, [None] * 50, {"run": "demo"}),
 ]
-CODES = ["F32", "BF16", "I64", "I32", "U8", "BOOL", "F64", "F16", "F8_E4M3", "f32", "", "O"]
+CODES = ["F32", "BF16", "I64", "I32", "I8", "U8", "BOOL", "F64", "F16", "F8_E4M3", "f32", "", "O"]
 NOT_FINITE = {4: [0x7FC00000, 0x7F800000, 0xFF800000, 0x7F800001], 2: [0x7FC0, 0x7F80, 0xFF80]}
 
 
@@ -210,7 +212,7 @@ def nonfinite(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
     changed = bytearray(data)
     floats = [about for about in stated.values() if about["dtype"] in ("F32", "BF16")]
     begin, end = rng.choice([a["data_offsets"] for a in floats if 0 not in a["shape"]])
-    width = 4 if json.loads(header)["wire"] == "fp32" else 2
+    width = 2 if json.loads(header)["wire"] == "bf16" else 4  # of int8, the scales
     at = rng.randrange(begin, end, width)
     struct.pack_into("<I" if width == 4 else "<H", changed, at, rng.choice(NOT_FINITE[width]))
     return with_checksum(header, rebuilt(stated, bytes(changed)))
@@ -222,7 +224,7 @@ def unaligned(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
 
 
 def rewired(rng: random.Random, header: bytes, payload: bytes) -> Bytes:
-    other = {"fp32": "bf16", "bf16": "fp32"}[json.loads(header)["wire"]]
+    other = rng.choice([wire for wire in WIRES if wire != json.loads(header)["wire"]])
     return with_checksum(header, payload, wire=other)
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
 Out = Annotated[Path | None, Option(help="New folder to write (default: a name in runs/).")]
+Wire = Annotated[
+    str, Option(help="Numbers in messages: fp32, bf16 (half the bytes) or int8 (a quarter).")
+]
 CheckpointEvery = Annotated[
     int | None,
     Option(help="Rounds between checkpoints (default: as often as 5 % of the run time allows)."),

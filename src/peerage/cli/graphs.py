@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from peerage.cli.flags import FLAGS, Json, option, read_changes
+from peerage.cli.flags import FLAGS, Json, Wire, option, read_changes
 from peerage.errors import check_choice
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def plan(
         Option(help="Model, e.g. mnist-cnn, or a mix, e.g. h2-cnn (default: by data set)."),
     ] = None,
     algorithm: Annotated[str, option("algorithm")] = FLAGS["algorithm"].default,
+    wire: Wire = "fp32",
     rounds: Rounds = 100,
     optimizer: Annotated[str, option("optimizer")] = FLAGS["optimizer"].default,
     seed: Seed = FLAGS["seed"].default,
@@ -131,11 +132,14 @@ def plan(
     from peerage.experiment.readers import read_models
     from peerage.models import default_model
     from peerage.models.start import weights
+    from peerage.net.wire.header import WIRES, written_bytes
+    from peerage.net.wire.quantise import BLOCK
     from peerage.runs.plan import page, payload_factor
     from peerage.runs.plan import plan as plan_network
 
     floats = {"sgd": 1, "adamw": 2}
     check_choice("optimizer", optimizer, floats)
+    check_choice("wire", wire, WIRES)
     data = specs.parse(dataset, "dataset", DATASETS)
     name = dataset.partition(":")[0]
     if known := dataset_info(data):
@@ -162,6 +166,7 @@ def plan(
         rounds=rounds,
         optimizer_floats=floats[optimizer],
         clusters=() if found_clusters is None else found_clusters.assign(seed),
+        number_bytes=written_bytes(torch.float32, BLOCK, wire) / BLOCK,
     )
     print(json.dumps(found.as_dict()) if as_json else page(found))
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from peerage.cli.flags import Json, Out, Settings, experiment_flags
+from peerage.cli.flags import Json, Out, Settings, Wire, experiment_flags
 from peerage.cli.run import run_folder, show_runs
 from peerage.errors import InputError
 from peerage.net.deploy.parent_pipe import VARIABLE, exit_with_parent
@@ -38,6 +38,7 @@ StopAtEpsilon = Annotated[
         help="Largest epsilon of a peer's data, over all runs; it stops before (default: none)."
     ),
 ]
+Pack = Annotated[bool, Option(help="Compress messages that become smaller.")]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
 PACKAGES = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
@@ -83,6 +84,16 @@ def node(
     log: Annotated[
         str, Option(help="Format of the log: human, or json (one object per line).")
     ] = "human",
+    log_file: Annotated[
+        Path | None,
+        Option(
+            help="Log to this file and 4 older ones of at most 10 MB (default: standard error)."
+        ),
+    ] = None,
+    check_health: Annotated[
+        bool,
+        Option("--check-health", help="Only ask the running peer whether it is healthy, and exit."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run one peer of a network, from its last checkpoint if any."""
@@ -90,11 +101,17 @@ def node(
     exit_with_parent(os.environ.pop(VARIABLE, None))  # if `peerage up` started this process
     # Rejected callers are counted by the peer; gRPC's own log lines about them are hard to read.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from peerage.net.peer.node import PeerConfig, ending, run_node, set_up_log
+    if check_health:
+        from peerage.net.peer.health import check_health as ask_for_health
+
+        ask_for_health(network, identity, certs, bind)
+        return
+    from peerage.net.peer.logs import ending, set_up_log
+    from peerage.net.peer.node import PeerConfig, run_node
     from peerage.net.peer.private_data import parse_classes
 
-    set_up_log(log, identity)
-    with ending(log):
+    set_up_log(log, identity, log_file)
+    with ending(log, log_file):
         config = PeerConfig(
             network,
             identity,
@@ -125,10 +142,8 @@ def up(
     start_timeout: Annotated[
         float, Option(help="Seconds to wait for all peers before round 1.")
     ] = 60.0,
-    wire: Annotated[
-        str, Option(help="Numbers in messages: fp32, or bf16 (half the bytes, rounded).")
-    ] = "fp32",
-    pack: Annotated[bool, Option(help="Compress messages that become smaller.")] = False,
+    wire: Wire = "fp32",
+    pack: Pack = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -154,6 +169,7 @@ def up(
             parse_schedule("restart", restart or ""),
             rejoin,
             stop_at_epsilon,
+            announce=lambda text: print(text, file=sys.stderr, flush=True),
         )
         if plan := privacy_plan(experiment):
             print(plan, file=sys.stderr, flush=True)
@@ -173,6 +189,8 @@ def export(
         Path | None, Option(help="Folder of a certificate authority (default: a new one).")
     ] = None,
     stop_at_epsilon: StopAtEpsilon = None,
+    wire: Wire = "fp32",
+    pack: Pack = False,
     out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
     as_json: Json = False,
 ) -> None:
@@ -184,7 +202,14 @@ def export(
     from peerage.net.deploy.export import export as write_folders
 
     exported = write_folders(
-        settings.experiment(), hosts, out, port=port, certs=certs, stop_at_epsilon=stop_at_epsilon
+        settings.experiment(),
+        hosts,
+        out,
+        port=port,
+        certs=certs,
+        wire=wire,
+        pack=pack,
+        stop_at_epsilon=stop_at_epsilon,
     )
     print(json.dumps(exported.facts) if as_json else exported)
 

@@ -76,8 +76,8 @@ def save(
             os.replace(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    for old in finished(run)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        for old in finished(run)[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def finished(run: Path) -> list[Path]:

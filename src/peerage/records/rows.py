@@ -99,7 +99,8 @@ def value_at(row: Mapping[str, Any], key: str) -> Any:
 
 def replace_last_row(path: Path, row: Mapping[str, object], remedy: str = "") -> None:
     """Replace the last row."""
-    lines = [line for _, line in _rows(path)]
+    with disk_errors(path, remedy):
+        lines = [line for _, line in _rows(path)]
     write_bytes(path, b"".join(lines[:-1]) + dumps(row).encode() + b"\n", remedy)
 
 

@@ -121,6 +121,7 @@ def plan(
     rounds: int,
     optimizer_floats: int = 1,
     clusters: Sequence[int] = (),
+    number_bytes: float = FLOAT,
 ) -> NetworkPlan:
     """The plan of a network; `topology`, `model` and `algorithm` are names to show.
 
@@ -128,7 +129,7 @@ def plan(
     is unknown. It holds its model, gradients, `optimizer_floats` numbers per parameter (1 with
     momentum, 2 with Adam) and the messages of its neighbours; data and activations are not counted.
     For a mix of models, `parameters` and `payload` have a number for each model. `clusters` gives
-    the cluster of every node, if there are any.
+    the cluster of every node, if there are any. `number_bytes` are those of a number in a message.
     """
     sizes = [parameters] if isinstance(parameters, int) else list(parameters)
     factors = [payload] if isinstance(payload, int | float) else list(payload or ())
@@ -147,10 +148,10 @@ def plan(
     strong = first_not_strong(graph) is None
     report = describe(graph).as_dict() if strong else {}  # otherwise, no stationary vector exists
     own = np.resize(np.array(sizes, dtype=np.float64), graph.nodes)  # nodes take them in turn
-    message = (
+    numbers = (  # in a message
         None
         if payload is None
-        else FLOAT * own * np.resize(np.array(factors, dtype=np.float64), graph.nodes)
+        else own * np.resize(np.array(factors, dtype=np.float64), graph.nodes)
     )
     model_bytes = FLOAT * own * (2 + optimizer_floats)
     return NetworkPlan(
@@ -173,9 +174,10 @@ def plan(
         mixing_time_exact=report.get("mixing_time_exact", False),
         parameters=round(own.mean()),
         layers=layers,
-        payload=None if message is None else float(message.sum() / (FLOAT * own.sum())),
-        sent=None if message is None else _range(message * out_neighbours),
-        memory=None if message is None else _range(model_bytes + _received(links, message)),
+        payload=None if numbers is None else float(numbers.sum() / own.sum()),
+        sent=None if numbers is None else _range(number_bytes * numbers * out_neighbours),
+        # Messages are restored to single precision.
+        memory=None if numbers is None else _range(model_bytes + _received(links, FLOAT * numbers)),
         mix=tuple(sizes) if len(sizes) > 1 else (),
         clusters=tuple(np.bincount(clusters).tolist()) if clusters else (),
         links_within=_links_within(links, clusters) if clusters and links.nnz else None,

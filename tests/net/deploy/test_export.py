@@ -22,7 +22,7 @@ from support.processes import TIMEOUT
 import peerage as pg
 from peerage import specs
 from peerage.engine.prepare import prepare
-from peerage.errors import DiskError, InputError, PeerageWarning
+from peerage.errors import DiskError, InputError, Interrupted, PeerageWarning
 from peerage.models import MODELS, default_model
 from peerage.net.deploy import export as exporting
 from peerage.net.deploy.collect import final_models, report_of
@@ -161,6 +161,8 @@ def test_a_folder_for_every_peer_and_one_for_the_authority(place):
             "network.toml": "644",
             "experiment.toml": "644",
             f"peerage-node-{i}.service": "644",
+            "site.env": "644",
+            "Containerfile": "644",
             f"certs/node-{i}.key": "600",
             f"certs/node-{i}.pem": "644",
             "certs/authority.pem": "644",
@@ -183,6 +185,24 @@ def test_the_files_hold_the_requested_settings(place):
     asked = experiment().model_copy(update={"model": (MODELS["digits-mlp"](),)})
     assert written.network.experiment == asked
     assert written.network.run != export(experiment(), Path("hosts.txt"), Path("two")).network.run
+
+
+def test_the_wire_format_is_written_and_the_bytes_of_messages_are_stated(place):
+    """Logistic regression on 64 pixels and 10 classes has 650 parameters, 3 blocks."""
+    line = f"export {SETTINGS} --algorithm decavg"
+    done = peerage(f"{line} --wire int8 --pack --out one")
+    assert done.code == 0, done.err
+    assert done.lines[3:5] == [
+        "a message of logistic takes at most 662 B with int8, 2.60 kB with fp32, 1.30 kB with bf16",
+        "one message on each of the 6 links, as most algorithms send per round, takes 3.97 kB",
+    ]
+    network = Network.load(Path("one/node-1/network.toml"))
+    assert (network.wire, network.pack) == ("int8", True)
+    facts = json.loads(peerage(f"{line} --out two --json").lines[-1])
+    assert (facts["wire"], facts["message_bytes"]) == ("fp32", {"logistic": 2600})
+    assert facts["round_bytes"] == 6 * 2600
+    network = Network.load(Path("two/node-1/network.toml"))
+    assert (network.wire, network.pack) == ("fp32", False)
 
 
 def test_the_last_peer_of_four_is_the_hub(place):
@@ -263,7 +283,13 @@ def test_the_default_model_is_written_without_loading_the_data(dataset, model, p
 
 def test_the_model_for_unknown_data_is_chosen_where_they_are(place):
     one = pg.Experiment(nodes=3, topology="ring", dataset="npz:path=all.npz")
-    assert export(one, Path("hosts.txt"), Path("deploy")).network.experiment.model == ()
+    exported = export(one, Path("hosts.txt"), Path("deploy"))
+    assert exported.network.experiment.model == ()
+    assert "the bytes of a message depend on the data" in str(exported)
+    assert "message_bytes" not in exported.facts
+    # The model needs larger images than the data set has, but the peers may have others.
+    one = pg.Experiment(nodes=3, topology="ring", dataset="digits", model="mnist-cnn")
+    assert export(one, Path("hosts.txt"), Path("two")).sizes is None
 
 
 def test_a_model_that_was_asked_for_stays(place):
@@ -307,39 +333,49 @@ ODD_NAMES = [
 
 
 class Machine:
-    """Where the README's commands for root are tried: with folders that stand for /srv and /etc."""
+    """Where the README's commands for root are tried: with folders that stand for /var and /etc."""
 
     def __init__(self, home: Path) -> None:
-        self.srv, self.etc = home / "srv", home / "etc"
+        self.var, self.etc, self.called = home / "var", home / "etc", home / "called"
         self.etc.mkdir(parents=True)
-        sudo = home / "bin" / "sudo"
-        sudo.parent.mkdir()
-        sudo.write_text('#!/bin/sh\nexec "$@"\n')
-        sudo.chmod(0o755)
-        self.path = f"{sudo.parent}:{os.environ['PATH']}"
+        tools = home / "bin"
+        tools.mkdir()
+        record = f'#!/bin/sh\necho "$(basename "$0") $*" >> {self.called}\n'
+        for tool, script in {
+            "sudo": '#!/bin/sh\nexec "$@"\n',
+            "id": "#!/bin/sh\nexit 1\n",  # there is no such user yet
+            "useradd": record,
+            "chown": record,
+        }.items():
+            (tools / tool).write_text(script)
+            (tools / tool).chmod(0o755)
+        self.path = f"{tools}:{os.environ['PATH']}"
 
     def install(self, folder: Path) -> Path:
         """Follow the README in a folder; the unit that is installed then."""
         text = (folder / "README.txt").read_text()
-        block = text.partition("install the unit:\n\n")[2].splitlines()
+        block = text.partition("To let systemd start")[2].partition("systemd restarts the peer")[0]
         commands = [
-            line for line in block if line.startswith("    sudo") and "systemctl" not in line
+            line
+            for line in block.splitlines()
+            if line.startswith(("    sudo", "    id")) and "systemctl" not in line
         ]
-        assert len(commands) == 2
-        script = "\n".join(commands).replace("/srv/", f"{self.srv}/")
+        assert len(commands) == 4
+        script = "\n".join(commands).replace("/var/lib/", f"{self.var}/")
         script = script.replace("/etc/systemd/system/", f"{self.etc}/")
         environment = {**os.environ, "PATH": self.path, "PWD": str(folder)}
         subprocess.run(["sh", "-ec", script], cwd=folder, env=environment, check=True)
         [unit] = self.etc.iterdir()
-        assert unit.read_bytes() == (folder / unit.name).read_bytes()
-        unit.write_text(unit.read_text().replace("/srv/", f"{self.srv}/"))
+        assert unit.read_bytes() == (self.var / "peerage/node-0" / unit.name).read_bytes()
+        unit.write_text(unit.read_text().replace("/var/lib/", f"{self.var}/"))
         return unit
 
 
 def service_of(unit: Path) -> dict[str, str]:
+    """The settings of the section, of which only the system call filter occurs twice."""
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(unit)
+    parser.read_string(unit.read_text().replace("SystemCallFilter=~", "SystemCallFilterNot=~"))
     return dict(parser["Service"])
 
 
@@ -361,28 +397,33 @@ def test_the_unit_starts_the_peer_whatever_its_folder_is_called(name, unpacked, 
     folder.parent.mkdir()
     shutil.move(unpacked, folder)
     machine = Machine(tmp_path / "machine")
-    for _ in range(2):  # it may be done again
-        service = service_of(machine.install(folder))
+    service = service_of(machine.install(folder))
+    home = machine.var / "peerage" / "node-0"
+    assert not folder.exists()  # no second copy of the key is left
+    assert machine.called.read_text().splitlines() == [
+        "useradd --system --user-group --shell /usr/sbin/nologin peerage",
+        f"chown -R peerage: {home}/",
+    ]
     setting, _, value = service["Environment"].partition("=")
+    *command, options = service["ExecStart"].split(" ")
     done = subprocess.run(
-        service["ExecStart"].split(" "),
+        command,
         cwd=service["WorkingDirectory"],
         env={setting: value},
         capture_output=True,
         text=True,
         check=True,
     )
-    home = f"{machine.srv}/peerage/node-0"
-    assert Path(home).resolve() == folder
-    assert service["ReadWritePaths"] == service["WorkingDirectory"] == home
-    said = [*str(folder).split("\n"), f"{home}/data", "-m", "peerage", "node", "--network"]
+    said = [str(home), f"{home}/data", "-m", "peerage", "node", "--network"]
     assert done.stdout.split("\n")[: len(said)] == said
+    assert options == "$PEERAGE_NODE_OPTIONS"
+    assert service["EnvironmentFile"] == f"-{home}/site.env"  # absent is allowed
 
 
 @pytest.mark.slow
 def test_a_folder_that_is_where_the_unit_expects_it_stays_as_it_is(unpacked, tmp_path):
     machine = Machine(tmp_path / "machine")
-    folder = machine.srv / "peerage" / "node-0"
+    folder = machine.var / "peerage" / "node-0"
     folder.parent.mkdir(parents=True)
     shutil.move(unpacked, folder)
     before = files(folder)
@@ -391,31 +432,122 @@ def test_a_folder_that_is_where_the_unit_expects_it_stays_as_it_is(unpacked, tmp
     assert (files(folder), folder.is_symlink()) == (before, False)
 
 
-@pytest.mark.slow
-def test_the_unit_is_one_that_systemd_understands(unpacked, tmp_path):
-    unit = Machine(tmp_path / "machine").install(unpacked)
+def test_the_settings_of_the_unit(place):
+    export(experiment(), Path("hosts.txt"), Path("deploy"))
+    folder = place / "deploy/node-0"
+    unit = folder / "peerage-node-0.service"
     service = service_of(unit)
-    assert service["Restart"] == "on-failure"
-    assert service["TimeoutStopSec"] == "30"
-    assert "User" not in service
-    assert "\n# User=peerage\n" in unit.read_text()
-    started = analytic_gradients(unpacked)
+    wanted = {
+        "User": "peerage",
+        "StateDirectory": "peerage/node-0",
+        "StateDirectoryMode": "0700",
+        "WorkingDirectory": "/var/lib/peerage/node-0",
+        "Restart": "on-failure",
+        "RestartSec": "10",
+        "RestartSteps": "5",
+        "RestartMaxDelaySec": "300",
+        "RestartPreventExitStatus": str(InputError.exit_code),
+        "SuccessExitStatus": str(Interrupted.exit_code),
+        "TimeoutStopSec": "30",
+        "LimitNOFILE": "65536",
+        "CapabilityBoundingSet": "",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "NoNewPrivileges": "yes",
+        "UMask": "0077",
+    }
+    assert {key: service[key] for key in wanted} == wanted
+    assert "StartLimitIntervalSec=600\nStartLimitBurst=20\n" in unit.read_text()
+    # The command is that of the README, and site.env can add to it.
+    started = analytic_gradients(folder)
     assert service["ExecStart"].split() == [
         f"{service['WorkingDirectory']}/{started[1]}",
         *started[2:],
+        "$PEERAGE_NODE_OPTIONS",
     ]
-    # Nothing in it has a second meaning for systemd: no specifier, quote, variable or escape.
-    assert not set("%\"'$\\;") & set("".join(service.values()))
-    if shutil.which("systemd-analyze"):
-        done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
-        about = [line for line in done.stderr.splitlines() if "peerage" in line]
-        assert not about, done.stderr
-        assert done.returncode == 0, done.stderr
+    site = (folder / "site.env").read_text()
+    assert all(line.startswith("#") for line in site.splitlines())  # nothing is set yet
+    example = re.search("^# PEERAGE_NODE_OPTIONS=(.*)$", site, re.MULTILINE)
+    assert example is not None
+    assert set(flags_in(example[1].split())) <= node_flags()
+    # Nothing else has a second meaning for systemd: no specifier, quote, variable or escape.
+    texts = "".join(service.values()).replace("$PEERAGE_NODE_OPTIONS", "")
+    assert not set("%\"'$\\;") & set(texts)
+
+
+def flags_in(command: list[str]) -> list[str]:
+    return [word for word in command if word.startswith("--")]
+
+
+def node_flags() -> set[str]:
+    """The flags that `peerage node` has."""
+    return set(re.findall(r"--[a-z][a-z-]*", peerage("node --help").out))
+
+
+def test_a_port_below_1024_needs_a_capability(place):
+    Path("hosts.txt").write_text("10.0.0.10:443\n10.0.0.11:1024\n10.0.0.12\n")
+    export(experiment(), Path("hosts.txt"), Path("deploy"))
+    units = [service_of(Path(f"deploy/node-{i}/peerage-node-{i}.service")) for i in range(3)]
+    for key in ("CapabilityBoundingSet", "AmbientCapabilities"):
+        assert [unit[key] for unit in units] == ["CAP_NET_BIND_SERVICE", "", ""]
+
+
+NEWER = ("RestartSteps", "RestartMaxDelaySec")  # keys that systemd knows since version 254
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_systemd_understands_the_unit_and_finds_it_well_protected(unpacked, tmp_path):
+    unit = Machine(tmp_path / "machine").install(unpacked)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    about = [line for line in done.stderr.splitlines() if "peerage" in line]
+    assert not [line for line in about if not any(key in line for key in NEWER)], done.stderr
+    assert done.returncode == bool(about), done.stderr
+    rated = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    exposure = re.search(r"Overall exposure level for .*: ([0-9.]+)", rated.stdout)
+    assert exposure is not None, rated.stderr
+    assert float(exposure[1]) < 3
+
+
+# The container
+
+
+def test_the_container_file_uses_commands_and_paths_that_exist(place):
+    """It cannot be built in a test, which has no network."""
+    Path("hosts.txt").write_text("alpha:7500\n")
+    export(experiment(1, "decavg"), Path("hosts.txt"), Path("deploy"))
+    folder = place / "deploy/node-0"
+    lines = (folder / "Containerfile").read_text().splitlines()
+    steps = dict(line.split(" ", 1) for line in lines if not line.startswith("#"))
+    assert steps["USER"] == "peerage"
+    assert any(line.startswith("RUN useradd") and line.endswith(" peerage") for line in lines)
+    assert 'RUN python -m pip install --no-cache-dir "peerage[net]"' in lines
+    health = json.loads(steps["HEALTHCHECK"].partition("CMD ")[2])
+    start = json.loads(steps["ENTRYPOINT"])
+    assert "--check-health" in health
+    for command in (health, start):
+        assert command[:4] == ["python", "-m", "peerage", "node"]
+        assert set(flags_in(command)) <= node_flags()
+        options = dict(zip(command[4::2], command[5::2], strict=False))
+        assert (folder / options["--network"]).is_file()
+        assert (folder / "certs" / f"{options['--identity']}.key").is_file()
+        assert options["--bind"] == f"0.0.0.0:{steps['EXPOSE']}" == "0.0.0.0:7500"
+    root = steps["WORKDIR"]
+    assert json.loads(steps["VOLUME"]) == [f"{root}/run", f"{root}/data"]
+    assert steps["ENV"] == f"PEERAGE_DATA={root}/data"
+    text = (folder / "README.txt").read_text()
+    assert f"--volume .:{root}:ro" in text
+    assert "--publish 7500:7500" in text
 
 
 # An authority that is there already
@@ -554,6 +686,7 @@ def test_hosts_that_cannot_be_read(place):
         ("--until accuracy=0.9", "until requires the mean over all nodes"),
         ("--centralised", "pooled trains one node on all data and cannot use a network"),
         ("--topology regular:k=7", "k must be smaller than the 3 nodes, got 7"),
+        ("--wire int4", "wire must be one of fp32, bf16, int8; got 'int4'"),
         ("--certs nowhere", "peerage certs init --folder nowhere"),
         ("--stop-at-epsilon 3", "requires differential privacy; set --noise and --clip"),
         ("--out hosts.txt", "output folder 'hosts.txt' is a file"),

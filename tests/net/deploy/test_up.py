@@ -301,7 +301,7 @@ def test_a_network_states_its_epsilon_and_stops_at_a_limit(tmp_path):
         ("--until accuracy=0.9", "until requires the mean over all nodes"),
         ("--stop-at-epsilon 3", "--stop-at-epsilon 3 requires differential privacy; set --noise"),
         ("--noise 1 --clip 1 --stop-at-epsilon 0", "--stop-at-epsilon must be a number above 0"),
-        ("--wire fp8", "wire must be one of fp32, bf16; got 'fp8'"),
+        ("--wire fp8", "wire must be one of fp32, bf16, int8; got 'fp8'"),
         ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
@@ -380,7 +380,7 @@ def test_an_experiment_that_is_not_there(ready):
         (r'address = ".*"', 'address = "nowhere"', "is not HOST:PORT"),
         ("run = ", "ran = ", "has no key 'ran'; did you mean 'run'?"),
         (r"\[\[peer\]\]\nname = \"node-1\"\naddress = .*\n", "", "lists 1 peers"),
-        ('wire = "fp32"', 'wire = "fp8"', "wire must be one of fp32, bf16"),
+        ('wire = "fp32"', 'wire = "fp8"', "wire must be one of fp32, bf16, int8"),
         ("message = 1.0", "message = -1.0", "message must be a number of seconds above 0"),
         ("run = ", "run = = ", "is not valid TOML"),
     ],

@@ -325,9 +325,21 @@ def test_half_precision_and_packing_change_little_and_save_bytes():
         assert torch.allclose(exact, rounded, atol=0.05)
 
 
-def test_an_algorithm_that_adds_up_on_both_ends_rejects_half_precision():
+def test_int8_changes_little_and_saves_more_than_half_precision():
+    experiment = toy(DecAvg(), rounds=3, model="mlp:hidden=64")  # more than a block
+    plain, half, small = (run_peers(experiment, wire=wire) for wire in ("fp32", "bf16", "int8"))
+    sent = [sum(row["wire_bytes"] for row in peers[0].rows) for peers in (plain, half, small)]
+    assert sent[2] < sent[1] < sent[0]
+    for exact, rounded in zip(models(plain), models(small), strict=True):
+        assert len(exact) > 256
+        assert not torch.equal(exact, rounded)
+        assert torch.allclose(exact, rounded, atol=0.1)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_an_algorithm_that_adds_up_on_both_ends_rejects_rounded_messages(wire):
     with pytest.raises(InputError, match="requires lossless messages; use wire fp32"):
-        network_of(toy(EVERY["fednl"]), wire="bf16")
+        network_of(toy(EVERY["fednl"]), wire=wire)
 
 
 def test_another_experiment_is_rejected_with_what_differs(tmp_path):

@@ -273,12 +273,47 @@ def test_a_running_peer_takes_up_a_new_list(authority: Authority, tmp_path: Path
     with pytest.raises(CertificateRejected) as caught:
         trust.verify(pem)
     assert caught.value.reason == "revoked"
+    assert trust.list_problem is None
+
+
+def test_a_list_that_cannot_be_read_leaves_the_last_one_in_force(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = authority.issue("node-1", into=tmp_path / "machine")
+    pems = {name: authority.issue(name).certificate.read_bytes() for name in ("node-2", "node-3")}
+    authority.revoke("node-2")
+    shutil.copy(authority.folder / "revoked.pem", machine.revoked)
+    trust = machine.trust()
+
+    def check(problem: str) -> None:
+        assert trust.verify(pems["node-3"]) == "node-3"
+        with pytest.raises(CertificateRejected, match="revoked"):
+            trust.verify(pems["node-2"])
+        assert trust.list_problem is not None
+        assert problem in trust.list_problem
+
     machine.revoked.write_bytes(b"half a li")
-    with pytest.raises(InputError, match=r"revoked.pem is not a revocation list in PEM"):
-        trust.verify(pem)
+    check("revoked.pem is not a revocation list in PEM")
+    foreign = Authority.create(tmp_path / "foreign", "foreign")
+    shutil.copy(foreign.folder / "revoked.pem", machine.revoked)
+    check("is not signed by the authority")
     machine.revoked.unlink()
-    with pytest.raises(InputError, match=r"there is no .*revoked.pem; copy it"):
-        trust.verify(pem)
+    check("revoked.pem; copy it")
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", fail_with(errno.EMFILE))
+        check("Too many open files")
+    authority.revoke("node-3")
+    shutil.copy(authority.folder / "revoked.pem", machine.revoked)
+    with pytest.raises(CertificateRejected, match="revoked"):
+        trust.verify(pems["node-3"])
+    assert trust.list_problem is None
+
+
+def fail_with(number: int) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 def test_two_that_revoke_at_once_lose_nothing(authority: Authority) -> None:

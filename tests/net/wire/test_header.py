@@ -18,6 +18,7 @@ from peerage.errors import PeerageError
 from peerage.net.wire.header import (
     HEADER_LIMIT,
     REASONS,
+    WIRES,
     Header,
     MessagePolicy,
     Rejected,
@@ -169,7 +170,7 @@ def test_any_tensors_come_back(data):
     dtypes = st.sampled_from(list(DTYPES.values()))
     names = data.draw(st.lists(st.text(max_size=5), unique=True, max_size=5))
     tensors = {name: torch.randint(0, 2, data.draw(shapes)).to(data.draw(dtypes)) for name in names}
-    wire, pack = data.draw(st.sampled_from(["fp32", "bf16"])), data.draw(st.booleans())
+    wire, pack = data.draw(st.sampled_from(WIRES)), data.draw(st.booleans())
     header, payload = written(tensors, wire=wire, pack=pack)
     forms = allowing(**{n: TensorSpec(tuple(x.shape), x.dtype) for n, x in tensors.items()})
     got = decode(parse_header(header_bytes(header), forms, 1), bytes(payload), forms).payload
@@ -245,7 +246,7 @@ def test_packed_payloads_that_are_rejected():
 # Numbers that are not finite
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_one_bad_entry_is_found_wherever_it_is(bad, wire):
     for size in (1, 7, 100, 1025):
@@ -457,7 +458,7 @@ def test_the_sender_gets_an_error_for_what_cannot_be_sent():
         PeerageError, match="tensor 'x' is of type complex64, which messages cannot"
     ):
         written({"x": torch.ones(2, dtype=torch.complex64)})
-    with pytest.raises(PeerageError, match="wire must be one of fp32, bf16; got 'fp16'"):
+    with pytest.raises(PeerageError, match="wire must be one of fp32, bf16, int8; got 'fp16'"):
         written({}, wire="fp16")
     with pytest.raises(PeerageError, match="a message of 5000 tensors has too many names"):
         written({f"tensor{i}": torch.ones(1) for i in range(5000)})

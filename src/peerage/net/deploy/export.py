@@ -6,6 +6,8 @@ OUT/node-0/                 to be moved to the machine of node 0
     network.toml  experiment.toml
     certs/                  its key and certificate, authority.pem, revoked.pem
     peerage-node-0.service  a unit for systemd
+    site.env                options of the site for that unit
+    Containerfile           the same peer in a container
 """
 
 import ipaddress
@@ -31,6 +33,9 @@ from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
+from peerage.net.deploy.container import container_file, run_command
+from peerage.net.deploy.message_sizes import MessageSizes
+from peerage.net.deploy.unit import OPTIONS, STATE, home_of, unit_files, unit_name
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
@@ -41,59 +46,8 @@ from peerage.runs.run import check_empty
 
 PORT = 7400
 START = 3600.0  # seconds to wait for all peers, which a person starts one by one
+COMMAND = "venv/bin/python -m peerage node --network network.toml"
 HOST = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:(?P<port>[0-9]{1,9}))?")
-# The folder of a peer, or a link to it, as the unit names it. A fixed path needs no quoting. Unlike
-# the unit's own location (%Y), it also allows to copy the unit to where its peer cannot change it.
-HOME = "/srv/peerage/{name}"
-
-UNIT = """\
-# One peer of a network. README.txt says how to install this file.
-[Unit]
-Description=Peerage peer {name}
-Wants=network-online.target
-After=network-online.target
-# Give up after 20 failures in 10 minutes.
-StartLimitIntervalSec=600
-StartLimitBurst=20
-
-[Service]
-# {home} is the folder that this file was exported in, or a link to it.
-WorkingDirectory={home}
-Environment=PEERAGE_DATA={home}/data
-ExecStart={home}/{command}
-Restart=on-failure
-RestartSec=10
-# The exit status after SIGTERM, which is not a failure.
-SuccessExitStatus=130
-# The peer finishes its current computation before it stops. After this time it is killed, which is
-# safe: it continues from its last round.
-TimeoutStopSec=30
-# Without the next line the peer runs as root. Better create a user (useradd --system peerage),
-# make it the owner of the folder (chown -R peerage: {home}/), and remove the #.
-# User=peerage
-
-# The peer may read public files, write to its own folder, and use the network.
-ReadWritePaths={home}
-ProtectSystem=strict
-ProtectHome=read-only
-PrivateTmp=yes
-NoNewPrivileges=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectKernelLogs=yes
-ProtectControlGroups=yes
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
-RestrictNamespaces=yes
-RestrictSUIDSGID=yes
-RestrictRealtime=yes
-LockPersonality=yes
-SystemCallArchitectures=native
-UMask=0077
-
-[Install]
-WantedBy=multi-user.target
-"""
-
 README = """\
 {name}, {role}
 
@@ -119,36 +73,50 @@ Before round 1, the peer waits up to an hour for the others. Checkpoints and res
 you start it again, it continues from its last round.
 {listens}
 {privacy}
-To let systemd start the peer now and after every reboot, link this folder to {home} (the
-first line, not needed if the folder is there already), and install the unit:
+To let systemd start the peer now and after every reboot, create a user for all peers of this
+machine, install the unit, and move this folder to {home} (the third line, not
+needed if it is there already). Data outside this folder must be readable for that user, and not be
+in /home.
 
-    sudo mkdir -p {parent} && sudo ln -sfnT "$PWD" {home}
+    id -u peerage || sudo useradd --system --user-group --shell /usr/sbin/nologin peerage
     sudo cp {unit} /etc/systemd/system/
+    sudo mkdir -p {parent} && sudo mv -T "$PWD" {home}
+    sudo chown -R peerage: {home}/
+
     sudo systemctl enable --now {unit}
     journalctl --follow --unit {unit}
+
+systemd restarts the peer after a failure, but not if its input is wrong (exit status 2).
+
+To run the peer in a container instead, with podman or docker (without --userns keep-id). The
+container has not been tested on the machine that wrote this file.
+
+{container}
+
+Options such as --data follow at the end of the last line.
 """
 
-OWN_DATA = """\
+OWN_DATA = f"""\
 To train on private data, which no other peer needs, add for instance
 
     --data npz:path=data/mine.npz
 
-to the command below and to ExecStart in the unit. If the data lacks some classes of the network,
-give the number or the names of all classes, as in --classes cat,dog,horse. To evaluate the model on
-other data, such as a test set that all peers have, add --test; the peer then trains on all of its
-own data.
+to the command below, or to {OPTIONS} in site.env for systemd. If the data lacks
+some classes of the network, give the number or the names of all classes, as in
+--classes cat,dog,horse. To evaluate the model on other data, such as a test set that all peers
+have, add --test; the peer then trains on all of its own data.
 """
 PRIVACY = """
 {plan}
 The account of what your data has spent goes on over restarts and runs. It is the file
 run/privacy.json, or with --data a file beside the data, such as data/mine.npz.privacy.json. Keep it
-with the data. Its folder must be writable: add it to ReadWritePaths in the unit if it is not in
-this folder. --stop-at-epsilon 5 ends the training before the account exceeds 5.
+with the data. Its folder must be writable for the user peerage, and be in this folder or in
+ReadWritePaths of the unit. --stop-at-epsilon 5 ends the training before the account exceeds 5.
 """
 HUB_DATA = """\
 The hub does not train and needs no data: without any, it takes the shape of examples and the
 classes from its clients. To let it evaluate the model, give it a test set of the same kind as the
-data of the clients: --test npz:path=data/test.npz in the command below and in the unit.
+data of the clients: --test npz:path=data/test.npz in the command below, or in site.env.
 """
 
 
@@ -159,6 +127,7 @@ class Exported:
     out: Path
     network: Network
     authority: Path
+    sizes: MessageSizes | None  # of messages; None if only the peers' data say
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -172,8 +141,13 @@ class Exported:
             }
             for number, member in enumerate(self.network.members)
         ]
-        run, authority = self.network.run, str(self.authority)
-        facts: dict[str, Any] = {"run": run, "authority": authority, "peers": peers}
+        facts: dict[str, Any] = {
+            "run": self.network.run,
+            "authority": str(self.authority),
+            "wire": self.network.wire,
+            **({} if self.sizes is None else self.sizes.facts),
+            "peers": peers,
+        }
         experiment = self.network.experiment
         if experiment.noise.private:
             planned = {"epsilon": planned_epsilon(experiment), "delta": experiment.noise.delta}
@@ -186,6 +160,7 @@ class Exported:
             for peer in self.facts["peers"]
         ]
         lines += [
+            "the bytes of a message depend on the data" if self.sizes is None else str(self.sizes),
             "move each folder to its machine, and follow the README.txt in it",
             f"keep {self.authority} secret: anyone who has its key can create identities",
             *filter(None, [privacy_plan(self.network.experiment)]),
@@ -201,6 +176,8 @@ def export(
     port: int = PORT,
     certs: Path | None = None,
     stop_at_epsilon: float | None = None,
+    wire: str = "fp32",
+    pack: bool = False,
 ) -> Exported:
     """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
     _check_port(port, "--port")
@@ -211,7 +188,9 @@ def export(
     check_empty(out)
     places = assign_hosts(read_hosts(hosts, port), experiment)
     members = tuple(Member(f"node-{i}", str(place)) for i, place in enumerate(places))
-    network = Network(secrets.token_hex(8), experiment, members, Timeouts(start=START))
+    timeouts = Timeouts(start=START)
+    network = Network(secrets.token_hex(8), experiment, members, timeouts, wire, pack)
+    sizes = MessageSizes.of_experiment(experiment, wire)
     known = None if certs is None else Authority.load(certs)
     if known is not None:
         _check_names(known, network)
@@ -228,7 +207,7 @@ def export(
             for serial in serials:
                 (known.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
         raise
-    return Exported(out, network, out / "authority" if known is None else known.folder)
+    return Exported(out, network, out / "authority" if known is None else known.folder, sizes)
 
 
 # Hosts
@@ -422,7 +401,7 @@ def _write(
 
 
 def _guides(network: Network, number: int, place: Address, limit: float | None) -> dict[str, str]:
-    """The systemd unit and the README of one peer."""
+    """The systemd unit, the container file and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
     every = f"--bind 0.0.0.0:{place.port}"
@@ -433,23 +412,29 @@ def _guides(network: Network, number: int, place: Address, limit: float | None) 
         listens = "It listens on all addresses of the machine; to change that, edit --bind."
     stop = "" if limit is None or hub else f" --stop-at-epsilon {limit:.12g}"
     plan = None if hub else privacy_plan(network.experiment)
+    command = f"{COMMAND} --identity {name} --out run{bind}{stop}"
+    extras = "net,privacy" if network.experiment.noise.private else "net"
     words = {
         "name": name,
         "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
         "address": str(place),
-        "home": HOME.format(name=name),
-        "parent": str(Path(HOME).parent),
-        "unit": f"peerage-{name}.service",
-        "command": "venv/bin/python -m peerage node --network network.toml --identity "
-        f"{name} --out run{bind}{stop}",
-        "extras": "net,privacy" if network.experiment.noise.private else "net",
+        "home": home_of(name),
+        "parent": str(STATE),
+        "unit": unit_name(name),
+        "command": command,
+        "extras": extras,
         "privacy": ""
         if plan is None
         else PRIVACY.format(plan=fill(f"This network has {plan}.", 96)),
         "data": _about_data(network.experiment, hub) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
+        "container": run_command(name, place.port),
     }
-    return {words["unit"]: UNIT.format(**words), "README.txt": README.format(**words)}
+    return {
+        **unit_files(name, command, place.port),
+        "Containerfile": container_file(name, place.port, extras),
+        "README.txt": README.format(**words),
+    }
 
 
 def _about_data(experiment: Experiment, hub: bool) -> str:

@@ -19,6 +19,7 @@ from peerage.errors import Diverged, InputError, Interrupted, PeerageError, Work
 from peerage.experiment import Experiment
 from peerage.files import write_bytes
 from peerage.net.deploy.collect import REMEDY, RecordCollector
+from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.deploy.parent_pipe import ParentPipe, interrupt_once
 from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
@@ -50,6 +51,7 @@ class LocalNetwork:
     rejoin: str = "own"
     stop_at_epsilon: float | None = None
     show: Show | None = None
+    announce: Callable[[str], None] | None = None  # called with lines for the user
 
     def __post_init__(self) -> None:
         check_rejoin(self.rejoin)
@@ -75,6 +77,8 @@ class LocalNetwork:
         world = prepare(self.experiment)  # raises errors before any process is started
         self.experiment = world.experiment
         self.network = self._network()
+        if self.announce is not None:
+            self.announce(str(MessageSizes.of_world(world, self.wire)))
         collector = RecordCollector(self.home, world, self.wire, started)
         self.watched = [
             PeerProcess(number, PeerProgress(member.name), self.home / "peers" / member.name)

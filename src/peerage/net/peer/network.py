@@ -16,7 +16,9 @@ from peerage.experiment.outside import algorithm_record
 from peerage.experiment.toml import toml
 from peerage.net.trust.identity import NAME
 from peerage.net.wire.address import Address
-from peerage.net.wire.header import RUN, WIRES
+from peerage.net.wire.header import RUN, WIRES, escaped
+
+SETTING_LIMIT = 300  # characters of a setting in a message about differences
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Network:
     experiment: Experiment
     members: tuple[Member, ...]
     timeouts: Timeouts = Timeouts()
-    wire: str = "fp32"  # format of float32 tensors in messages; bf16 halves the bytes, and rounds
+    wire: str = (
+        "fp32"  # format of float32 tensors in messages; bf16 and int8 are smaller, and round
+    )
     pack: bool = False  # compress messages with zstd where that makes them smaller
     ahead: int = 2  # rounds that a peer may be ahead of another
 
@@ -70,7 +74,7 @@ class Network:
                 f"run {self.run!r} must be 1 to 64 letters, digits, hyphens or underscores"
             )
         check_choice("wire", self.wire, WIRES)
-        if self.wire == "bf16" and self.experiment.algorithm.lossless_messages:
+        if self.wire != "fp32" and self.experiment.algorithm.lossless_messages:
             raise InputError("this algorithm requires lossless messages; use wire fp32")
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
@@ -168,10 +172,14 @@ def settings_hash(shared_settings: Mapping[str, str]) -> str:
 
 
 def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The settings in which two experiments differ, with both values."""
+    """The settings in which two experiments differ, with both values, escaped and shortened."""
+
+    def of(settings: Mapping[str, str], key: str) -> str:
+        return escaped(settings.get(key, "not set"), SETTING_LIMIT)
+
     keys = [key for key in {**own, **other} if own.get(key) != other.get(key)]
     return [
-        f"{key} is {own.get(key, 'not set')} here and {other.get(key, 'not set')} there"
+        f"{escaped(key, SETTING_LIMIT)} is {of(own, key)} here and {of(other, key)} there"
         for key in keys
     ]
 

@@ -1,17 +1,13 @@
-"""One peer as a process: its files, its log and its exit."""
+"""One peer as a process: its files, its limits and its end."""
 
 import asyncio
-import json
 import logging
-import os
+import resource
 import signal
-import sys
-import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +19,7 @@ from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
 from peerage.data.classes import Classes
 from peerage.engine.prepare import load_dataset, prepare
 from peerage.engine.world import World
-from peerage.errors import DataError, InputError, Interrupted, PeerageError, check_choice
+from peerage.errors import DataError, InputError, Interrupted
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.account import ACCOUNT, PrivacyAccount, account_beside, check_bypass
 from peerage.net.peer.hub_data import (
@@ -81,6 +77,7 @@ class PeerConfig:
 
 def run_node(config: PeerConfig) -> dict[str, Any]:
     """Run one peer to its end; write its summary to the folder and return it."""
+    raise_open_files_limit()
     network = Network.load(config.network)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
@@ -137,6 +134,13 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         }
         write_json(config.folder / "summary.json", summary)
         return summary
+
+
+def raise_open_files_limit() -> None:
+    """Raise the soft limit of open files to the hard one; every connection is an open file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems do not allow an infinite soft limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def prepare_for(
@@ -241,50 +245,3 @@ def _log_row(peer: Peer, row: dict[str, Any]) -> None:
         spent,
         extra={"row": row},
     )
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname.lower(),
-            "peer": self.name,
-            "message": record.getMessage(),
-            **({"row": record.row} if hasattr(record, "row") else {}),
-        }
-        return json.dumps(entry)
-
-
-def set_up_log(kind: str, name: str) -> None:
-    """Log to standard error, as text or JSON lines; asyncio and gRPC do the same."""
-    check_choice("log", kind, ("human", "json"))
-    handler = logging.StreamHandler(sys.stderr)
-    human = logging.Formatter(f"%(asctime)s {name} %(message)s", "%H:%M:%S")
-    handler.setFormatter(JsonLines(name) if kind == "json" else human)
-    for source in ("peerage", "asyncio", "grpc"):
-        logging.getLogger(source).handlers[:] = [handler]
-    logging.getLogger("peerage").setLevel(logging.INFO)
-
-
-@contextmanager
-def ending(kind: str) -> Iterator[None]:
-    """Report errors in the format of the log; exit at once if the peer was asked to stop."""
-    with warnings.catch_warnings():
-        if kind == "json":
-            warnings.showwarning = lambda message, *_, **__: log.warning("%s", message)
-        try:
-            yield
-        except Interrupted as stop:
-            log.info("%s", stop)  # as asked: no error
-            os._exit(stop.exit_code)  # without waiting for a thread that may train for minutes
-        except PeerageError as error:
-            if kind != "json":
-                raise
-            log.error("%s", " ".join(str(error).split()))
-            sys.exit(error.exit_code)

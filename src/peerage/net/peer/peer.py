@@ -10,11 +10,12 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor
 from peerage.engine.router import Packet, ShardOutput, check_combined, check_finite
 from peerage.engine.shard import InProcessStore, Shard, ShardReport
 from peerage.engine.world import World, constants_of
-from peerage.errors import DiskError, Diverged, InputError, PeerageError
+from peerage.errors import DiskError, Diverged, InputError, PeerageError, TooManyOpenFiles
 from peerage.graphs.faults import LinkFaults
 from peerage.net.peer.account import ACCOUNT, EpsilonReached, PrivacyAccount
 from peerage.net.peer.assembler import MessageAssembler
@@ -46,6 +47,7 @@ from peerage.records.rows import Row
 from peerage.requests import PRE_ROUND
 from peerage.runs.privacy_plan import planned_messages, privacy_plan
 
+WRITE_DELAY = 1.0  # seconds until a file is written again if too many files are open
 MAILBOX_BYTES = 1 << 28  # bytes of messages in the mailbox; more if four messages need it
 
 log = logging.getLogger("peerage.peer")
@@ -313,7 +315,8 @@ class Peer(Receiver):
         self._record(done, report, sent, perf_counter() - start, final)
         self._offer(round)
         # In the executor: a slow disk must not delay answers to other peers.
-        await self._compute(self.recorder.save_checkpoint, done, final)
+        save = partial(self.recorder.save_checkpoint, done, final)
+        await self._write(lambda: self._compute(save))
 
     def _quarantine_senders(self, senders: set[int]) -> None:
         self.quarantine.failed(senders)
@@ -332,7 +335,7 @@ class Peer(Receiver):
         output = await self._compute(begin)
         while True:
             check_finite(round, [output])
-            await self._compute(self.recorder.remember_releases)  # it waits for the disk
+            await self._write(lambda: self._compute(self.recorder.remember_releases))
             for packet in output.packets:
                 sent += self._send_packet(packet, round, sequences, link_faults)
             if self.me not in output.waiting:
@@ -488,6 +491,18 @@ class Peer(Receiver):
         return self.responder.answer(question, identity)
 
     # Helpers
+
+    async def _write(self, write: Callable[[], Awaitable[None] | None]) -> None:
+        """Write files, and try again while this process or machine has too many open files."""
+        for attempt in count():
+            try:
+                if (rest := write()) is not None:
+                    await rest
+                return
+            except TooManyOpenFiles as error:
+                if attempt == 0:
+                    log.warning("%s; trying again until it works", error)
+                await asyncio.sleep(WRITE_DELAY)
 
     def _outbox(self, peer: int) -> Outbox:
         if peer not in self._outboxes:

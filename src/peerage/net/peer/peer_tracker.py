@@ -14,7 +14,7 @@ from peerage.errors import InputError
 from peerage.net.peer.network import Network, differing, remedy_for, settings_hash
 from peerage.net.peer.progress import State, View, has_begun
 from peerage.net.peer.versions import REMEDY, Versions
-from peerage.net.wire.header import Rejected
+from peerage.net.wire.header import Rejected, escaped
 from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
 from peerage.requests import PRE_ROUND
 
@@ -244,7 +244,7 @@ class PeerTracker:
             theirs = {}
         keys = differing(self.shared_settings, theirs) if theirs else []
         self._remedies[peer] = remedy_for(self.shared_settings, theirs)
-        return "; ".join(keys[:5])[:1000] or "unknown difference"
+        return escaped("; ".join(keys[:5]), 1000) or "unknown difference"
 
     async def _answer(self, peer: int, question: Mapping[str, Any]) -> bytes | None:
         try:

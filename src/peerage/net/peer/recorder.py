@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from peerage.engine.shard import NodeReport, Shard, ShardReport
-from peerage.errors import InputError
+from peerage.errors import InputError, TooManyOpenFiles
 from peerage.files import read_json, write_json
 from peerage.net.peer.account import PrivacyAccount
 from peerage.net.wire.header import REASONS
@@ -174,7 +175,8 @@ class PeerRecorder:
             return
         if state is None:
             (self.folder / PAUSED).unlink(missing_ok=True)
-        else:
+            return
+        with suppress(TooManyOpenFiles):  # it is only shown; the log says the same
             write_json(self.folder / PAUSED, {"state": state}, REMEDY)
 
 

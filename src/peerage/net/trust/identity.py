@@ -102,27 +102,33 @@ class Identity:
 
 
 class TrustStore:
-    """The authority and the revocation list that a peer trusts; a changed list is read again."""
+    """The authority and the revocation list that a peer trusts; a changed list is read again.
+
+    If a new list cannot be read, the last one stays in force. It may be replaced at this moment, or
+    no more files can be opened. To reject all peers then would stop the whole network.
+    """
 
     def __init__(self, authority: Path, revoked: Path) -> None:
         self._authority = read_certificate(authority, COPY)
         self._path = Path(revoked)
         self._content = read(self._path, COPY)
         self._revoked = read_revocations(self._path, self._content, self._authority)
+        self.list_problem: str | None = None  # why the list could not be read the last time
 
     def verify(self, pem: bytes) -> str:
-        """The name on a certificate; raises `CertificateRejected` if it is not valid.
-
-        Raises InputError for every certificate while the revocation list is unreadable.
-        """
+        """The name on a certificate; raises `CertificateRejected` if it is not valid."""
         self._renew()
         return verify_peer(pem, self._authority, self._revoked)
 
     def _renew(self) -> None:
-        content = read(self._path, COPY)
-        if content != self._content:
-            self._revoked = read_revocations(self._path, content, self._authority)
-            self._content = content
+        try:
+            content = read(self._path, COPY)
+            if content != self._content:
+                self._revoked = read_revocations(self._path, content, self._authority)
+                self._content = content
+            self.list_problem = None
+        except InputError as error:
+            self.list_problem = str(error)
 
 
 def verify_peer(

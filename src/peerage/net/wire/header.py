@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from peerage.errors import InputError, PeerageError
+from peerage.net.wire.quantise import BLOCK, num_blocks
 from peerage.requests import DTYPES, PRE_ROUND, UNNUMBERED, Envelope, Enveloped, TensorSpec
 
 SCHEMA = 3  # 1 called the sequence number `place`, 2 had no acknowledgements
 HEADER_LIMIT = 4096  # bytes
 NUMBER_LIMIT = 10**9  # for every number in a header
 DATA, DONE = "data", "done"
-WIRES = ("fp32", "bf16")
+WIRES = ("fp32", "bf16", "int8")  # formats of float32 tensors
 RUN = re.compile(r"[0-9A-Za-z_-]{1,64}")
 REASONS = (
     "oversized",
@@ -96,7 +97,8 @@ class MessagePolicy:
     def check_own(self, architecture: str, payload: Mapping[str, Tensor]) -> None:
         """Raise InputError if a tensor to be sent does not have its declared type.
 
-        The recipient relies on it: BF16 stands for bfloat16 or for rounded float32.
+        The recipient relies on it: BF16 stands for bfloat16 or for rounded float32, and I8 for
+        int8 or for quantised float32.
         """
         for name, tensor in payload.items():
             spec = self.tensors[architecture].get(name)
@@ -107,13 +109,29 @@ class MessagePolicy:
                 )
 
 
-def code_of(dtype: torch.dtype, wire: str) -> str:
-    """The safetensors code in which a tensor of this declared type is sent.
+def code_of(dtype: torch.dtype, wire: str, count: int) -> str:
+    """The safetensors code in which `count` values of this declared type are sent.
 
     Only float32 is rounded. So BF16 stands for bfloat16 where that is declared, and for rounded
-    float32 elsewhere. The recipient knows the declaration and restores the declared type.
+    float32 elsewhere; I8 likewise. The recipient knows the declaration and restores the declared
+    type. Tensors smaller than a block of int8 are few bytes, and often weights or counts.
     """
-    return "BF16" if dtype is torch.float32 and wire == "bf16" else CODES[dtype]
+    if dtype is torch.float32 and wire == "bf16":
+        return "BF16"
+    if dtype is torch.float32 and wire == "int8" and count >= BLOCK:
+        return "I8"
+    return CODES[dtype]
+
+
+def written_bytes(dtype: torch.dtype, count: int, wire: str) -> int:
+    """The bytes that `count` values of a type take in a payload.
+
+    >>> written_bytes(torch.float32, 1000, "fp32"), written_bytes(torch.float32, 1000, "int8")
+    (4000, 1016)
+    """
+    code = code_of(dtype, wire, count)
+    quantised = code == "I8" and dtype is torch.float32
+    return count * DTYPES[code].itemsize + quantised * num_blocks(count) * torch.float32.itemsize
 
 
 # Headers
@@ -264,7 +282,22 @@ def _reject(text: str) -> Any:
     raise ValueError(f"{text[:20]} is not an integer")
 
 
+# Text from other peers
+
+
+def escaped(text: object, limit: int | None = None) -> str:
+    r"""A text as one line of printable characters, at most `limit` of them.
+
+    Everything that a peer logs or reports passes through it, because the text may come from another
+    peer. Newlines could forge log lines, and escape sequences could change the terminal.
+
+    >>> print(escaped("a\nb\x1b[2J"))
+    a\nb\x1b[2J
+    """
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    return line if limit is None or len(line) <= limit else f"{line[: limit - 3]}..."
+
+
 def format_value(value: Any) -> str:
-    """A value from another peer, shortened and escaped for a log line."""
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    """A value from another peer, quoted, shortened and escaped for a log line."""
+    return escaped(ascii(value), 60)

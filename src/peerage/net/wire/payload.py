@@ -2,11 +2,14 @@
 
 It is validated here before torch reads it, and never unpickled. Decoding any bytes returns a value
 or raises `Rejected`, and needs a few times `MessagePolicy.max_bytes` of memory.
+
+With the wire format int8, a float32 tensor `x` of 256 or more values is written as two tensors: its
+int8 values as `x`, and the float32 scales of its blocks as `x/scales` (see `quantise`).
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -16,7 +19,7 @@ import zstandard
 from torch import Tensor
 
 from peerage.engine.router import Packet
-from peerage.errors import PeerageError, check_choice
+from peerage.errors import InputError, PeerageError, check_choice
 from peerage.net.wire.header import (
     DONE,
     WIRES,
@@ -29,12 +32,14 @@ from peerage.net.wire.header import (
     format_value,
     parsed,
 )
-from peerage.requests import DTYPES, check_dtype
+from peerage.net.wire.quantise import num_blocks, quantise, restore
+from peerage.requests import DTYPES, TensorSpec, check_dtype
 
 LAYOUT_LIMIT = 100_000  # bytes of the JSON at the beginning of a payload
 LEVEL = 1  # of zstd; on models, higher levels take longer and save no more
 PIECES, PIECE = 8, 1 << 15  # number and bytes of the samples that are compressed first
 WORTH = 0.95  # a payload is sent uncompressed unless it shrinks to this part of its size
+SCALES = "/scales"  # end of the name of the scales of a quantised tensor
 
 
 # Writing
@@ -75,6 +80,9 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
     """Encode tensors as safetensors; every tensor is copied once."""
     check_choice("wire", wire, WIRES)
     codes = {name: _code(name, tensor, wire) for name, tensor in tensors.items()}
+    if wire == "int8":
+        tensors = _quantised(tensors, codes)
+        codes |= dict.fromkeys(tensors.keys() - codes.keys(), "F32")  # the scales
     # Wide types first, as safetensors does, so that all tensors are aligned.
     names = sorted(tensors, key=lambda name: (-DTYPES[codes[name]].itemsize, name))
     layout: dict[str, dict[str, Any]] = {}
@@ -103,7 +111,21 @@ def _written(tensors: Mapping[str, Tensor], wire: str) -> memoryview:
 
 def _code(name: str, tensor: Tensor, wire: str) -> str:
     check_dtype(tensor.dtype, f"tensor {name!r} is")
-    return code_of(tensor.dtype, wire)
+    return code_of(tensor.dtype, wire, tensor.numel())
+
+
+def _quantised(tensors: Mapping[str, Tensor], codes: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors to write: those with the code I8 as int8 values and scales, all others as is."""
+    written = dict(tensors)
+    for name, tensor in tensors.items():
+        if codes[name] == "I8" and tensor.dtype is torch.float32:
+            if name + SCALES in tensors:
+                raise InputError(
+                    f"a message has tensors {name!r} and {name + SCALES!r}, and int8 needs the "
+                    "second name for itself; rename that tensor, or use wire fp32"
+                )
+            written[name], written[name + SCALES] = quantise(tensor)
+    return written
 
 
 def _packed(plain: memoryview) -> memoryview:
@@ -151,11 +173,23 @@ def decode(
     if header.packed:
         received = _unpacked(received, expected.max_bytes)
     entries, start = _layout(received)
-    dtypes = {entry.name: _check_spec(entry, header, expected) for entry in entries}
+    scales = _scales(entries, header, expected)
+    declared = expected.tensors[header.architecture]
+    specs = {**declared, **scales}
+    # Scales last: those of a tensor with the wrong shape are unknown, which would hide the reason.
+    for entry in sorted(entries, key=lambda entry: entry.name not in declared):
+        wire = "fp32" if entry.name in scales else header.wire
+        _check_spec(entry, specs.get(entry.name), wire, expected.max_bytes)
+    _check_complete(entries, scales, specs, expected.max_bytes)
     _check_offsets(entries, len(received) - start)
     whole = received if not received.readonly else memoryview(bytearray(received))
     buffer = torch.frombuffer(whole, dtype=torch.uint8)[start:]
-    tensors = {entry.name: _tensor(buffer, entry, dtypes[entry.name]) for entry in entries}
+    tensors = {entry.name: _tensor(buffer, entry) for entry in entries}
+    for name in scales:  # checked even if none of its block's values needs it
+        quantised = name.removesuffix(SCALES)
+        tensors[quantised] = restore(tensors[quantised], _finite(name, tensors.pop(name)))
+    # Float32 may have been sent as bfloat16.
+    tensors = {name: _finite(name, x.to(specs[name].dtype)) for name, x in tensors.items()}
     size = sum(tensor.nbytes for tensor in tensors.values())
     return Packet(header.envelope, (header.recipient,), tensors, size)
 
@@ -198,21 +232,51 @@ def _entry(name: str, about: Any) -> Entry:
     raise Rejected("malformed", f"invalid layout of {format_value(name)}: {format_value(about)}")
 
 
-def _check_spec(entry: Entry, header: Header, expected: MessagePolicy) -> torch.dtype:
-    """The declared type of a tensor; raises `Rejected` if it does not match its declaration."""
+def _scales(
+    entries: Iterable[Entry], header: Header, expected: MessagePolicy
+) -> dict[str, TensorSpec]:
+    """The scales that the quantised tensors among these need, by name."""
+    if header.wire != "int8":
+        return {}
+    declared = expected.tensors[header.architecture]
+    found = {}
+    for entry in entries:
+        spec = declared.get(entry.name)
+        if spec is not None and spec.dtype is torch.float32 and spec.allows(entry.shape):
+            count = math.prod(entry.shape)
+            if code_of(spec.dtype, header.wire, count) == "I8":
+                found[entry.name + SCALES] = TensorSpec((num_blocks(count),))
+    return found
+
+
+def _check_spec(entry: Entry, spec: TensorSpec | None, wire: str, max_bytes: int) -> None:
+    """Raise `Rejected` if a tensor does not match its declaration."""
     name = entry.name
-    spec = expected.tensors[header.architecture].get(name)
     if spec is None:
         raise Rejected("name", f"unknown tensor {format_value(name)}")
-    code = code_of(spec.dtype, header.wire)
-    if entry.code != code:
-        raise Rejected("dtype", f"tensor {name!r} must be {code}, got {format_value(entry.code)}")
     if not spec.allows(entry.shape):
         raise Rejected("shape", f"tensor {name!r} has the wrong shape {format_value(entry.shape)}")
+    code = code_of(spec.dtype, wire, math.prod(entry.shape))
+    if entry.code != code:
+        raise Rejected("dtype", f"tensor {name!r} must be {code}, got {format_value(entry.code)}")
     # An empty tensor may still have large dimensions, and their product is a stride.
-    if math.prod(max(n, 1) for n in entry.shape) > expected.max_bytes:
+    if math.prod(max(n, 1) for n in entry.shape) > max_bytes:
         raise Rejected("oversized", f"tensor {name!r} is too large: {format_value(entry.shape)}")
-    return spec.dtype
+
+
+def _check_complete(
+    entries: Sequence[Entry],
+    scales: Iterable[str],
+    specs: Mapping[str, TensorSpec],
+    max_bytes: int,
+) -> None:
+    """Check that no scales are missing, and that the restored tensors are not too large."""
+    for name in scales:
+        if all(entry.name != name for entry in entries):
+            raise Rejected("name", f"tensor {name!r} is missing")
+    size = sum(specs[entry.name].dtype.itemsize * math.prod(entry.shape) for entry in entries)
+    if size > max_bytes:
+        raise Rejected("oversized", f"the tensors have {size} bytes, more than {max_bytes}")
 
 
 def _check_offsets(entries: Iterable[Entry], size: int) -> None:
@@ -234,17 +298,18 @@ def _check_offsets(entries: Iterable[Entry], size: int) -> None:
         raise Rejected("malformed", f"{size - position} bytes belong to no tensor")
 
 
-def _tensor(buffer: Tensor, entry: Entry, dtype: torch.dtype) -> Tensor:
+def _tensor(buffer: Tensor, entry: Entry) -> Tensor:
     piece = buffer[entry.begin : entry.end]
     if entry.code == "BOOL" and piece.numel() and int(piece.max()) > 1:
         raise Rejected("malformed", f"tensor {entry.name!r} has boolean values above 1")
-    tensor = piece.view(DTYPES[entry.code]).view(entry.shape)
-    if not tensor.is_floating_point():
-        return tensor
-    tensor = tensor.to(dtype)  # float32 may have been sent as bfloat16
-    if tensor.numel():
+    return piece.view(DTYPES[entry.code]).view(entry.shape)
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    """The tensor; raises `Rejected` if it has values that are not finite."""
+    if tensor.is_floating_point() and tensor.numel():
         # One pass that cannot overflow, eight times as fast as torch.isfinite; NaN propagates.
         low, high = tensor.aminmax()
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise Rejected("nonfinite", f"tensor {entry.name!r} has entries that are not finite")
+            raise Rejected("nonfinite", f"tensor {name!r} has entries that are not finite")
     return tensor

@@ -23,9 +23,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from peerage.errors import InputError
 from peerage.net.trust.identity import CertificateRejected, Identity
-from peerage.net.wire.header import HEADER_LIMIT, RETRYABLE_REASONS, Rejected
+from peerage.net.wire.header import HEADER_LIMIT, RETRYABLE_REASONS, Rejected, escaped
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver
 
 SERVICE = "peerage.Peer"
@@ -57,32 +56,27 @@ class Authenticator:
     def __init__(self, identity: Identity, names: Mapping[str, int]) -> None:
         self._trust = identity.trust()
         self._names = dict(names)
-        self._blind = False
+        self._list_problem: str | None = None  # as it was logged
 
     def identify(self, pem: bytes) -> int:
-        """The node that holds this certificate; raises `CertificateRejected` if there is none.
-
-        Raises InputError for every certificate while the revocation list is unreadable.
-        """
+        """The node that holds this certificate; raises `CertificateRejected` if there is none."""
         try:
             name = self._trust.verify(pem)
-        except CertificateRejected:
-            self._see()
-            raise
-        except InputError as error:
-            if not self._blind:
-                log.error("rejecting all callers until the revocation list can be read: %s", error)
-            self._blind = True
-            raise
-        self._see()
+        finally:
+            self._log_list_problem()
         if name not in self._names:
             raise NotAMember("membership", f"{name!r} is not a member of this network")
         return self._names[name]
 
-    def _see(self) -> None:
-        if self._blind:
-            log.warning("the revocation list can be read again, accepting callers")
-        self._blind = False
+    def _log_list_problem(self) -> None:
+        """Log when the revocation list becomes unreadable, and when it can be read again."""
+        before, self._list_problem = self._list_problem, self._trust.list_problem
+        if self._list_problem is not None and before is None:
+            log.error(
+                "using the last revocation list until it can be read again: %s", self._list_problem
+            )
+        elif self._list_problem is None and before is not None:
+            log.warning("the revocation list can be read again")
 
 
 class NotAMember(CertificateRejected):
@@ -155,9 +149,6 @@ class PeerServicer:
             authenticated = isinstance(error, NotAMember)
             code = Code.PERMISSION_DENIED if authenticated else Code.UNAUTHENTICATED
             await call.abort(code, short(error))
-        except InputError:  # the authenticator has logged why
-            self._refused["unreadable list"] += 1
-            await call.abort(Code.UNAVAILABLE, "the revocation list of this peer is unreadable")
         self._mark_alive(identity)
         if self._busy[identity] >= self._limits.max_calls:
             await self._reject(
@@ -301,4 +292,4 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
 
 def short(text: object) -> str:
     """A text as short ASCII, safe for gRPC metadata and for a log line."""
-    return str(text).encode("unicode_escape").decode("ascii")[:DETAILS]
+    return escaped(text).encode("ascii", "backslashreplace").decode()[:DETAILS]
