@@ -227,7 +227,7 @@ def test_the_planned_epsilon_is_stated_and_its_limit_is_in_the_commands(place):
         assert (plan in " ".join(readme.split())) is not hub  # a hub adds no noise
         unit = Path(f"deploy/node-{i}/peerage-node-{i}.service").read_text()
         for text in (readme, unit):
-            assert ("--out run --stop-at-epsilon 9\n" in text) is not hub
+            assert ("--out run --stop-at-epsilon 9" in text) is not hub
     facts = json.loads(peerage(f"{line} --out again --json").lines[-1])
     assert facts["privacy"] == {"epsilon": value, "delta": 1e-5}
     plain = peerage(f"export {SETTINGS} --out plain")
