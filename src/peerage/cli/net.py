@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 Rejoin = Annotated[
     str, Option(help="Model that a restarted peer continues with: own or neighbour.")
 ]
+KeepModels = Annotated[str, Option(help="Models that a peer keeps as files: best, last or both.")]
+KeepEvery = Annotated[
+    int | None,
+    Option(help="Rounds between checkpoints that are never removed (default: none)."),
+]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
 PACKAGES = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
@@ -66,6 +71,8 @@ def node(
         bool, Option("--shift", help="Apply the shift of this peer's cluster to --data.")
     ] = False,
     rejoin: Rejoin = "own",
+    keep: KeepModels = "both",
+    keep_every: KeepEvery = None,
     bind: Annotated[
         str | None, Option(help="HOST:PORT to listen on (default: as in the network file).")
     ] = None,
@@ -84,6 +91,7 @@ def node(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from peerage.net.peer.node import PeerConfig, ending, run_node, set_up_log
     from peerage.net.peer.private_data import parse_classes
+    from peerage.runs.kept_models import Keep
 
     set_up_log(log, identity)
     with ending(log):
@@ -99,6 +107,7 @@ def node(
             classes=None if classes is None else parse_classes(classes),
             shift=shift,
             rejoin=rejoin,
+            keep=Keep(keep, keep_every),
         )
         summary = run_node(config)
     if as_json:
@@ -111,6 +120,8 @@ def up(
     kill: Annotated[str | None, Option(help="Peers to kill: NODE@ROUND,...")] = None,
     restart: Annotated[str | None, Option(help="Killed peers to restart: NODE@ROUND,...")] = None,
     rejoin: Rejoin = "own",
+    keep: KeepModels = "both",
+    keep_every: KeepEvery = None,
     message_timeout: Annotated[float, Option(help="Seconds to wait for a message.")] = 60.0,
     start_timeout: Annotated[
         float, Option(help="Seconds to wait for all peers before round 1.")
@@ -132,6 +143,7 @@ def up(
         from peerage.graphs.faults import parse_schedule
         from peerage.net.deploy.up import LocalNetwork
         from peerage.net.peer.network import Timeouts
+        from peerage.runs.kept_models import Keep
 
         with live_table() as show:
             summary = LocalNetwork(
@@ -144,6 +156,7 @@ def up(
                 parse_schedule("restart", restart or ""),
                 rejoin,
                 show,
+                Keep(keep, keep_every),
             ).run()
     show_runs([home], home / "report.html", summary, as_json)
 

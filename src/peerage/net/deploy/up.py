@@ -25,6 +25,7 @@ from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
+from peerage.runs.kept_models import Keep
 from peerage.runs.run import check_empty, new_run_folder
 
 PORTS = range(10_000, 32_000)  # below those that Linux gives to outgoing connections
@@ -48,6 +49,7 @@ class LocalNetwork:
     restart: Mapping[int, int] = field(default_factory=dict)
     rejoin: str = "own"
     show: Show | None = None
+    keep: Keep = Keep()
 
     def __post_init__(self) -> None:
         check_rejoin(self.rejoin)
@@ -139,6 +141,9 @@ class LocalNetwork:
         command += ["--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
         command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
+        command += ["--keep", self.keep.models]
+        if self.keep.every is not None:
+            command += ["--keep-every", str(self.keep.every)]
         with open(peer.folder / "log.txt", "ab") as file:
             peer.process = subprocess.Popen(
                 command,

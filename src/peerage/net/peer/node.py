@@ -23,6 +23,7 @@ from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.errors import InputError, Interrupted, PeerageError, check_choice
+from peerage.experiment import Experiment
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.metrics import serve_metrics
 from peerage.net.peer.network import Network
@@ -32,7 +33,9 @@ from peerage.net.trust.identity import Identity
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.server import Limits
 from peerage.records.rows import read_metrics
+from peerage.runs.kept_models import Keep
 from peerage.runs.run import locked
+from peerage.runs.saved import EXPERIMENT
 from peerage.runs.summary import digest, totals
 
 log = logging.getLogger("peerage.peer")
@@ -53,6 +56,7 @@ class PeerConfig:
     classes: Classes | None = None  # of the whole network; `data` may lack some
     shift: bool = False  # whether `data` get the shift of this peer's cluster
     rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
+    keep: Keep = Keep()
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
@@ -71,10 +75,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         with disk_errors(config.folder):
             config.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(config.folder))
-        # What is needed to build its model without its data.
-        needed = ("classes", "example", "constants", "models_at")
-        facts = {key: world.setup[key] for key in needed if key in world.setup}
-        write_json(config.folder / "setup.json", facts)
+        write_json(config.folder / "setup.json", model_facts(network.experiment, world))
         transport = GrpcTransport(
             identity,
             {member.name: number for number, member in enumerate(network.members)},
@@ -85,7 +86,14 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         executor = ThreadPoolExecutor(1)  # for the work of the node; nothing waits for its end
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         peer = Peer(
-            network, me, world, transport, config.folder, executor=executor, rejoin=config.rejoin
+            network,
+            me,
+            world,
+            transport,
+            config.folder,
+            executor=executor,
+            rejoin=config.rejoin,
+            keep=config.keep,
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
         with serve_metrics(peer, transport, config.metrics_port):
@@ -103,6 +111,15 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         }
         write_json(config.folder / "summary.json", summary)
         return summary
+
+
+def model_facts(experiment: Experiment, world: World) -> dict[str, Any]:
+    """What is needed to build the models of a peer from its folder alone."""
+    needed = ("classes", "example", "constants", "models_at")
+    facts = {key: world.setup[key] for key in needed if key in world.setup}
+    # Not the experiment of the world, which is changed for private data.
+    text = experiment.model_copy(update={"model": world.experiment.model}).to_toml()
+    return {**facts, "nodes": world.nodes, "hub": world.hub, EXPERIMENT: text}
 
 
 def prepare_for(network: Network, me: int, config: PeerConfig) -> World:
