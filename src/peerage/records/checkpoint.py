@@ -103,6 +103,11 @@ def latest_round(run: Path) -> int | None:
     return round_of(folders[-1]) if folders else None
 
 
+def latest_size(run: Path) -> int:
+    """The bytes of the newest checkpoint; 0 if there is none."""
+    return sum(file.stat().st_size for folder in finished(run)[-1:] for file in folder.iterdir())
+
+
 def round_of(folder: Path) -> int:
     """The number of finished rounds of a checkpoint, from the name of its folder."""
     return int(folder.name.removeprefix("round-").removesuffix(FINAL))

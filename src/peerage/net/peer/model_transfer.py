@@ -28,10 +28,13 @@ MAX_ENCODED = 2  # models kept in memory while other peers download them
 
 
 class ModelServer:
-    """Serves the model after the last round; it is encoded when another peer asks for it."""
+    """Serves the model after the last round; it is encoded when another peer asks for it.
 
-    def __init__(self, run: str) -> None:
-        self.run = run
+    With `for_clients`, this peer is a hub whose clients need the model at the end.
+    """
+
+    def __init__(self, run: str, for_clients: bool = False) -> None:
+        self.run, self.for_clients = run, for_clients
         self._newest: tuple[Packet, int] | None = None
         self._encoded: dict[int, tuple[Header, memoryview]] = {}  # by checksum
         self.awaiting: set[int] = set()  # peers that will download the model of the last round
@@ -41,7 +44,7 @@ class ModelServer:
 
     def answer(self, asked: Mapping[str, Any], identity: int) -> bytes | None:
         """The answer; None if the question is not about a model, or there is no model."""
-        if asked.get("ask") == "final model":
+        if asked.get("ask") == "final model" and self.for_clients:
             self.awaiting.add(identity)
             return b"{}"
         if asked.get("ask") == "model" and self._newest is not None:

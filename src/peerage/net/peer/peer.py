@@ -82,7 +82,7 @@ class Peer(Receiver):
         self.assembler = MessageAssembler(
             self.expected, self.mailbox, self.counters, self.tracker.note_message
         )
-        self.model_server = ModelServer(network.run)
+        self.model_server = ModelServer(network.run, world.models_at_hub and me == world.hub)
         # Of a client whose hub keeps the model.
         owner = world.model_owner(me)
         self.model_client = (

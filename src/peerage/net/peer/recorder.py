@@ -1,6 +1,7 @@
 """The files of one peer: rows, checkpoints, and the state that must survive a restart."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from peerage.runs.summary import node_row, tests_table
 FILE = "part-0.safetensors"
 PAUSED = "paused.json"  # in the folder of a peer that waits because no other is reachable
 REMEDY = "start the peer again"
+HEADER_BYTES = 1 << 15  # an estimate of what a file needs besides its tensors
 
 log = logging.getLogger("peerage.peer")
 
@@ -73,7 +75,7 @@ class PeerRecorder:
         origin = {"run": str(owner.get("run")), "experiment": str(owner.get("seal"))}
         self.models = ModelKeeper(self.folder, self.shard, self.me, self.keep, origin, REMEDY)
         self.models.open()
-        self._log_size(self.shard.saved_bytes)
+        self._log_size(self.shard.saved_bytes + HEADER_BYTES)
 
     def _newest_checkpoint(self, folder: Path) -> checkpoint.Checkpoint | None:
         """The newest checkpoint that is whole; newer ones are logged and removed."""
@@ -86,11 +88,12 @@ class PeerRecorder:
     def _log_size(self, checkpoint_size: int) -> None:
         """Log how much the disk needs, if it is more than was logged before."""
         assert self.models is not None
-        rounds, size = self.shard.world.rounds, self.models.size
+        rounds, size = self.shard.world.rounds, self.models.size + HEADER_BYTES
         most = self.keep.most_bytes(rounds, checkpoint_size, size)
         if most > self._most_bytes:
             self._most_bytes = most
-            log.info("checkpoints need at most %.1f MB, model files included", most / 1e6)
+            megabytes = math.ceil(most / 1e5) / 10
+            log.info("checkpoints need at most %.1f MB, model files included", megabytes)
 
     def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
         """Mark the folder as this peer's; raise InputError if it belongs to another one."""
@@ -171,6 +174,8 @@ class PeerRecorder:
         if self.folder is not None:
             every = self.keep.every
             checkpoint.save(self, self.folder, round, REMEDY, final=final, keep_every=every)
+            # The state of an algorithm may grow in the first rounds.
+            self._log_size(checkpoint.latest_size(self.folder))
         self.save_models(round, final, evaluated)
 
     def save_models(self, round: int, final: bool = False, evaluated: bool = True) -> None:
@@ -180,7 +185,6 @@ class PeerRecorder:
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Save the state of the node for `checkpoint.save`, as an engine does."""
         trees = self.shard.save(str(folder / FILE))
-        self._log_size(self.shard.saved_bytes)  # a state may grow in the first rounds
         return trees, dict.fromkeys(trees, FILE)
 
     def remember_releases(self) -> None:
