@@ -439,6 +439,12 @@ class Algorithm(Generic[S]):
         A hub is not counted; `architectures` are those of the nodes' own models.
         """
 
+    def check_start(self, start: str) -> None:
+        """Raise an InputError if the algorithm has no use for this kind of initial models.
+
+        `start` is `shared`, `independent` or `file`.
+        """
+
     def further_models(self) -> Mapping[str, str]:
         """Models that nodes use beside their own, as text such as `mlp:hidden=8`, by name.
 

@@ -5,6 +5,7 @@ fastest that way; all other tensors are row-major. Only `Layout` depends on this
 vector [d]. `canonical` returns the row-major order, for digests and files for other programs.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -241,6 +242,15 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
         name: tensor.clone(memory_format=torch.contiguous_format)
         for name, tensor in module.state_dict().items()
     }
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the names, shapes, types and values of tensors, whatever their order."""
+    hashed = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        hashed.update(f"{name} {tuple(value.shape)} {value.dtype} ".encode())
+        hashed.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
 
 
 class FlatModel:

@@ -436,6 +436,7 @@ def test_all_commands_are_there() -> None:
         "report",
         "reproduce",
         "resume",
+        "rewind",
         "run",
         "topology",
         "up",

@@ -25,8 +25,8 @@ def test_no_two_flags_set_the_same_key() -> None:
 
 
 def test_flags_become_the_tables_of_a_file() -> None:
-    given = {"nodes": 3, "lr": 0.5, "centralised": False, "init": "shared", "seed": None}
-    expected = {"nodes": 3, "local": {"lr": 0.5}, "pooled": False, "init": {"start": "shared"}}
+    given = {"nodes": 3, "lr": 0.5, "centralised": False, "scheme": "he", "seed": None}
+    expected = {"nodes": 3, "local": {"lr": 0.5}, "pooled": False, "init": {"scheme": "he"}}
     assert read_changes(given) == expected
 
 
@@ -50,6 +50,8 @@ def test_clusters_are_sizes_and_a_shift(text: str, expected: dict[str, Any]) -> 
         ({"steps": 3}, {"local": {"steps": 3, "epochs": None}}),
         ({"epochs": 2}, {"local": {"epochs": 2, "steps": None}}),
         ({"epochs": 2, "steps": 3}, {"local": {"epochs": 2, "steps": 3}}),
+        ({"init": "shared"}, {"init": {"start": "shared", "file": None, "sha256": None}}),
+        ({"init": "file:a:b.pt"}, {"init": {"start": "file", "file": "a:b.pt", "sha256": None}}),
         ({"eval-every": 2}, {"evaluation": {"every": 2, "growth": None}}),
         ({"eval-growth": 1.1}, {"evaluation": {"growth": 1.1, "every": 1}}),
         ({"eval-growth": 1.1, "eval-every": 2}, {"evaluation": {"growth": 1.1, "every": 2}}),

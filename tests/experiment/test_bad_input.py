@@ -506,7 +506,7 @@ def test_a_checkpoint_that_the_disk_rejects(
 def test_a_checkpoint_that_cannot_be_written_for_another_reason(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(tensors: Any, path: str) -> None:  # the very words of the library
+    def broken(tensors: Any, path: str, metadata: Any) -> None:  # the very words of the library
         raise SafetensorError("Error while serializing: I/O error: Input/output error (os error 5)")
 
     monkeypatch.setattr(shard, "save_file", broken)

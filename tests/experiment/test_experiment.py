@@ -399,7 +399,7 @@ def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
         ),
         (
             "[init]\nstart = 'same'",
-            "init: start must be one of shared, independent; got 'same', did you mean 'shared'?",
+            "init: start must be one of shared, independent, file; got 'same', did you mean 'share",
         ),
         ("[evaluation]\nat = 'zzz'", "evaluation: at must be one of exchange, end; got 'zzz'"),
         ("[local]\nlr = 'fast'", "local: lr cannot be 'fast': input should be a valid number"),

@@ -79,6 +79,13 @@ class IFCA(HubAlgorithm[Models]):
                 "all nodes"
             )
 
+    def check_start(self, start: str) -> None:
+        if start == "file" and self.k > 1:
+            raise InputError(
+                f"ifca draws {self.k} different models to start with, so it cannot start from a "
+                "file; remove --init, or use k=1"
+            )
+
     def parts(self, layout: Layout) -> tuple[Entries, Entries]:
         """The entries of a vector that all models share, and those that each has for itself."""
         if self.shared_core:

@@ -29,6 +29,7 @@ for command in (run.run, run.compare, run.resume, run.verify, run.report, models
     app.command()(command)
 for command in (net.up, net.node, net.export, graphs.plan, graphs.topology, graphs.diffuse):
     app.command()(command)
+app.command()(models.rewind)
 app.command()(papers.reproduce)
 app.command("list")(data.list_family)
 app.add_typer(data.data_app, name="data")

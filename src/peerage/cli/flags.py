@@ -113,8 +113,9 @@ TABLE = (
     Flag("early-stop", "local.early_stop", str,
          "Response to a rising validation loss: none, or rollback of the round.", "none"),
     Flag("init", "init.start", str,
-         "Initial models: independent or shared; dfml and its baselines start shared.",
-         "independent"),
+         "Initial models: independent, shared, or file:FILE, a model with which all nodes start; "
+         "dfml and its baselines start shared.",
+         "independent", excludes={"file": None, "sha256": None}, after_colon="file"),
     Flag("scheme", "init.scheme", str, "Initial weights: torch, he or he-normal.", "torch"),
     Flag("bias", "init.bias", str,
          "Initial biases: zero, default (as PyTorch) or scaled.", "(by --scheme)"),
@@ -197,7 +198,7 @@ class Settings:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{file} cannot be read: {error}; give a TOML file in UTF-8") from None
-        return Experiment.from_toml(text, file, **changes)
+        return Experiment.from_toml(text, file, path.parent, **changes)
 
 
 def experiment_flags(command: Callable[..., None], without: str = "") -> Callable[..., None]:

@@ -39,6 +39,11 @@ StopAtEpsilon = Annotated[
     ),
 ]
 Pack = Annotated[bool, Option(help="Compress messages that become smaller.")]
+KeepModels = Annotated[str, Option(help="Models that a peer keeps as files: best, last or both.")]
+KeepEvery = Annotated[
+    int | None,
+    Option(help="Rounds between checkpoints that are never removed (default: none)."),
+]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
 PACKAGES = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
@@ -75,6 +80,8 @@ def node(
     ] = False,
     rejoin: Rejoin = "own",
     stop_at_epsilon: StopAtEpsilon = None,
+    keep: KeepModels = "both",
+    keep_every: KeepEvery = None,
     bind: Annotated[
         str | None, Option(help="HOST:PORT to listen on (default: as in the network file).")
     ] = None,
@@ -109,6 +116,7 @@ def node(
     from peerage.net.peer.logs import ending, set_up_log
     from peerage.net.peer.node import PeerConfig, run_node
     from peerage.net.peer.private_data import parse_classes
+    from peerage.runs.kept_models import Keep
 
     set_up_log(log, identity, log_file)
     with ending(log, log_file):
@@ -125,6 +133,7 @@ def node(
             shift=shift,
             rejoin=rejoin,
             stop_at_epsilon=stop_at_epsilon,
+            keep=Keep(keep, keep_every),
         )
         summary = run_node(config)
     if as_json:
@@ -138,6 +147,8 @@ def up(
     restart: Annotated[str | None, Option(help="Killed peers to restart: NODE@ROUND,...")] = None,
     rejoin: Rejoin = "own",
     stop_at_epsilon: StopAtEpsilon = None,
+    keep: KeepModels = "both",
+    keep_every: KeepEvery = None,
     message_timeout: Annotated[float, Option(help="Seconds to wait for a message.")] = 60.0,
     start_timeout: Annotated[
         float, Option(help="Seconds to wait for all peers before round 1.")
@@ -157,6 +168,7 @@ def up(
         from peerage.graphs.faults import parse_schedule
         from peerage.net.deploy.up import LocalNetwork
         from peerage.net.peer.network import Timeouts
+        from peerage.runs.kept_models import Keep
         from peerage.runs.privacy_plan import privacy_plan
 
         network = LocalNetwork(
@@ -169,6 +181,7 @@ def up(
             parse_schedule("restart", restart or ""),
             rejoin,
             stop_at_epsilon,
+            keep=Keep(keep, keep_every),
             announce=lambda text: print(text, file=sys.stderr, flush=True),
         )
         if plan := privacy_plan(experiment):

@@ -23,9 +23,11 @@ from peerage.graphs.graph import Graph
 from peerage.graphs.rewiring import with_assortativity
 from peerage.graphs.topology import Complete
 from peerage.models import MODELS, default_model
+from peerage.models.files import fit_model, read_model
 from peerage.models.start import Architecture, Split, own_architecture
 from peerage.privacy import check_accounting
 from peerage.randomness import numpy_stream
+from peerage.vectors import Weights
 from peerage.work.context import Examples
 
 
@@ -55,6 +57,8 @@ def prepare(
     names = list(architectures)[: len(experiment.model)]  # others belong to no node
     if experiment.algorithm.width_scaled:
         check_widths([architectures[name] for name in names])
+    experiment.algorithm.check_start(experiment.init.start)
+    starts = read_starts(experiment, [architectures[name] for name in names])
     parts, validation = split_validation(experiment, dataset, parts)
     if experiment.algorithm.with_hub:  # one node more, without data
         parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
@@ -79,6 +83,7 @@ def prepare(
         assignment=[names[node % len(names)] for node in range(len(parts))],
         gains=experiment.init.gain.factors(graph).tolist(),
         clusters=clusters,
+        starts=starts,
         cache=work_cache(),
     )
     for caveat in integer_caveats(world):
@@ -238,14 +243,24 @@ def build_architectures(
     experiment: Experiment, dataset: Dataset
 ) -> tuple[dict[str, Architecture], torch.dtype]:
     """The architectures of all nodes, tested on the data, and the type of examples they take."""
-    shared = experiment.init.start == "shared"
+    start = 0 if experiment.init.start == "independent" else None
     architectures = name_architectures(experiment, dataset.shape, len(dataset.classes))
     dtypes = {}
     for name, architecture in architectures.items():
         dtypes[name] = check_fit(architecture, dataset)
         # Raises an error now, before anything is written, if initial weights cannot be drawn.
-        architecture.initial(experiment.seed, None if shared else 0, gain=1.0)
+        architecture.initial(experiment.seed, start, gain=1.0)
     return architectures, common_dtype(architectures, dtypes, dataset)
+
+
+def read_starts(experiment: Experiment, kinds: Iterable[Architecture]) -> dict[str, Weights]:
+    """The model in the file with which all nodes start, by architecture; empty without a file."""
+    init = experiment.init
+    if init.file is None or init.sha256 is None:
+        return {}
+    path = Path(init.file)
+    tensors = read_model(path, init.sha256)
+    return {kind.name: fit_model(tensors, kind, path) for kind in kinds}
 
 
 def name_architectures(

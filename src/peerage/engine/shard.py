@@ -47,6 +47,12 @@ from peerage.work.together import TrainedTogether, TrainTogether
 from peerage.work.training import Train, Trained
 
 RECEIVED = "received"  # key of a node's acknowledgements among its persistent tensors
+# In the metadata of every checkpoint file, for readers that do not use Peerage.
+CHECKPOINT_NOTE = {
+    "layout": "flat vectors: all tensors of a model one after the other, those of four dimensions "
+    "in channels-last order",
+    "model": "to get a model out, use: peerage model FOLDER --out model.safetensors",
+}
 GRAPHS_KEPT = 8  # graphs of other rounds that `Node.graph_at` keeps
 
 log = logging.getLogger("peerage.engine")
@@ -127,6 +133,8 @@ class NodeRuntime:
         return self.scores | {"train_loss": self.train_loss / self.train_examples}
 
 
+# Called with a node, its evaluated models by name, the headline first, and their scores.
+EvaluationWatch = Callable[[int, Mapping[str, Weights], Mapping[str, Scores]], None]
 RoundFunction = Callable[[Node[Any]], Coroutine[Any, Any, None]]
 VersionedTensor = tuple[int, str, Tensor, int]  # sender, name, tensor, version when sent
 
@@ -155,12 +163,12 @@ class Shard:
         self.early = False  # whether models are evaluated after training, before the exchange
         self.round_function: RoundFunction = world.algorithm.round
         self.shared_training = SharedTraining(store, self._context_of_request)
+        self.on_evaluated: EvaluationWatch | None = None
 
     def _make_runtime(self, node: int) -> NodeRuntime:
         world = self.world
         architecture = world.architecture(node)
-        start = None if world.experiment.init.start == "shared" else node
-        params, buffers = architecture.initial(world.seed, start, float(world.gains[node]))
+        params, buffers = world.initial(node)
         if world.model_owner(node) != node:
             params, buffers = torch.empty(0), torch.empty(0)
         runtime = NodeRuntime(
@@ -537,8 +545,9 @@ class Shard:
         results = {}
         candidates = candidates_of(self.world.algorithm, node)
         if candidates:
-            tried = [self._score(node.id, model) for model in candidates]
-            results[headline] = min(tried, key=lambda found: _comparable(found[0]["loss"]))
+            tried = [(self._score(node.id, model), model) for model in candidates]
+            lowest = min(tried, key=lambda pair: _comparable(pair[0][0]["loss"]))
+            results[headline], models[headline] = lowest
         for name, model in models.items():
             if name in results:
                 continue
@@ -552,6 +561,17 @@ class Shard:
         runtime.others = {name: scores for name, (scores, _) in results.items()}
         if node.id != self.world.hub_outside_means:
             self.spread.add(node.id, first.architecture, first.params)
+        if self.on_evaluated is not None:
+            self.on_evaluated(node.id, models, {headline: runtime.scores, **runtime.others})
+
+    @exclusive_torch()
+    def score_model(self, node: int, weights: Weights) -> Scores:
+        """The scores of a model that a node does not keep, on its test set and held-out data."""
+        return self._score(node, weights)[0]
+
+    def evaluated_models(self, node: int) -> dict[str, Weights]:
+        """The models of a node that metrics evaluate, as they are now; the headline first."""
+        return models_of(self.world.algorithm, self.members[node].node)
 
     def _score(self, node: int, weights: Weights) -> tuple[Scores, dict[int, Tested]]:
         """The scores of a model on the test set and on the node's held-out examples."""
@@ -613,6 +633,18 @@ class Shard:
 
     def save(self, path: str) -> dict[str, Any]:
         """Write the tensors that survive a round; returns the JSON part of the state."""
+        tensors, trees = self._pack()
+        save_file(_with_own_storage(tensors), path, CHECKPOINT_NOTE)
+        return trees
+
+    @property
+    def saved_bytes(self) -> int:
+        """The bytes of tensors that `save` would write now."""
+        tensors, _ = self._pack()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def _pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors that survive a round, and the JSON part of the state."""
         tensors: dict[str, Tensor] = {}
         trees = {}
         for id, runtime in self.members.items():
@@ -626,8 +658,7 @@ class Shard:
             if saves_evaluated(self.world.algorithm) and self.world.model_owner(id) == id:
                 models = models_of(self.world.algorithm, runtime.node)
                 trees[str(id)] |= pack_models(models, runtime.node, tensors)
-        save_file(_with_own_storage(tensors), path)
-        return trees
+        return tensors, trees
 
     def restore(
         self,

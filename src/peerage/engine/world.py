@@ -52,6 +52,7 @@ class World:
     gains: Sequence[float]  # node -> factor on the initial weights
     # Node -> its cluster, or None if it serves all (a hub, a pooled node); empty without clusters.
     clusters: Sequence[int | None] = ()
+    starts: Mapping[str, Weights] = field(default_factory=dict)  # from a file, by architecture
     cache: Path | None = None  # where local work may store expensive results
     secret_noise: NoiseSource | None = field(default=None, repr=False)  # of a real peer
     tested: bool = True  # False at a real hub that has no test set: it does not evaluate
@@ -214,6 +215,15 @@ class World:
         if not self.algorithm.width_scaled or len(names) == 1:
             return {}
         return {name: channel_groups(self.architectures[name].specimen()) for name in names}
+
+    def initial(self, node: int) -> tuple[Tensor, Tensor]:
+        """(params [d], buffers [b]) with which a node starts."""
+        architecture = self.architecture(node)
+        if architecture.name in self.starts:
+            start = self.starts[architecture.name]
+            return start.params, start.buffers
+        number = None if self.experiment.init.start == "shared" else node
+        return architecture.initial(self.seed, number, float(self.gains[node]))
 
     def draw_initial(self, node: int, stream: str, architecture: str, private: bool) -> Weights:
         """Initial values from a named stream, scaled by the gain of a node; see `Node.initial`."""

@@ -4,6 +4,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 from pydantic import (
@@ -36,6 +37,8 @@ from peerage.experiment.readers import (
     read_noise,
     read_topology,
     reader,
+    split_start,
+    with_file_in,
 )
 from peerage.experiment.toml import local_table, merged, table_of, toml
 from peerage.experiment.until import StopCondition, read_until
@@ -45,6 +48,7 @@ from peerage.graphs.gains import GAINS, Gain, NoGain
 from peerage.graphs.graph import Graph
 from peerage.graphs.topology import ErdosRenyi, Star
 from peerage.models import Model
+from peerage.models.files import hash_file
 from peerage.models.start import Bias, Scheme, Split
 from peerage.privacy import Noise
 from peerage.work.training import LocalSGD
@@ -88,9 +92,15 @@ class Section(BaseModel):
 
 
 class Init(Section):
-    """The initial models."""
+    """The initial models.
 
-    start: Literal["shared", "independent"] = "independent"
+    `start` may also be text such as `file:model.safetensors`, which sets `file` as well. The
+    identity of an experiment has the content of the file, and not its path.
+    """
+
+    start: Literal["shared", "independent", "file"] = "independent"
+    file: str | None = None  # the model file with which all nodes start
+    sha256: str | None = None  # of its content; by default, of what it holds now
     scheme: Scheme = "torch"  # PyTorch's defaults, or He with zero biases (P4)
     bias: Bias | None = None  # zero, default or scaled; by default that of the scheme
     gain: Annotated[Gain, ReadBy(reader("gain", GAINS, "factors"))] = NoGain()
@@ -98,6 +108,32 @@ class Init(Section):
     if TYPE_CHECKING:  # a gain may also be text or a table
 
         def __init__(self, **values: Any) -> None: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_file(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):  # an Init that was checked already
+            return values
+        values = split_start(values)
+        if values.get("start") != "file":
+            if values.get("file") is not None or values.get("sha256") is not None:
+                raise InputError('init: file requires start = "file"; set it, or remove file')
+            return values
+        if not values.get("file"):
+            raise InputError(
+                "init: start = file requires the path of a model; write --init file:FILE"
+            )
+        # Absolute, as a run may be resumed from another folder.
+        path = Path(values["file"]).absolute()
+        return {**values, "file": str(path), "sha256": values.get("sha256") or hash_file(path)}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.start == "file" and not isinstance(self.gain, NoGain):
+            raise InputError(
+                "init: the values of a model file are used as they are; use --gain none"
+            )
+        return self
 
 
 class Evaluation(Section):
@@ -276,13 +312,22 @@ class Experiment(Section):
         return self.local
 
     @classmethod
-    def from_toml(cls, text: str, where: str = "experiment", **changes: Any) -> "Experiment":
-        """Read TOML text; `changes` replace keys, or single keys of a table."""
+    def from_toml(
+        cls,
+        text: str,
+        where: str = "experiment",
+        folder: Path | None = None,
+        **changes: Any,
+    ) -> "Experiment":
+        """Read TOML text; `changes` replace keys, or single keys of a table.
+
+        The path of a model file in the text is relative to `folder`, if given.
+        """
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{where} is not valid TOML: {error}") from None
-        return cls(**merged(table, changes))
+        return cls(**merged(with_file_in(table, folder), changes))
 
     def to_toml(self) -> str:
         return toml(self.table())

@@ -19,8 +19,19 @@ from peerage.work.training import LocalSGD
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
-    """The table of an experiment without the engine, which does not change the result."""
-    return {key: value for key, value in experiment.table().items() if key != "engine"}
+    """The table of an experiment without what does not change the result."""
+    return identity_of(experiment.table())
+
+
+def identity_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a table: without the engine, and without the path of a model file.
+
+    The table has a hash of the file's content.
+    """
+    settings = {key: value for key, value in table.items() if key != "engine"}
+    if "file" in settings.get("init", {}):
+        settings["init"] = {key: v for key, v in settings["init"].items() if key != "file"}
+    return settings
 
 
 def run_key(experiment: Experiment) -> dict[str, Any]:

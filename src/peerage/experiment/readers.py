@@ -190,3 +190,20 @@ def read_noise(value: Any) -> Noise:
             "also set sigma above 0 and a clip"
         )
     return noise
+
+
+def split_start(init: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section `init` with `start = "file:FILE"` as `start = "file"` and `file = "FILE"`."""
+    start, colon, file = str(init.get("start", "")).partition(":")
+    return {**init, "start": start, "file": file} if start == "file" and colon else init
+
+
+def with_file_in(table: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """The table with the relative path of its model file, if it has one, in this folder."""
+    init = table.get("init")
+    if folder is None or not isinstance(init, Mapping):
+        return table
+    init = split_start(init)
+    if not isinstance(init.get("file"), str):
+        return table
+    return {**table, "init": {**init, "file": str(folder / init["file"])}}

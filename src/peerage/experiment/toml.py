@@ -60,6 +60,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
         **({"local": local_table(experiment.local)} if has_local else {}),
         "init": {
             "start": init.start,
+            **({"file": init.file, "sha256": init.sha256} if init.file else {}),
             "scheme": init.scheme,
             **({"bias": init.bias} if init.bias else {}),
             "gain": _family_table(init.gain, "gain", GAINS),

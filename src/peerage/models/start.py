@@ -1,7 +1,6 @@
 """Architectures and the initial values of models, shared by all nodes or one for each."""
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from peerage.vectors import (
     find_head,
     float_buffers,
     frozen_parameters,
+    hash_tensors,
     trained_parameters,
 )
 
@@ -66,13 +66,7 @@ class Architecture:
     @cached_property
     def constants_hash(self) -> str | None:
         """SHA-256 over names, shapes and values of the frozen parameters; None without any."""
-        if not self.constants:
-            return None
-        hashed = hashlib.sha256()
-        for name, value in sorted(self.constants.items()):
-            hashed.update(f"{name} {tuple(value.shape)} {value.dtype} ".encode())
-            hashed.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
-        return hashed.hexdigest()
+        return hash_tensors(self.constants) if self.constants else None
 
     @cached_property
     def buffer_layout(self) -> Layout:

@@ -2,8 +2,9 @@
 
 `checkpoint/round-000012/` holds one safetensors file per worker and `manifest.json`. The manifest
 holds the hashes of the files, the file of each node, the JSON part of each node's state, and its
-own hash. The newest two checkpoints are kept. `round-000012-final` is the state after the step that
-follows the last round, if the algorithm has one.
+own hash. The newest two checkpoints are kept, and on request one every few rounds.
+`round-000012-final` is the state after the step that follows the last round, if the algorithm has
+one.
 """
 
 import errno
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,10 +50,12 @@ def save(
     *,
     final: bool = False,
     stopped: bool = False,
+    keep_every: int | None = None,
 ) -> None:
     """Write the state after `round` rounds; older checkpoints stay readable if this fails.
 
-    `final` and `stopped` are those of `Checkpoint`.
+    `final` and `stopped` are those of `Checkpoint`. Checkpoints of rounds that are multiples of
+    `keep_every` are never removed.
     """
     home = run / "checkpoint"
     name = f"round-{round:06d}" + (FINAL if final else "")
@@ -77,7 +81,16 @@ def save(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         for old in finished(run)[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+            if keep_every is None or round_of(old) % keep_every:
+                remove(old)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; first its name, so that a killed process leaves no half of it."""
+    hidden = folder.with_name(f".{folder.name}.removed")
+    with suppress(OSError):
+        os.replace(folder, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def finished(run: Path) -> list[Path]:
@@ -87,7 +100,17 @@ def finished(run: Path) -> list[Path]:
 
 def latest_round(run: Path) -> int | None:
     folders = finished(run)
-    return int(folders[-1].name.removeprefix("round-").removesuffix(FINAL)) if folders else None
+    return round_of(folders[-1]) if folders else None
+
+
+def latest_size(run: Path) -> int:
+    """The bytes of the newest checkpoint; 0 if there is none."""
+    return sum(file.stat().st_size for folder in finished(run)[-1:] for file in folder.iterdir())
+
+
+def round_of(folder: Path) -> int:
+    """The number of finished rounds of a checkpoint, from the name of its folder."""
+    return int(folder.name.removeprefix("round-").removesuffix(FINAL))
 
 
 def load(run: Path) -> Checkpoint | None:
@@ -95,21 +118,45 @@ def load(run: Path) -> Checkpoint | None:
     folders = finished(run)
     if not folders:
         return None
-    folder = folders[-1]
-    remedy = f"delete {folder} and resume again"
+    remedy = f"delete {folders[-1]} and resume again"
     remedy += f" from {folders[-2].name}" if len(folders) > 1 else ", which starts over"
+    return read(folders[-1], remedy)
+
+
+def load_whole(run: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
+    """The newest checkpoint that is not damaged, and why each newer one is, by its folder.
+
+    Raises CheckpointError if all are damaged; (None, {}) if there is none yet.
+    """
+    damaged: dict[Path, str] = {}
+    for folder in reversed(finished(run)):
+        try:
+            return read(folder), damaged
+        except CheckpointError as error:
+            damaged[folder] = str(error)
+    if damaged:
+        raise CheckpointError(
+            f"all checkpoints are damaged: {'; '.join(damaged.values())}; delete "
+            f"{run / 'checkpoint'} to start over"
+        )
+    return None, {}
+
+
+def read(folder: Path, remedy: str = "") -> Checkpoint:
+    """The checkpoint in a folder, with all hashes verified."""
+    remedy = f"; {remedy}" if remedy else ""
     try:
         hashed = json.loads((folder / "manifest.json").read_bytes())
         manifest = hashed["content"]
         if _hash_of(manifest) != hashed["sha256"]:
-            raise CheckpointError(f"{folder / 'manifest.json'} is corrupted; {remedy}")
+            raise CheckpointError(f"{folder / 'manifest.json'} is corrupted{remedy}")
         for name, sha256 in manifest["files"].items():
             if _hash(folder / name) != sha256:
-                raise CheckpointError(f"checkpoint file {folder / name} is corrupted; {remedy}")
+                raise CheckpointError(f"checkpoint file {folder / name} is corrupted{remedy}")
         marks = {key: bool(manifest.get(key)) for key in ("final", "stopped")}
         return Checkpoint(folder, manifest["round"], manifest["trees"], manifest["parts"], **marks)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint {folder} cannot be read ({error}); {remedy}") from None
+        raise CheckpointError(f"checkpoint {folder} cannot be read ({error}){remedy}") from None
 
 
 def _save_parts(engine: Checkpointable, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:

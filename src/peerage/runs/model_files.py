@@ -16,7 +16,7 @@ import torch
 
 from peerage.errors import InputError, did_you_mean
 from peerage.files import write_bytes
-from peerage.runs.saved import SavedModel
+from peerage.runs.saved_run import SavedModel
 
 ENDINGS = {".safetensors": "safetensors", ".pt": "pt", ".pth": "pt", ".onnx": "onnx"}
 TOLERANCE = 1e-3  # largest deviation by rounding, relative to the largest output

@@ -29,6 +29,7 @@ from peerage.errors import (
     WorkerDied,
 )
 from peerage.experiment.experiment import Engine, Experiment, display_name
+from peerage.experiment.identity import identity_of
 from peerage.experiment.outside import algorithm_record, check_unchanged
 from peerage.files import disk_errors, read_json, write_bytes, write_json
 from peerage.models.start import Architecture
@@ -151,7 +152,7 @@ def resume(
         saved = checkpoint.load(folder)
         world = prepare(experiment, dataset)
         if given:
-            check_same(folder, world.experiment)
+            check_same(_experiment_text(folder), folder, world.experiment)
         if (folder / "setup.json").exists():
             check_constants(folder, read_json(folder / "setup.json"), world.setup)
         for file in folder.glob(".*.tmp"):  # of a process that was killed while writing
@@ -173,7 +174,7 @@ def load_experiment(folder: Path, given: Experiment | None = None) -> Experiment
         record = read_json(folder / "environment.json")
         check_unchanged(record, given.algorithm if given else None)
     where = str(folder / "experiment.toml")
-    return given or Experiment.from_toml(_experiment_text(folder), where)
+    return given or Experiment.from_toml(_experiment_text(folder), where, folder)
 
 
 def _experiment_text(folder: Path) -> str:
@@ -187,14 +188,13 @@ def _experiment_text(folder: Path) -> str:
         raise CheckpointError(f"cannot read {folder / 'experiment.toml'}: {error}") from None
 
 
-def check_same(folder: Path, experiment: Experiment) -> None:
-    """Raise an error if the experiment is not the one that the run began with."""
-    text = _experiment_text(folder)
+def check_same(text: str, folder: Path, experiment: Experiment) -> None:
+    """Raise an error if the experiment is not the one that the run began with, as TOML."""
     with suppress(InputError):  # a Python object cannot be read; its text is compared
         text = Experiment.from_toml(text).to_toml()  # adds options of later versions
-    old, new = (tomllib.loads(one) for one in (text, experiment.to_toml()))
+    old, new = (identity_of(tomllib.loads(one)) for one in (text, experiment.to_toml()))
     for key in {**old, **new}:
-        if key != "engine" and old.get(key) != new.get(key):
+        if old.get(key) != new.get(key):
             raise InputError(
                 f"run {folder} began with {key} = {old.get(key)}, but the given experiment has "
                 f"{new.get(key)}; resume with the same experiment"

@@ -1,6 +1,7 @@
 """What a peer writes into its folder, and what it finds there after a restart."""
 
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from peerage.net.peer.account import ACCOUNT, PrivacyAccount, released_messages
 from peerage.net.peer.recorder import PAUSED, PeerRecorder
 from peerage.privacy import RELEASE_COUNT, epsilon
 from peerage.records.rows import read_metrics
+from peerage.runs.kept_models import find_model
 from peerage.testing import toy
 
 ME = 1
@@ -149,6 +151,47 @@ def test_without_a_folder_rows_are_kept_and_nothing_is_written(world, tmp_path, 
     setup.recorder.close()
     assert [row["wire_bytes"] for row in setup.recorder.rows] == [6]
     assert list(tmp_path.iterdir()) == []
+
+
+# Models
+
+
+def test_the_models_of_a_failed_round_are_forgotten(setup):
+    models, scores = setup.shard.evaluated_models(ME), {"": {"accuracy": 0.5}}
+    setup.shard.on_evaluated(ME, models, scores)
+    setup.recorder.models.forget()
+    setup.recorder.save_models(1)
+    assert find_model(setup.recorder.folder, "best") is None
+    setup.shard.on_evaluated(ME, models, scores)
+    setup.recorder.save_models(2)
+    best = find_model(setup.recorder.folder, "best")
+    assert (best.round, best.accuracies) == (2, {"accuracy": 0.5})
+
+
+def test_a_lower_or_equal_accuracy_is_not_the_best_even_after_a_restart(world, setup):
+    for round, accuracy in enumerate([0.5, 0.75, 0.75, float("nan"), 0.25]):
+        if round == 2:
+            setup = again(world, setup)
+        models = setup.shard.evaluated_models(ME)
+        setup.shard.on_evaluated(ME, models, {"": {"accuracy": accuracy}})
+        setup.recorder.save_models(round)
+    setup.recorder.close()
+    best = find_model(setup.recorder.folder, "best")
+    assert (best.round, best.accuracies) == (1, {"accuracy": 0.75})
+
+
+def test_more_disk_than_stated_is_stated_again(world, tmp_path, caplog):
+    setup = Setup(world, tmp_path / "peer")
+    with caplog.at_level(logging.INFO, logger="peerage.peer"):
+        setup.recorder.resume(OWNER)
+        setup.recorder.save_checkpoint(1)
+        assert caplog.text.count("checkpoints need at most 0.2 MB, model files included") == 1
+        setup.shard.members[ME].persistent_tensors["grown"] = torch.zeros(1_000_000)
+        setup.recorder.save_checkpoint(2)
+        setup.recorder.save_checkpoint(3)
+    setup.recorder.close()
+    assert caplog.text.count("checkpoints need at most") == 2
+    assert "checkpoints need at most 12.2 MB" in caplog.text  # three of 4 MB, and model files
 
 
 # A restart

@@ -4,6 +4,7 @@ OUT/authority/              signs the identities; its key stays here
 OUT/node-0/                 to be moved to the machine of node 0
     README.txt              instructions
     network.toml  experiment.toml
+    init.safetensors        the model with which all nodes start, with --init file:...
     certs/                  its key and certificate, authority.pem, revoked.pem
     peerage-node-0.service  a unit for systemd
     site.env                options of the site for that unit
@@ -33,6 +34,7 @@ from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
+from peerage.models.files import read_file
 from peerage.net.deploy.container import container_file, run_command
 from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.deploy.unit import OPTIONS, STATE, home_of, unit_files, unit_name
@@ -340,6 +342,7 @@ def _check_experiment(experiment: Experiment) -> None:
             "package, so other machines lack it; run it with `peerage up`"
         )
     Experiment.from_toml(experiment.to_toml())
+    _with_model_file(experiment)
     build_graph(experiment, experiment.nodes_and_hub)
 
 
@@ -391,13 +394,25 @@ def _issue(authority: Authority, place: Address, folder: Path) -> int:
 def _write(
     folder: Path, network: Network, number: int, place: Address, limit: float | None
 ) -> None:
+    experiment, models = _with_model_file(network.experiment)
     files = {
-        "experiment.toml": network.experiment.to_toml(),
+        "experiment.toml": experiment.to_toml(),
         "network.toml": network.to_toml("experiment.toml"),
         **_guides(network, number, place, limit),
     }
-    for file, text in files.items():
-        write_bytes(folder / file, text.encode(), REMEDY)
+    for file, content in ({name: text.encode() for name, text in files.items()} | models).items():
+        write_bytes(folder / file, content, REMEDY)
+
+
+def _with_model_file(experiment: Experiment) -> tuple[Experiment, dict[str, bytes]]:
+    """The experiment with its model file beside it, and the content of that file by its name."""
+    init = experiment.init
+    if init.file is None or init.sha256 is None:
+        return experiment, {}
+    path = Path(init.file)
+    name = f"init{path.suffix}"
+    moved = init.model_copy(update={"file": name})
+    return experiment.model_copy(update={"init": moved}), {name: read_file(path, init.sha256)}
 
 
 def _guides(network: Network, number: int, place: Address, limit: float | None) -> dict[str, str]:

@@ -27,6 +27,7 @@ from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
 from peerage.privacy import check_epsilon_limit
+from peerage.runs.kept_models import Keep
 from peerage.runs.run import check_empty, new_run_folder
 
 PORTS = range(10_000, 32_000)  # below those that Linux gives to outgoing connections
@@ -52,6 +53,7 @@ class LocalNetwork:
     stop_at_epsilon: float | None = None
     show: Show | None = None
     announce: Callable[[str], None] | None = None  # called with lines for the user
+    keep: Keep = Keep()
 
     def __post_init__(self) -> None:
         check_rejoin(self.rejoin)
@@ -157,6 +159,9 @@ class LocalNetwork:
         command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
         if self.stop_at_epsilon is not None and peer.number < self.experiment.nodes:  # not a hub
             command += ["--stop-at-epsilon", str(self.stop_at_epsilon)]
+        command += ["--keep", self.keep.models]
+        if self.keep.every is not None:
+            command += ["--keep-every", str(self.keep.every)]
         with open(peer.folder / "log.txt", "ab") as file:
             peer.process = subprocess.Popen(
                 command,

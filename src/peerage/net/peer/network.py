@@ -152,7 +152,7 @@ class Network:
         timeouts = specs.construct(Timeouts, _timeouts(table), f"{path}: timeouts")
         return cls(
             str(table["run"]),
-            Experiment.from_toml(text, str(source)),
+            Experiment.from_toml(text, str(source), source.parent),
             members,
             timeouts,
             str(table.get("wire", "fp32")),

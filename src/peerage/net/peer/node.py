@@ -20,6 +20,7 @@ from peerage.data.classes import Classes
 from peerage.engine.prepare import load_dataset, prepare
 from peerage.engine.world import World
 from peerage.errors import DataError, InputError, Interrupted
+from peerage.experiment import Experiment
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.account import ACCOUNT, PrivacyAccount, account_beside, check_bypass
 from peerage.net.peer.hub_data import (
@@ -46,7 +47,9 @@ from peerage.net.wire.server import Limits
 from peerage.net.wire.transport import Transport
 from peerage.privacy import format_epsilon
 from peerage.records.rows import read_metrics
+from peerage.runs.kept_models import Keep
 from peerage.runs.run import locked
+from peerage.runs.saved import EXPERIMENT
 from peerage.runs.summary import digest, totals
 
 log = logging.getLogger("peerage.peer")
@@ -69,6 +72,7 @@ class PeerConfig:
     shift: bool = False  # whether `data` get the shift of this peer's cluster
     rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
     stop_at_epsilon: float | None = None  # the largest epsilon of the data, over all runs
+    keep: Keep = Keep()
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
@@ -99,10 +103,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             config.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(config.folder))
         account.open()  # if it cannot be read or written, the peer must not begin
-        # What is needed to build its model without its data.
-        needed = ("classes", "example", "constants", "models_at")
-        facts = {key: world.setup[key] for key in needed if key in world.setup}
-        write_json(config.folder / "setup.json", facts)
+        write_json(config.folder / "setup.json", model_facts(network.experiment, world))
         executor = ThreadPoolExecutor(1)  # for the work of the node; nothing waits for its end
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         connected = transport()
@@ -116,6 +117,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             rejoin=config.rejoin,
             notes=(describe_examples(world, me), *notes),
             account=account,
+            keep=config.keep,
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
         with serve_metrics(peer, connected, config.metrics_port):
@@ -134,6 +136,15 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         }
         write_json(config.folder / "summary.json", summary)
         return summary
+
+
+def model_facts(experiment: Experiment, world: World) -> dict[str, Any]:
+    """What is needed to build the models of a peer from its folder alone."""
+    needed = ("classes", "example", "constants", "models_at")
+    facts = {key: world.setup[key] for key in needed if key in world.setup}
+    # Not the experiment of the world, which is changed for private data.
+    text = experiment.model_copy(update={"model": world.experiment.model}).to_toml()
+    return {**facts, "nodes": world.nodes, "hub": world.hub, EXPERIMENT: text}
 
 
 def raise_open_files_limit() -> None:

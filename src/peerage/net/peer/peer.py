@@ -31,7 +31,7 @@ from peerage.net.peer.account import ACCOUNT, EpsilonReached, PrivacyAccount
 from peerage.net.peer.assembler import MessageAssembler
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.mailbox import Mailbox
-from peerage.net.peer.model_transfer import ModelServer, download_model
+from peerage.net.peer.model_transfer import ModelClient, ModelServer, download_model
 from peerage.net.peer.network import Network, check_rejoin
 from peerage.net.peer.peer_tracker import POLL_INTERVAL, PeerTracker
 from peerage.net.peer.progress import State
@@ -45,6 +45,7 @@ from peerage.net.wire.transport import Receiver, Transport, Unreachable
 from peerage.privacy import RELEASE_COUNT
 from peerage.records.rows import Row
 from peerage.requests import PRE_ROUND
+from peerage.runs.kept_models import Keep
 from peerage.runs.privacy_plan import planned_messages, privacy_plan
 
 WRITE_DELAY = 1.0  # seconds until a file is written again if too many files are open
@@ -68,6 +69,7 @@ class Peer(Receiver):
         rejoin: str = "own",
         account: PrivacyAccount | None = None,
         notes: Sequence[str] = (),
+        keep: Keep = Keep(),
     ) -> None:
         check_rejoin(rejoin)
         if account is None:
@@ -84,7 +86,9 @@ class Peer(Receiver):
         self.expected = message_policy(network, me, self.world)
         self.evaluated_rounds = world.experiment.evaluation.evaluated_rounds(world.rounds)
         self.counters: Counter[str] = Counter()  # errors by reason
-        self.recorder = PeerRecorder(folder, me, self.shard, transport, self.counters, account)
+        self.recorder = PeerRecorder(
+            folder, me, self.shard, transport, self.counters, account, keep
+        )
         share = 4 * self.expected.max_bytes
         self.mailbox = Mailbox(network.ahead, max(MAILBOX_BYTES, share), share, self.counters)
         settings = shared_settings_of(network, world)
@@ -92,7 +96,12 @@ class Peer(Receiver):
         self.assembler = MessageAssembler(
             self.expected, self.mailbox, self.counters, self.tracker.note_message
         )
-        self.model_server = ModelServer(network.run)
+        self.model_server = ModelServer(network.run, world.models_at_hub and me == world.hub)
+        # Of a client whose hub keeps the model.
+        owner = world.model_owner(me)
+        self.model_client = (
+            None if owner == me or folder is None else ModelClient(owner, self.recorder, transport)
+        )
         self.quarantine = Quarantine()
         self.round = PRE_ROUND  # the current round
         self.state: str = State.STARTING
@@ -135,6 +144,10 @@ class Peer(Receiver):
                 outbox.forget()
             if self.world.is_present(self.me, self.world.rounds - 1):
                 await self.tracker.say_finished(timeouts.message)
+                if self.model_client is not None:
+                    await self.model_client.fetch(self.tracker, self.expected, timeouts.message)
+                    await self._compute(self.recorder.save_models, self.world.rounds)
+            await self.model_server.wait_for_downloads(self.transport, timeouts.message)
             self.recorder.add_late_counts(self.sent_bytes.difference)
         except EpsilonReached as reached:
             await self._serve_while_stopped(reached)
@@ -184,6 +197,7 @@ class Peer(Receiver):
             self.state = State.RUNNING
             sent = await self._run_exchanges(PRE_ROUND, self.shard.pre_round)
         self._record(0, await self._compute(self.shard.evaluate_models), sent, 0.0)
+        await self._compute(self.recorder.save_models, 0)
 
     async def _run_rounds(self, first: int) -> None:
         round, self.state = first, State.RUNNING
@@ -279,6 +293,9 @@ class Peer(Receiver):
         evaluate, final = round + 1 in self.evaluated_rounds, round == self.world.rounds
         self.state = State.RUNNING
 
+        if self.model_client is not None and round + 1 == self.world.steps:
+            await self.model_client.announce()
+
         def begin() -> ShardOutput:
             return self.shard.final(round) if final else self.shard.begin(round, evaluate)
 
@@ -305,6 +322,8 @@ class Peer(Receiver):
             self.counters["poisoned round"] += 1
             self._quarantine_senders(self._round_senders)
             node.params, node.buffers, node.state = before[:3]
+            if self.recorder.models is not None:
+                self.recorder.models.forget()
             # Messages that were released before the failure still count.
             tensors = member.persistent_tensors
             released = {key: count for key, count in tensors.items() if key == RELEASE_COUNT}
@@ -315,7 +334,7 @@ class Peer(Receiver):
         self._record(done, report, sent, perf_counter() - start, final)
         self._offer(round)
         # In the executor: a slow disk must not delay answers to other peers.
-        save = partial(self.recorder.save_checkpoint, done, final)
+        save = partial(self.recorder.save_checkpoint, done, final, evaluate or final)
         await self._write(lambda: self._compute(save))
 
     def _quarantine_senders(self, senders: set[int]) -> None:
@@ -396,6 +415,8 @@ class Peer(Receiver):
         self.shard.seconds["wait"] += perf_counter() - start
         missing = len(set(self.mailbox.missing(expected)) - self.tracker.finished)
         found = self.mailbox.take(expected)
+        if self.model_client is not None and self.world.hub in found:
+            self.model_client.receive(found[self.world.hub], round)
         # A sender that is done and sent nothing is not missing.
         self.received = len(found), len(found) + missing
         self._round_senders |= found.keys()
@@ -467,7 +488,9 @@ class Peer(Receiver):
     def _offer(self, round: int) -> None:
         """Offer the model to peers that missed rounds, unless noise is to keep it private."""
         node = self.shard.members[self.me].node
-        if self.world.hub not in (None, self.me) or self.world.noise.active:
+        if self.world.hub not in (None, self.me) or (
+            self.world.noise.active and self.world.hub is None
+        ):
             return
         payload = {"x": node.params, "b": node.buffers}
         self.model_server.keep(Packet(node.envelope(), (), payload, 0), round)

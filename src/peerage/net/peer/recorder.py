@@ -1,5 +1,7 @@
 """The files of one peer: rows, checkpoints, and the state that must survive a restart."""
 
+import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,11 +19,15 @@ from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
 from peerage.records import checkpoint
 from peerage.records.rows import MetricWriter, Row, replace_last_row, truncate_after
+from peerage.runs.kept_models import Keep, ModelKeeper
 from peerage.runs.summary import node_row, tests_table
 
 FILE = "part-0.safetensors"
 PAUSED = "paused.json"  # in the folder of a peer that waits because no other is reachable
 REMEDY = "start the peer again"
+HEADER_BYTES = 1 << 15  # an estimate of what a file needs besides its tensors
+
+log = logging.getLogger("peerage.peer")
 
 
 class PeerRecorder:
@@ -35,9 +41,12 @@ class PeerRecorder:
         transport: Transport,
         counters: Counter[str],
         account: PrivacyAccount,
+        keep: Keep = Keep(),
     ) -> None:
         self.folder, self.me, self.shard, self.account = folder, me, shard, account
-        self.transport, self.counters = transport, counters
+        self.transport, self.counters, self.keep = transport, counters, keep
+        self.models: ModelKeeper | None = None  # if it has a folder
+        self._most_bytes = 0  # that checkpoints and model files need, as it was logged
         self.watch: Callable[[Row], None] | None = None  # called with every row
         self.rows: list[Row] = []
         self.finished = 0  # rounds
@@ -53,7 +62,7 @@ class PeerRecorder:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._claim(self.folder / "peer.json", owner)
         self.show_pause(None)
-        saved = checkpoint.load(self.folder)
+        saved = self._newest_checkpoint(self.folder)
         if saved is not None:
             arguments = (saved.trees, saved.parts, saved.round, saved.final)
             self.shard.restore(str(saved.folder), *arguments)
@@ -65,6 +74,28 @@ class PeerRecorder:
         if metrics.exists():
             truncate_after(metrics, saved.round if saved else -1, self.final)
         self._writer = MetricWriter(metrics, REMEDY)
+        origin = {"run": str(owner.get("run")), "experiment": str(owner.get("seal"))}
+        self.models = ModelKeeper(self.folder, self.shard, self.me, self.keep, origin, REMEDY)
+        self.models.open()
+        self._log_size(self.shard.saved_bytes + HEADER_BYTES)
+
+    def _newest_checkpoint(self, folder: Path) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint that is whole; newer ones are logged and removed."""
+        saved, damaged = checkpoint.load_whole(folder)
+        for broken, reason in damaged.items():
+            log.warning("%s; continuing from %s", reason, saved.folder.name if saved else "")
+            checkpoint.remove(broken)
+        return saved
+
+    def _log_size(self, checkpoint_size: int) -> None:
+        """Log how much the disk needs, if it is more than was logged before."""
+        assert self.models is not None
+        rounds, size = self.shard.world.rounds, self.models.size + HEADER_BYTES
+        most = self.keep.most_bytes(rounds, checkpoint_size, size)
+        if most > self._most_bytes:
+            self._most_bytes = most
+            megabytes = math.ceil(most / 1e5) / 10
+            log.info("checkpoints need at most %.1f MB, model files included", megabytes)
 
     def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
         """Mark the folder as this peer's; raise InputError if it belongs to another one."""
@@ -147,9 +178,18 @@ class PeerRecorder:
 
     # What survives a restart
 
-    def save_checkpoint(self, round: int, final: bool = False) -> None:
+    def save_checkpoint(self, round: int, final: bool = False, evaluated: bool = True) -> None:
+        """Write the state and the models after a round; `evaluated` if it evaluates models."""
         if self.folder is not None:
-            checkpoint.save(self, self.folder, round, REMEDY, final=final)
+            every = self.keep.every
+            checkpoint.save(self, self.folder, round, REMEDY, final=final, keep_every=every)
+            # The state of an algorithm may grow in the first rounds.
+            self._log_size(checkpoint.latest_size(self.folder))
+        self.save_models(round, final, evaluated)
+
+    def save_models(self, round: int, final: bool = False, evaluated: bool = True) -> None:
+        if self.models is not None:
+            self.models.save(round, final, evaluated)
 
     def save(self, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Save the state of the node for `checkpoint.save`, as an engine does."""
