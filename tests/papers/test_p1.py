@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ from peerage.papers.p1.settings import (
 )
 from peerage.papers.papertable import Cell, PaperTable
 from peerage.papers.study import Calculation, Plan, Results, Training
+from peerage.records.rows import RunRecord
+from peerage.report.alpha_figure import accuracy_over_alpha, has_alpha
 from peerage.work.training import LocalSGD
 
 pytestmark = pytest.mark.usefixtures("speeds")
@@ -517,6 +520,30 @@ def test_all_printed_numbers_are_there():
     # The last line of Table 9 is DFML in Table 4.
     for case, value in printed.lines(9)["WSM, cyclic"].items():
         assert printed.lines(4)[DFML][case] == value
+
+
+@pytest.mark.slow
+def test_the_recipe_shows_the_lead_of_dfml(tmp_path):
+    root = Path(__file__).parents[2]
+    averaged, mutual = run_path(str(root / "tools" / "mutual.py"))["draw"](tmp_path / "mutual.png")
+    assert averaged.curve("accuracy")[1][-1] < 0.45
+    assert mutual.curve("accuracy")[1][-1] > 0.7
+    assert has_alpha(mutual)
+    assert not has_alpha(averaged)
+    picture = (tmp_path / "mutual.png").read_bytes()
+    assert picture[:24] == (root / "docs/images/mutual.png").read_bytes()[:24]  # width, height
+
+
+def test_alpha_is_drawn_below_the_accuracy(tmp_path):
+    alpha = {1: 0.0, 2: 0.45, 3: 0.9}
+    accuracies = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.6}
+    finished_run(tmp_path / "mutual", at("dfml"), accuracies, alpha=alpha)
+    finished_run(tmp_path / "averaged", at("dec-fedavg"), accuracies)
+    records = [RunRecord.load(tmp_path / name) for name in ("averaged", "mutual")]
+    above, below = accuracy_over_alpha(records).axes
+    assert [list(line.get_ydata()) for line in above.get_lines()] == [[0.1, 0.2, 0.3, 0.6]] * 2
+    [line] = below.get_lines()  # of the run that has it
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 3], [0.0, 0.45, 0.9])
 
 
 # Notes
