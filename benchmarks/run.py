@@ -186,6 +186,12 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         together.BOUND,
         False,
     ),
+    "together-memory": (
+        f"{together.MEMORY_NAME}: peak GB of the process that trains them together",
+        together.hub_memory,
+        together.MEMORY_BOUND,
+        False,
+    ),
     "fednl": (
         "FedNL, 10 problems of 785 x 785, 10 clients: share of a round in BLAS and LAPACK",
         fednl.share,

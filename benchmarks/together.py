@@ -1,4 +1,4 @@
-"""Mutual learning of many models on one node, compared with separate passes of each model."""
+"""Mutual learning of many models on one node: time beside separate passes, and memory."""
 
 import multiprocessing
 import resource
@@ -8,38 +8,54 @@ import torch
 import torch.nn.functional as F
 from ratios import summary
 
-from peerage import LocalSGD, MutualKL, Weights
+from peerage import LocalSGD, MutualKL, Weights, specs
 from peerage.engine.pool import keep_freed_memory
-from peerage.models import MODELS
+from peerage.models import MIXES, MODELS
 from peerage.vectors import FlatModel
 from peerage.work.context import Examples, LocalContext
 from peerage.work.together import TrainTogether
 
 NAME = "26 models (CIFAR CNN, GN-LeNet), batches of 64"
 BOUND = 1.15
-SHAPE, CLASSES, COPIES, BATCHES = (3, 32, 32), 10, 13, 3
+PARTICIPANTS = 26  # 25 senders and the aggregator
+PAIR, FAMILY = ("cifar-cnn", "gn-lenet"), MIXES["h2-cnn"].members
+MEMORY_NAME, MEMORY_BOUND = f"{PARTICIPANTS} models of P1's mode H2, batches of 64", 1.5
+SHAPE, CLASSES, BATCHES = (3, 32, 32), 10, 3
 WORK = LocalSGD(steps=BATCHES, batch_size=64, lr=0.001, momentum=0.9, weight_decay=5e-4)
 
 
 def measure(repeats: int) -> dict[str, float]:
     """The median ratio of processor seconds per batch, and the peak memory of a new process."""
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    process = context.Process(target=_measure, args=(repeats, queue))
-    process.start()
-    pairs, before, peak = queue.get()
-    process.join()
+    pairs, before, peak = _in_process("fork", _compare, repeats)
     return {**summary(pairs), "gigabytes": (peak - before) / 1e9}
 
 
-def _measure(repeats: int, queue) -> None:
+def hub_memory(repeats: int) -> dict[str, float]:
+    """The peak memory of a new process, with Python, torch and the models that it has received."""
+    gigabytes = _in_process("spawn", _train_family) / 1e9
+    return {"ratio": gigabytes, "gigabytes": gigabytes}
+
+
+def _in_process(method: str, target, *arguments):
+    """What `target` puts into the queue that it gets, in a process of its own."""
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    process = context.Process(target=target, args=(*arguments, queue))
+    process.start()
+    found = queue.get()
+    process.join()
+    return found
+
+
+def _participants(names: tuple[str, ...]) -> tuple[LocalContext, dict[int, Weights]]:
+    """An aggregator with random images, and the models of all participants."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as in the workers of a pool
     torch.manual_seed(0)
     count = WORK.batch_size * BATCHES
     x, y = torch.randn(count, *SHAPE), torch.arange(count) % CLASSES
     models = {
-        name: FlatModel(MODELS[name]().build(SHAPE, CLASSES)) for name in ("cifar-cnn", "gn-lenet")
+        name: FlatModel(specs.parse(name, "model", MODELS).build(SHAPE, CLASSES)) for name in names
     }
     local = LocalContext(
         node=0,
@@ -47,24 +63,36 @@ def _measure(repeats: int, queue) -> None:
         seed=0,
         data=Examples(x, y),
         indices=torch.arange(count),
-        architecture="cifar-cnn",
+        architecture=names[0],
         models=models,
         persistent_tensors={},
         label_proportions=torch.full((CLASSES,), 1 / CLASSES),
     )
-    names = list(models) * COPIES
+    turns = [names[key % len(names)] for key in range(PARTICIPANTS)]
     pupils = {
         key: Weights(models[name].params.clone(), models[name].buffers, name)
-        for key, name in enumerate(names)
+        for key, name in enumerate(turns)
     }
-    before = _peak_memory()
+    return local, pupils
+
+
+def _train_family(queue) -> None:
+    local, pupils = _participants(FAMILY)
+    TrainTogether(WORK, pupils, MutualKL(gamma=0.5, alpha=0.5)).run(local)
+    queue.put(_peak_memory())
+
+
+def _compare(repeats: int, queue) -> None:
+    local, pupils = _participants(PAIR)
+    models, before = local.models, _peak_memory()
 
     def separate() -> float:
         start = process_time()
         for x, y in WORK.batches(local):
-            for name in names:
-                loss = F.cross_entropy(models[name].module(x), y)
-                torch.autograd.grad(loss, models[name].tensors)
+            for pupil in pupils.values():
+                model = models[pupil.architecture]
+                loss = F.cross_entropy(model.module(x), y)
+                torch.autograd.grad(loss, model.tensors)
         return (process_time() - start) / BATCHES
 
     def mutual() -> float:

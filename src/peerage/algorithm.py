@@ -83,6 +83,9 @@ class Cost:
     forward: float = 0.0  # forward passes over the node's data
     state: float = 0.0  # numbers per parameter in the node's state
     shared_mean: bool = False  # nodes with the same senders share one `Inbox.mean`
+    # Models of other nodes that one node has at once; None: a message of each neighbour.
+    held_models: int | None = None
+    together: bool = False  # whether it trains them at the same time as its own
 
 
 @dataclass

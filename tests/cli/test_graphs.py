@@ -91,12 +91,29 @@ def test_plan_of_a_mix() -> None:
     assert found["parameters"] == round(sum(counts) / 5)
     assert found["payload"] == 1
     assert found["sent"]["most"] == 2 * 4 * max(counts)
-    # Of node 3: model, gradients and momentum, and the models of nodes 2 and 4.
-    assert found["memory"]["least"] == 4 * (3 * 75_786 + 94_858 + 70_730)
+    # Of node 3: model, gradients and momentum, the models of nodes 2 and 4, and activations, which
+    # are twice as large for batches of 16, the default.
+    half = answer(f"{line} --batch-size 8")["memory"]["least"]
+    assert 2 * half - found["memory"]["least"] == 4 * (3 * 75_786 + 94_858 + 70_730)
     text = " ".join(peerage(line).out.split())
     assert "h2-cnn: nodes take in turn 5 models of 1,089,290, 279,562, 94,858, 75,786, 70" in text
     alone = answer(line.replace("h2-cnn", "h0-cnn"))
     assert (alone["mix"], alone["parameters"]) == ([], 94_858)
+
+
+def test_plan_counts_the_models_of_participants() -> None:
+    """26 of 50 clients meet at the aggregator."""
+    line = "plan --topology complete --nodes 50 --dataset cifar10 --model h2-cnn --batch-size 64"
+    found = answer(f"{line} --algorithm dfml")
+    assert (found["held_models"], found["batch_size"]) == (25, 64)
+    # The process of the benchmark `together-memory` has 1.15 GB, of which 0.28 are the program.
+    assert 0.7e9 < found["memory"]["least"] <= found["memory"]["most"] < 1.0e9
+    text = " ".join(peerage(f"{line} --algorithm dfml").out.split())
+    assert "as an aggregator the 25 largest models that it may receive" in text
+    # To average them needs less, and so does an aggregator that trains its own model alone.
+    averaged = answer(f"{line} --algorithm dec-fedavg")["memory"]["most"]
+    assert answer(f"{line} --algorithm dfml:teacher=vanilla")["memory"]["most"] == averaged
+    assert averaged < found["memory"]["most"] / 4
 
 
 def test_plan_warns() -> None:
@@ -118,6 +135,7 @@ def test_plan_warns() -> None:
             "optimizer must be one of sgd, adamw; got 'adam', did you mean 'adamw'?",
         ),
         ("plan --wire int4", "wire must be one of fp32, bf16, int8; got 'int4'"),
+        ("plan --batch-size 0", "batch_size must be at least 1, got 0"),
         ("plan --model h2-cn", "unknown model 'h2-cn'; did you mean 'h2-cnn'"),
         ("plan --algorithm decag", "unknown algorithm 'decag'; did you mean 'decavg'?"),
         ("topology regular:k=4 --assortativity 0.1", "all nodes with edges have the same degree"),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from peerage.errors import InputError
 from peerage.models import MIXES
 from peerage.models.scaled import (
+    MAX_BLOCKS,
     ChannelAxis,
     ChannelGroups,
     channel_groups,
@@ -218,6 +219,30 @@ def test_entries_of_the_flat_vector(small, large):
         assert len(entries.unique()) == len(entries)
         for name, view in own.views(vector[entries]).items():
             assert torch.equal(view, expected[name])
+
+
+@pytest.mark.parametrize(("small", "large"), SMALL.items())
+@pytest.mark.parametrize("kept", ["first", "wrapped", "scattered"])
+def test_blocks_are_the_cut(small, large, kept):
+    module = build(large)
+    groups, sizes = channel_groups(module), channel_groups(build(small)).sizes
+    chosen = {
+        group: {
+            "first": torch.arange(count),
+            "wrapped": (groups.sizes[group] - 1 + torch.arange(count)) % groups.sizes[group],
+            "scattered": torch.arange(groups.sizes[group]).flip(0)[:count],
+        }[kept]
+        for group, count in sizes.items()
+    }
+    expected = cut(module, chosen)
+    for name, tensor in tensors(module).items():
+        found = torch.full_like(expected[name], torch.nan)
+        blocks = groups.blocks(name, tensor.shape, chosen)
+        for there, here in blocks:
+            assert found[here].isnan().all()  # no entry twice
+            found[here] = tensor[there]
+        assert torch.equal(found, expected[name])
+        assert len(blocks) <= {"first": 1, "wrapped": 4, "scattered": MAX_BLOCKS}[kept]
 
 
 # Models that are no scaled versions

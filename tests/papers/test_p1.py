@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ from peerage.papers.p1.settings import (
 )
 from peerage.papers.papertable import Cell, PaperTable
 from peerage.papers.study import Calculation, Plan, Results, Training
+from peerage.records.rows import RunRecord
+from peerage.report.alpha_figure import accuracy_over_alpha, has_alpha
 from peerage.work.training import LocalSGD
 
 pytestmark = pytest.mark.usefixtures("speeds")
@@ -115,10 +118,11 @@ def test_how_many_runs_a_study_has():
     assert counts("p1-tab6", PAPER) == 3 * 2 * 2 * 2 * 3
     assert counts("p1-tab9", PAPER) == 3 * 2 * 4 * 3
     assert counts("p1-tab6", SMALL) == counts("p1-tab8", SMALL) == 2 * 2
-    assert counts("p1-tab5", SMALL) == 2 * 3
-    assert counts("p1-fig9", SMALL) == 2 * 5 * 2
-    assert counts("p1-fig19", SMALL) == 2 * 2 * 3 * 2
-    assert counts("p1-work", SMALL) == counts("p1-neighbours", SMALL) == 4 * 2
+    assert counts("p1-tab5", SMALL) == 3  # one split
+    assert counts("p1-fig9", SMALL) == 5
+    assert counts("p1-fig19", SMALL) == 2 * 3 * 2
+    assert counts("p1-work", SMALL) == 4
+    assert counts("p1-neighbours", SMALL) == 4 * 2
     assert counts("p1-fig10", SMALL) == 3 * 2
     assert counts("p1-fig10", PAPER) == 2 * 3 * 2
 
@@ -136,9 +140,10 @@ def test_tables_and_figures_share_their_runs(plan):
     assert folders("p1-fig15", plan) < folders("p1-tab3", plan)
     assert folders("p1-fig8", plan) == folders("p1-peaks", plan) < folders("p1-fig7", plan)
     assert folders("p1-fig1", plan) < folders("p1-fig4", plan)
-    assert folders("p1-fig5", plan) < folders("p1-fig24", plan)
+    assert folders("p1-fig5", plan) <= folders("p1-tab6", plan)
+    assert len(folders("p1-work", plan) & folders("p1-tab6", plan)) == 2  # DFML and Dec. FedAvg
     # The base of ablations is one run.
-    base = folders("p1-fig5", plan)
+    base = folders("p1-fig24", plan)
     for number in (13, 14, 19, 20, 21, 22, 25, 28):
         assert base & folders(f"p1-fig{number}", plan)
     assert len(folders("p1-fig26", plan) & folders("p1-fig9", plan)) >= 2  # cyclic and 0.5
@@ -208,6 +213,24 @@ def test_the_largest_alpha_follows_the_loss():
     for number in (7, 8, 9, 26, 27):
         found = {type(j.experiment.work.loss).__name__ for j in jobs_of(f"p1-fig{number}", SMALL)}
         assert found == {"CrossEntropy"}
+
+
+def test_controls_have_all_images_and_the_rounds_of_dfml():
+    found = {(job.place.method, job.place.setting): job for job in jobs_of("p1-work", SMALL)}
+    assert {key: job.experiment.rounds for key, job in found.items()} == {
+        (DFML, ""): 33, (DFML, "alpha = 0"): 33, (FEDAVG, "11 epochs"): 33, (FEDAVG, ""): 100,
+    }  # fmt: skip
+    assert {job.experiment.dataset.train for job in found.values()} == {None}
+    assert {job.place.split for job in found.values()} == {NON_IID}
+    without = found[DFML, "alpha = 0"].experiment.algorithm
+    assert (without.alpha_min, without.alpha_max) == (0, 0)
+    assert found[FEDAVG, "11 epochs"].experiment.work.epochs == 11
+
+
+def test_only_runs_on_all_images_have_both_splits_at_scale_small():
+    for job in trainings(SMALL):
+        assert job.place.split == NON_IID or job.experiment.dataset.train is None
+    assert {job.place.split for job in jobs_of("p1-tab6", SMALL)} == {IID, NON_IID}
 
 
 def test_what_scale_small_runs():
@@ -303,7 +326,7 @@ def test_a_table_by_hand(tmp_path):
         if job.place.method == DFML:
             return None
         late = 0.5 + 0.1 * job.experiment.seed + 0.1 * (job.place.method != FEDAVG)
-        return ({0: 0.1, 33: late if job.place.split == IID else late / 2},)
+        return ({0: 0.1, 33: late},)
 
     results = made_up(tmp_path, "p1-tab4", Plan("small", seeds=2), of)
     [table] = tables.show_accuracies(4, results).tables
@@ -313,27 +336,26 @@ def test_a_table_by_hand(tmp_path):
         ("CIFAR-100, H1 CNN", "IID"),
         ("CIFAR-100, H1 CNN", "non-IID"),
     )
-    iid, skewed, missing, _ = cells(table, FEDAVG)[:4]
-    assert (iid.ours, iid.spread) == pytest.approx((0.55, 0.05))
-    assert (iid.paper, iid.paper_spread) == pytest.approx((0.7209, 0.0020))
-    assert (skewed.ours, skewed.spread) == pytest.approx((0.275, 0.025))
-    assert (missing.ours, missing.paper) == (None, pytest.approx(0.3359))
+    iid, skewed, other, _ = cells(table, FEDAVG)[:4]
+    assert (iid.ours, iid.paper) == (None, pytest.approx(0.7209))
+    assert (skewed.ours, skewed.spread) == pytest.approx((0.55, 0.05))
+    assert (skewed.paper, skewed.paper_spread) == pytest.approx((0.5984, 0.0018))
+    assert (other.ours, other.paper) == (None, pytest.approx(0.3359))
     # Dec. FedRolex has the runs of Dec. HeteroFL, and its own printed numbers.
-    assert ours(table, FEDROLEX)[0] == pytest.approx(0.65)
-    assert cells(table, FEDROLEX)[0].paper == pytest.approx(0.7438)
+    assert ours(table, FEDROLEX)[1] == pytest.approx(0.65)
+    assert cells(table, FEDROLEX)[1].paper == pytest.approx(0.6430)
     assert notes.SAME in table.notes
     assert set(ours(table, DFML)) == {None}
-    assert "**65.00 ± 5.00** (73.96, -8.96)" in table.markdown()
+    assert "**65.00 ± 5.00** (64.21, +0.79)" in table.markdown()
 
 
 def test_other_data_sets_have_columns_of_their_own(tmp_path):
     results = made_up(tmp_path, "p1-tab5", SMALL, lambda job: ({0: 0.1, 10: 0.4},))
     [table] = tables.show_accuracies(5, results).tables
     assert "on CIFAR-10 instead of Caltech101, Oxford Pets, Stanford Cars" in table.title
-    *theirs, iid, skewed = cells(table, DFML)
+    *theirs, skewed = cells(table, DFML)
     assert [cell.ours for cell in theirs] == [None] * 6
-    assert [cell.paper for cell in (iid, skewed)] == [None] * 2
-    assert (iid.ours, skewed.ours) == (0.4, 0.4)
+    assert (skewed.ours, skewed.paper) == (0.4, None)
 
 
 def test_rounds_that_dfml_needs(tmp_path):
@@ -422,7 +444,7 @@ def test_levels_at_maxima_and_minima(tmp_path):
     peak = {0: 0.1, 1: 0.2, 2: 0.6, 3: 0.6, 4: 0.6, 5: 0.8}
     results = made_up(tmp_path, "p1-peaks", SMALL, lambda job: (peak, regular, alpha))
     [table] = output.show_levels(results).tables
-    high, low, gap, spread = ours(table, IID, "regular models")
+    high, low, gap, spread = ours(table, NON_IID, "regular models")
     assert (high, low, gap) == pytest.approx((0.7, 0.2, 0.5))
     # 0.6, 0.2, 0.4 and 0.8 deviate from 0.5 by 0.1, 0.3, 0.1 and 0.3.
     assert spread == pytest.approx(0.05**0.5)
@@ -436,7 +458,7 @@ def test_architectures_by_hand(tmp_path):
         late = (0.8 if job.place.method == DFML else 0.4) + 0.1 * job.experiment.seed
         return ({0: 0.1, 33: late}, None, None, factors)
 
-    results = made_up(tmp_path, "p1-fig5", SMALL, of)
+    results = made_up(tmp_path, "p1-fig5", Plan("small", seeds=2), of)
     shown = output.show_architectures(results)
     [table] = shown.tables
     assert table.columns[:2] == (("IID", FEDAVG), ("IID", DFML))
@@ -455,11 +477,11 @@ def test_the_cost_without_distillation(tmp_path):
 
     results = made_up(tmp_path, "p1-fig14", SMALL, of)
     [table] = costs.show_distillation(results).tables
-    assert "the accuracy is 70.0 % (IID) and 70.0 % (non-IID)" in table.title
+    assert "the accuracy is 70.0 % (non-IID)" in table.title
     # Five models to the aggregator and five back in each round.
-    assert ours(table, "with distillation") == [30, 30]
-    assert ours(table, "without distillation") == [300, 300]
-    assert ours(table, "without / with") == [10, 10]
+    assert ours(table, "with distillation") == [30]
+    assert ours(table, "without distillation") == [300]
+    assert ours(table, "without / with") == [10]
 
 
 # Sizes and printed numbers
@@ -500,6 +522,30 @@ def test_all_printed_numbers_are_there():
         assert printed.lines(4)[DFML][case] == value
 
 
+@pytest.mark.slow
+def test_the_recipe_shows_the_lead_of_dfml(tmp_path):
+    root = Path(__file__).parents[2]
+    averaged, mutual = run_path(str(root / "tools" / "mutual.py"))["draw"](tmp_path / "mutual.png")
+    assert averaged.curve("accuracy")[1][-1] < 0.45
+    assert mutual.curve("accuracy")[1][-1] > 0.7
+    assert has_alpha(mutual)
+    assert not has_alpha(averaged)
+    picture = (tmp_path / "mutual.png").read_bytes()
+    assert picture[:24] == (root / "docs/images/mutual.png").read_bytes()[:24]  # width, height
+
+
+def test_alpha_is_drawn_below_the_accuracy(tmp_path):
+    alpha = {1: 0.0, 2: 0.45, 3: 0.9}
+    accuracies = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.6}
+    finished_run(tmp_path / "mutual", at("dfml"), accuracies, alpha=alpha)
+    finished_run(tmp_path / "averaged", at("dec-fedavg"), accuracies)
+    records = [RunRecord.load(tmp_path / name) for name in ("averaged", "mutual")]
+    above, below = accuracy_over_alpha(records).axes
+    assert [list(line.get_ydata()) for line in above.get_lines()] == [[0.1, 0.2, 0.3, 0.6]] * 2
+    [line] = below.get_lines()  # of the run that has it
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 3], [0.0, 0.45, 0.9])
+
+
 # Notes
 
 
@@ -511,6 +557,7 @@ def test_notes_say_what_is_smaller_or_guessed():
     small, paper = notes_at("p1-tab6", SMALL), notes_at("p1-tab6", PAPER)
     text = "Scale small: all training images of CIFAR-10, 10 clients, all test images (H2 CNN); "
     assert text + "33 to 100 rounds." in small
+    assert "33 rounds; non-IID data alone." in notes_at("p1-fig13", SMALL)
     assert "5000 training images of CIFAR-10, 10 clients instead of 50" in notes_at(
         "p1-fig13", SMALL
     )

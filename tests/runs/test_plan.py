@@ -16,7 +16,7 @@ from peerage.graphs.graph import Graph, StaticGraph
 from peerage.graphs.mixing import describe
 from peerage.graphs.topology import Complete, DynamicRegular, ErdosRenyi, Regular, Ring, Star
 from peerage.models.mlp import MLP
-from peerage.runs.plan import NetworkPlan, Range, page, payload_factor, plan
+from peerage.runs.plan import NetworkPlan, Range, page, plan, typical_cost
 from peerage.runs.run import Result, run
 
 ONE_WAY = StaticGraph.from_edges(4, [(0, 1), (1, 2), (2, 3), (0, 2), (0, 3), (1, 3)], directed=True)
@@ -202,17 +202,19 @@ def test_impossible_values_are_rejected(changes: dict[str, Any], message: str) -
     [("local", 0), ("decavg", 1), ("dechw", 2), ("dechw:theta=1", 1), ("cfa", 1), ("desa", 0)],
 )
 def test_payloads_are_what_the_algorithms_send(algorithm: str, expected: float) -> None:
-    assert payload_factor(algorithm, DIMENSIONS) == expected
+    cost = typical_cost(algorithm, DIMENSIONS)
+    assert cost is not None
+    assert cost.vectors == expected
 
 
 def test_unknown_algorithms_have_no_payload() -> None:
     with pytest.raises(InputError, match="did you mean 'dechw'"):
-        payload_factor("dechv", DIMENSIONS)
+        typical_cost("dechv", DIMENSIONS)
 
 
 def test_algorithms_with_a_hub_are_not_planned_on_graphs() -> None:
     with pytest.raises(InputError, match="choose an algorithm without a hub"):
-        payload_factor("fedavg", DIMENSIONS)
+        typical_cost("fedavg", DIMENSIONS)
 
 
 def tiny_run(algorithm: str, model: str) -> Result:

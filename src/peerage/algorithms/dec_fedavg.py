@@ -26,7 +26,7 @@ class DecFedAvg(RotatingHub[None]):
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         senders = self.num_senders(dimensions.nodes)
-        return Cost(vectors=per_link(2 * senders, dimensions.nodes))
+        return Cost(vectors=per_link(2 * senders, dimensions.nodes), held_models=senders)
 
     def work(self) -> LocalSGD:
         return self.local

@@ -50,7 +50,8 @@ class DecFML(RotatingHub[Weights]):
         senders = self.num_senders(dimensions.nodes)
         # If the meme is as large as the node's own model, which is not known here.
         passes = float(self.local.epochs or 1)
-        return Cost(per_link(2 * senders, dimensions.nodes), passes, state=1.0)
+        vectors = per_link(2 * senders, dimensions.nodes)
+        return Cost(vectors, passes, state=1.0, held_models=senders)
 
     def init(self, node: Node[Weights]) -> Weights:
         return node.initial(MEME, architecture=self.meme_architecture(node))

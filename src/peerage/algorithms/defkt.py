@@ -57,7 +57,8 @@ class DefKT(Algorithm[None]):
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         pairs = self.pairs or dimensions.nodes // 2
         # One of two nodes trains two models, and the other trains its own before.
-        return Cost(per_link(pairs, dimensions.nodes), passes=float(self.epochs_mutual))
+        vectors, passes = per_link(pairs, dimensions.nodes), float(self.epochs_mutual)
+        return Cost(vectors, passes, held_models=1, together=True)
 
     def participation(self, nodes: int) -> float:
         return 2 * (self.pairs or nodes // 2) / nodes

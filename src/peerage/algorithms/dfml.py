@@ -27,9 +27,11 @@ class DFML(MutualLearning, RotatingHub[Peak]):
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         senders, passes = self.num_senders(dimensions.nodes), float(self.epochs_mutual)
         if self.teacher == "mutual":  # one participant trains the models of all
-            return Cost(per_link(2 * senders, dimensions.nodes), passes, state=1.0)
+            vectors = per_link(2 * senders, dimensions.nodes)
+            return Cost(vectors, passes, state=1.0, held_models=senders, together=True)
         own = passes / (senders + 1)  # one participant trains its own model
-        return Cost(per_link(senders, dimensions.nodes), own, forward=passes - own, state=1.0)
+        vectors, forward = per_link(senders, dimensions.nodes), passes - own
+        return Cost(vectors, own, forward=forward, state=1.0, held_models=senders)
 
     def peak_values(self, nodes: int) -> int:
         """N / (2 |S|), rounded up: with half of the nodes as senders 1, with a tenth 5 (P1)."""

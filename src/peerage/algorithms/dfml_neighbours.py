@@ -44,7 +44,7 @@ class DFMLNeighbours(MutualLearning):
         # On a complete graph; with fewer neighbours, fewer models train or predict.
         others, passes = dimensions.nodes - 1, float(self.epochs_mutual)
         if self.keep == "mean":
-            return Cost(vectors=2.0, passes=passes * (1 + others), state=1.0)
+            return Cost(vectors=2.0, passes=passes * (1 + others), state=1.0, together=True)
         return Cost(vectors=1.0, passes=passes, forward=passes * others, state=1.0)
 
     async def round(self, node: Node[Peak]) -> None:

@@ -10,14 +10,17 @@ one owns keeps its value.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from peerage.algorithm import Node
 from peerage.algorithms.dec_fedavg import DecFedAvg, weighted_model_mean
-from peerage.vectors import Weights
+from peerage.vectors import Layout, Weights
+
+if TYPE_CHECKING:
+    from peerage.models.scaled import ChannelGroups
 
 Sizes = Mapping[str, int]  # group -> number of its channels
 Indices = Mapping[str, Tensor]  # group -> channels of W_g, in the order of the client's own
@@ -46,16 +49,17 @@ class PartialTraining(DecFedAvg):
             self.indices_of(node, n, node.channels[models[n].architecture].sizes, groups.sizes)
             for n in clients
         ]
-        layout, buffer_layout = node.layouts[largest], node.buffer_layouts[largest]
-        params = average_owned(
-            [models[n].params for n in clients], [groups.entries(layout, x) for x in owned]
+        names = [models[n].architecture for n in clients]
+        params, buffers = (
+            average_owned(
+                vectors, [layouts[name] for name in names], layouts[largest], groups, owned
+            )
+            for vectors, layouts in (
+                ([models[n].params for n in clients], node.layouts),
+                ([models[n].buffers for n in clients], node.buffer_layouts),
+            )
         )
-        buffers = average_owned(
-            [models[n].buffers for n in clients], [groups.entries(buffer_layout, x) for x in owned]
-        )
-        return {
-            n: Weights(params[i], buffers[i], models[n].architecture) for i, n in enumerate(clients)
-        }
+        return {n: Weights(params[i], buffers[i], names[i]) for i, n in enumerate(clients)}
 
 
 @dataclass(frozen=True)
@@ -109,19 +113,42 @@ class DecFedDropout(PartialTraining):
         }
 
 
-def average_owned(vectors: Sequence[Tensor], entries: Sequence[Tensor]) -> list[Tensor]:
-    """The vectors after every entry of a larger one was averaged over the vectors that have it.
+def average_owned(
+    vectors: Sequence[Tensor],
+    layouts: Sequence[Layout],
+    whole: Layout,
+    groups: "ChannelGroups",
+    owned: Sequence[Indices],
+) -> list[Tensor]:
+    """The vectors of all clients after each entry of W_g was averaged over those that own it.
 
-    `entries[n]` are the positions of vector n in the larger one; one vector has all of them.
-
-    >>> large, small = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0])
-    >>> average_owned([large, small], [torch.tensor([0, 1, 2]), torch.tensor([2])])
-    [tensor([1., 2., 4.]), tensor([4.])]
+    `layouts` are those of the vectors, and `whole` is that of W_g, whose channels are `groups`.
+    Clients with the same channels get the same tensor.
     """
-    total = vectors[0].new_zeros(max(map(len, entries)))
-    owners = torch.zeros_like(total)
-    for vector, at in zip(vectors, entries, strict=True):
-        total[at] += vector  # every position at most once
-        owners[at] += 1
-    mean = total / owners
-    return [mean[at] for at in entries]
+    total, owners = vectors[0].new_zeros(whole.size), vectors[0].new_zeros(whole.size)
+    for vector, layout, x in zip(vectors, layouts, owned, strict=True):
+        for slot, own in zip(whole.slots, layout.slots, strict=True):
+            for there, here in groups.blocks(slot.name, slot.shape, x):
+                slot.view(total)[there] += own.view(vector)[here]  # every position at most once
+                slot.view(owners)[there] += 1
+    mean = total.div_(owners)
+    parts: list[Tensor] = []
+    for i, (layout, x) in enumerate(zip(layouts, owned, strict=True)):
+        known = next((parts[j] for j in range(i) if same_channels(owned[j], x)), None)
+        parts.append(part_of(mean, layout, whole, groups, x) if known is None else known)
+    return parts
+
+
+def same_channels(a: Indices, b: Indices) -> bool:
+    return all(torch.equal(channels, b[group]) for group, channels in a.items())
+
+
+def part_of(
+    mean: Tensor, layout: Layout, whole: Layout, groups: "ChannelGroups", owned: Indices
+) -> Tensor:
+    """W_g[X_n] as a vector of this layout."""
+    part = mean.new_empty(layout.size)
+    for slot, own in zip(whole.slots, layout.slots, strict=True):
+        for there, here in groups.blocks(slot.name, slot.shape, owned):
+            own.view(part)[here] = slot.view(mean)[there]
+    return part

@@ -115,6 +115,7 @@ def plan(
     wire: Wire = "fp32",
     rounds: Rounds = 100,
     optimizer: Annotated[str, option("optimizer")] = FLAGS["optimizer"].default,
+    batch_size: Annotated[int, option("batch-size")] = FLAGS["batch-size"].default,
     seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
     clusters: Annotated[str | None, option("clusters")] = None,
@@ -134,7 +135,8 @@ def plan(
     from peerage.models.start import weights
     from peerage.net.wire.header import WIRES, written_bytes
     from peerage.net.wire.quantise import BLOCK
-    from peerage.runs.plan import page, payload_factor
+    from peerage.runs.node_memory import activation_bytes
+    from peerage.runs.plan import page, typical_cost
     from peerage.runs.plan import plan as plan_network
 
     floats = {"sgd": 1, "adamw": 2}
@@ -151,8 +153,10 @@ def plan(
     with torch.device("meta"):  # sizes without values
         modules = [one.build(shape, classes) for one in read_models(model)]
     dimensions = [Dimensions.of(module, nodes, classes, shape) for module in modules]
-    factors = [payload_factor(algorithm, sizes) for sizes in dimensions]
-    payloads = [factor for factor in factors if factor is not None]
+    # An algorithm states its cost for all models or for none.
+    costs = [cost for sizes in dimensions if (cost := typical_cost(algorithm, sizes)) is not None]
+    found_bytes = [activation_bytes(module, shape, batch_size) for module in modules]
+    activations = [count for count in found_bytes if count is not None]
     changes = {"clusters": clusters, "shuffle-clusters": shuffle_clusters}
     found_clusters = Experiment(nodes=nodes, **read_changes(changes)).clusters
     found = plan_network(
@@ -162,9 +166,13 @@ def plan(
         parameters=[sum(p.numel() for p in module.parameters()) for module in modules],
         layers=max(len(weights(module)) for module in modules),
         algorithm=algorithm,
-        payload=payloads or None,  # an algorithm states it for all models or for none
+        payload=[cost.vectors for cost in costs] or None,
         rounds=rounds,
         optimizer_floats=floats[optimizer],
+        held_models=costs[0].held_models if costs else None,
+        together=bool(costs) and costs[0].together,
+        activations=activations if len(activations) == len(modules) else (),
+        batch_size=batch_size,
         clusters=() if found_clusters is None else found_clusters.assign(seed),
         number_bytes=written_bytes(torch.float32, BLOCK, wire) / BLOCK,
     )

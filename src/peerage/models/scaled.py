@@ -13,9 +13,10 @@ HeteroFL (Diao, Ding, Tarokh, 2021. arXiv:2010.01264) keeps the first channels o
 FedRolex (Alam et al., 2022. arXiv:2212.01548) others in every round.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -25,6 +26,8 @@ from peerage.errors import InputError
 from peerage.vectors import Layout, float_buffers, frozen_parameters, trained_parameters
 
 Kept = Mapping[str, Tensor]  # group -> indices [k] of the channels that stay, in their new order
+Index = tuple[slice, ...] | tuple[Tensor, ...]  # of a part of a tensor
+MAX_BLOCKS = 16  # above it, copying block by block is slower than by positions
 
 
 class Channels(NamedTuple):
@@ -49,10 +52,13 @@ class ChannelAxis:
         """The number of channels along the axis."""
         return tensor.shape[self.axis] // self.block
 
+    def entries(self, channels: Tensor) -> Tensor:
+        """The positions of these channels along the axis."""
+        return (channels[:, None] * self.block + torch.arange(self.block)).flatten()
+
     def cut(self, tensor: Tensor, channels: Tensor) -> Tensor:
         """The tensor with these channels only."""
-        entries = channels[:, None] * self.block + torch.arange(self.block)
-        return tensor.index_select(self.axis, entries.flatten())
+        return tensor.index_select(self.axis, self.entries(channels))
 
 
 NamedAxes = Iterator[tuple[str, tuple[ChannelAxis, ...]]]
@@ -83,6 +89,25 @@ class ChannelGroups:
             tensor = axis.cut(tensor, kept[axis.group])
         return tensor
 
+    def blocks(self, name: str, shape: Sequence[int], kept: Kept) -> list[tuple[Index, Index]]:
+        """Where a named tensor of a smaller model lies in that of this one, of this shape.
+
+        For each pair (there, here), `large[there]` and `small[here]` are the same entries. If most
+        kept channels are adjacent, these are a few blocks of slices: views, and faster than
+        positions.
+        """
+        cut = {axis.axis: axis.entries(kept[axis.group]) for axis in self.axes.get(name, ())}
+        along = [
+            adjacent(cut[n]) if n in cut else [(slice(size),) * 2] for n, size in enumerate(shape)
+        ]
+        if prod(map(len, along)) <= MAX_BLOCKS:
+            pairs = [tuple(zip(*block, strict=True)) for block in product(*along)]
+            return [(there, here) for there, here in pairs]
+        # One axis for each, so that every position of one meets every position of the others.
+        every = [cut.get(n, torch.arange(size)) for n, size in enumerate(shape)]
+        outer = torch.meshgrid(*every, indexing="ij")
+        return [(outer, (slice(None),) * len(shape))]
+
     def entries(self, layout: Layout, kept: Kept) -> Tensor:
         """Where the vector of a smaller model lies in that of this one: positions [d'].
 
@@ -98,6 +123,21 @@ class ChannelGroups:
         for slot in smaller.slots:
             slot.view(vector).copy_(chosen[slot.name])
         return vector
+
+
+def adjacent(positions: Tensor) -> list[tuple[slice, slice]]:
+    """Runs of adjacent, ascending positions: the positions, and where they are in the list.
+
+    >>> adjacent(torch.tensor([3, 4, 0, 1, 2]))
+    [(slice(3, 5, None), slice(0, 2, None)), (slice(0, 3, None), slice(2, 5, None))]
+    """
+    breaks = (positions.diff() != 1).nonzero().flatten() + 1
+    ends = [0, *breaks.tolist(), len(positions)]
+    first = positions[ends[:-1]].tolist()
+    return [
+        (slice(start, start + b - a), slice(a, b))
+        for start, (a, b) in zip(first, pairwise(ends), strict=True)
+    ]
 
 
 def channel_groups(module: nn.Module) -> ChannelGroups:

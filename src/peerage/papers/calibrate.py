@@ -249,11 +249,17 @@ def _mean(costs: Sequence[Cost | None], weights: Sequence[int] | None = None) ->
     stated = [cost for cost in costs if cost is not None]
     if len(stated) < len(costs):
         return None
-    means = {
-        name: fmean([getattr(cost, name) for cost in stated], weights)
-        for name in ("vectors", "passes", "forward", "state")
-    }
-    return Cost(**means, shared_mean=all(cost.shared_mean for cost in stated))
+
+    def mean(name: str) -> float:
+        return fmean([getattr(cost, name) for cost in stated], weights)
+
+    return Cost(
+        mean("vectors"),
+        mean("passes"),
+        mean("forward"),
+        mean("state"),
+        shared_mean=all(cost.shared_mean for cost in stated),
+    )
 
 
 def measure(known: DatasetInfo, name: str, batch: int) -> Rate:

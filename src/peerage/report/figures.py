@@ -155,29 +155,34 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
     Fractions have a band of one standard deviation, limited to min and max. For other metrics, the
     axis is logarithmic if values differ by more than a factor of 30.
     """
+    with new_figure() as (figure, axes):
+        draw_curves(axes, records, key)
+    return figure
+
+
+def draw_curves(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
+    """Draw what `curves` shows."""
     metric = BY_KEY[key.rpartition(".")[2]]  # of a named model: models.NAME.accuracy
     runs = styled_runs(records)
     points = [list(zip(*run.record.curve(key), strict=True)) for run in runs]
     log = metric.scale == "log"
-    with new_figure() as (figure, axes):
-        if metric.scale == "fraction":
-            for run in runs:
-                _band(axes, run, key)
-        elif log or needs_log_scale([y for curve in points for _, y in curve]):
-            axes.set_yscale("log")
-        for run, curve in zip(runs, points, strict=True):
-            plot_curve(axes, run, [(x, y) for x, y in curve if y > 0 or not log])
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        if max(record.rounds for record in records) == 0:
-            axes.set_xticks([0])
-        if metric.scale == "fraction":
-            percent_axis(axes)
-        axes.set_ylabel(metric.label + ("" if metric.source == "network" else MEAN))
-        linear = axes.get_yscale() == "linear"
-        ends = [(run, *curve[-1]) for run, curve in zip(runs, points, strict=True) if curve]
-        label_ends(axes, [end for end in ends if end[-1] > 0 or linear])
-    return figure
+    if metric.scale == "fraction":
+        for run in runs:
+            _band(axes, run, key)
+    elif log or needs_log_scale([y for curve in points for _, y in curve]):
+        axes.set_yscale("log")
+    for run, curve in zip(runs, points, strict=True):
+        plot_curve(axes, run, [(x, y) for x, y in curve if y > 0 or not log])
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if max(record.rounds for record in records) == 0:
+        axes.set_xticks([0])
+    if metric.scale == "fraction":
+        percent_axis(axes)
+    axes.set_ylabel(metric.label + ("" if metric.source == "network" else MEAN))
+    linear = axes.get_yscale() == "linear"
+    ends = [(run, *curve[-1]) for run, curve in zip(runs, points, strict=True) if curve]
+    label_ends(axes, [end for end in ends if end[-1] > 0 or linear])
 
 
 def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:

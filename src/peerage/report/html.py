@@ -17,6 +17,7 @@ from peerage.files import disk_errors, write_bytes
 from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric
 from peerage.records.rows import RunRecord
 from peerage.report import fairness_figures, fairness_tables, figures, groups, peers, tables
+from peerage.report.alpha_figure import accuracy_over_alpha, has_alpha
 from peerage.report.fairness import fairness_over_rounds
 from peerage.report.tables import differing, labels, number, percent, value_text
 
@@ -61,6 +62,13 @@ CURVES: tuple[Curves, ...] = (
         fairness_figures.fair_accuracy_curves,
         "Two thirds of the mean accuracy of the clusters, plus one third of 1 minus the gap "
         "between the best and the worst of them; higher is better.",
+    ),
+    (
+        "Accuracy and alpha",
+        has_alpha,
+        accuracy_over_alpha,
+        "Alpha is how much models learn from the predictions of others instead of from labels. "
+        "Peak models follow where it is largest.",
     ),
     (
         "Traffic",

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peerage.algorithm import Dimensions
+from peerage.algorithm import Cost, Dimensions
 from peerage.errors import InputError
 from peerage.experiment import Experiment
 from peerage.graphs.graph import Graph, adjacency_matrix, component_labels, first_not_strong
 from peerage.graphs.mixing import describe, gains, mean_excess_degree
 from peerage.report.tables import percent, size
+from peerage.runs.node_memory import FLOAT, NodeMemory
 
-FLOAT = 4  # bytes of a number in single precision
 SETTLED = 1e-3  # share of the initial differences below which training dominates
 MIN_EXCESS_DEGREE = 2.0  # mean excess degree; at 1 a random graph disconnects (P4 section 5)
 HUB_LINKS = 10  # times the mean degree
@@ -70,7 +70,9 @@ class NetworkPlan:
     # None if the algorithm does not state its cost:
     payload: float | None  # numbers per parameter in a message
     sent: Range | None  # bytes per node and round
-    memory: Range | None  # bytes per node
+    memory: Range | None  # bytes per node; of an aggregator, where there is one
+    batch_size: int | None = None  # whose activations `memory` includes
+    held_models: int | None = None  # models of other nodes that an aggregator has at once
     mix: tuple[int, ...] = ()  # parameters of several models, which nodes take in turn
     clusters: tuple[int, ...] = ()  # nodes in each cluster
     links_within: float | None = None  # share of the links that join nodes of one cluster
@@ -120,16 +122,20 @@ def plan(
     payload: float | Sequence[float] | None,
     rounds: int,
     optimizer_floats: int = 1,
+    held_models: int | None = None,
+    together: bool = False,
+    activations: Sequence[int] = (),
+    batch_size: int | None = None,
     clusters: Sequence[int] = (),
     number_bytes: float = FLOAT,
 ) -> NetworkPlan:
     """The plan of a network; `topology`, `model` and `algorithm` are names to show.
 
     In a round, a node sends `payload` numbers per parameter to each out-neighbour, or None if that
-    is unknown. It holds its model, gradients, `optimizer_floats` numbers per parameter (1 with
-    momentum, 2 with Adam) and the messages of its neighbours; data and activations are not counted.
-    For a mix of models, `parameters` and `payload` have a number for each model. `clusters` gives
-    the cluster of every node, if there are any. `number_bytes` are those of a number in a message.
+    is unknown. `NodeMemory` says what it holds; `activations` are the bytes of a batch of
+    `batch_size`, if they are known. For a mix of models, `parameters`, `payload` and `activations`
+    have a number for each model. `clusters` gives the cluster of every node, if there are any.
+    `number_bytes` are those of a number in a message.
     """
     sizes = [parameters] if isinstance(parameters, int) else list(parameters)
     factors = [payload] if isinstance(payload, int | float) else list(payload or ())
@@ -147,13 +153,23 @@ def plan(
     parts = np.bincount(component_labels(graph))
     strong = first_not_strong(graph) is None
     report = describe(graph).as_dict() if strong else {}  # otherwise, no stationary vector exists
-    own = np.resize(np.array(sizes, dtype=np.float64), graph.nodes)  # nodes take them in turn
-    numbers = (  # in a message
-        None
-        if payload is None
-        else own * np.resize(np.array(factors, dtype=np.float64), graph.nodes)
-    )
-    model_bytes = FLOAT * own * (2 + optimizer_floats)
+
+    def in_turn(values: Sequence[float]) -> NDArray[np.float64]:
+        return np.resize(np.array(values, dtype=np.float64), graph.nodes)
+
+    own = in_turn(sizes)
+    numbers = memory = None  # numbers in a message
+    if payload is not None:
+        numbers = own * in_turn(factors)
+        needed = NodeMemory(
+            own,
+            in_turn(activations or (0.0,)),
+            FLOAT * numbers,  # messages are restored to single precision
+            optimizer_floats,
+            held_models,
+            together,
+        )
+        memory = _range(needed.of_nodes(links))
     return NetworkPlan(
         topology=topology,
         model=model,
@@ -176,21 +192,13 @@ def plan(
         layers=layers,
         payload=None if numbers is None else float(numbers.sum() / own.sum()),
         sent=None if numbers is None else _range(number_bytes * numbers * out_neighbours),
-        # Messages are restored to single precision.
-        memory=None if numbers is None else _range(model_bytes + _received(links, FLOAT * numbers)),
+        memory=memory,
+        batch_size=batch_size if activations else None,
+        held_models=held_models,
         mix=tuple(sizes) if len(sizes) > 1 else (),
         clusters=tuple(np.bincount(clusters).tolist()) if clusters else (),
         links_within=_links_within(links, clusters) if clusters and links.nnz else None,
     )
-
-
-def _received(links: Any, message: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The bytes that each node gets from its neighbours, of which each sends one message."""
-    receivers = np.repeat(np.arange(len(message)), np.diff(links.indptr))
-    sums: NDArray[np.float64] = np.bincount(
-        receivers, weights=message[links.indices], minlength=len(message)
-    ).astype(np.float64)
-    return sums
 
 
 def _links_within(links: Any, clusters: Sequence[int]) -> float:
@@ -199,14 +207,13 @@ def _links_within(links: Any, clusters: Sequence[int]) -> float:
     return float((number[pairs.row] == number[pairs.col]).mean())
 
 
-def payload_factor(algorithm: str, dimensions: Dimensions) -> float | None:
-    """Numbers per parameter that cross a link in a round; None if the algorithm does not state it.
+def typical_cost(algorithm: str, dimensions: Dimensions) -> Cost | None:
+    """The cost of a round; None if the algorithm does not state it.
 
     It is that of the second round, as the first may include data that are sent only once.
     """
     experiment = Experiment(algorithm=algorithm, topology="complete")  # rejects one with a hub
-    cost = experiment.algorithm.cost(1, dimensions, examples=0.0)
-    return None if cost is None else float(cost.vectors)
+    return experiment.algorithm.cost(1, dimensions, examples=0.0)
 
 
 def page(plan: NetworkPlan) -> str:
@@ -289,12 +296,21 @@ def _cost_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
             f"{size(per_round)} per round, "
             f"{size(per_round * plan.rounds)} in {plan.rounds:,} rounds",
         ),
-        (
-            "memory per node",
-            f"{_spread(plan.memory, size)}: model, gradients, optimiser and messages, without data "
-            "and activations",
-        ),
+        ("memory per node", f"{_spread(plan.memory, size)}: {_memory_text(plan)}"),
     ]
+
+
+def _memory_text(plan: NetworkPlan) -> str:
+    """What the memory of a node includes."""
+    parts = ["model", "gradients", "optimiser"]
+    if plan.held_models is None:
+        parts.append("messages")
+    else:
+        parts.append(f"as an aggregator the {plan.held_models} largest models that it may receive")
+    if plan.batch_size is None:
+        return f"{', '.join(parts[:-1])} and {parts[-1]}, without data and activations"
+    batch = f"activations of a batch of {plan.batch_size}"
+    return f"{', '.join(parts)} and {batch}, without data"
 
 
 def _warnings(plan: NetworkPlan) -> Iterator[str]:

@@ -7,6 +7,7 @@ from peerage.papers.datasets import CIFAR, CIFAR100
 from peerage.papers.p1.calculations import Allocation, AlphaCycles, Cycle, Links, ModelSizes
 from peerage.papers.p1.printed import SIGNALS
 from peerage.papers.p1.settings import (
+    ABLATION,
     ACE,
     AMOUNTS,
     CE,
@@ -19,13 +20,16 @@ from peerage.papers.p1.settings import (
     H1_RESNET,
     H1_VIT,
     H2_CNN,
+    LARGE,
     MIXES,
     NEIGHBOURS,
+    SINGLE,
     SPLITS,
     TEN,
     TWO_GROUPS,
     WSM,
     Setting,
+    amount_of,
     data_of,
     runs,
 )
@@ -74,18 +78,26 @@ def grid(
     models: Sequence[str],
     datasets: Sequence[str] = (CIFAR, CIFAR100),
     clients: Sequence[int] = (CLIENTS,),
+    kind: str | None = None,
     **changes: Any,
 ) -> list[Job]:
-    """All methods with all models on all data sets that are available, in both splits."""
+    """All methods with all models on all data sets that are available, in all splits."""
     return [
         job
         for count in clients
         for name in models
         for dataset in available(plan, *datasets)
-        for split in SPLITS
+        for split in amount_of(plan, name, kind).splits
         for method in methods
         for job in runs(
-            plan, method, dataset=dataset, models=name, split=split, clients=count, **changes
+            plan,
+            method,
+            dataset=dataset,
+            models=name,
+            split=split,
+            clients=count,
+            kind=kind,
+            **changes,
         )
     ]
 
@@ -102,7 +114,7 @@ def signal_jobs(plan: Plan) -> list[Job]:
         job
         for models in (H1_CNN, H1_RESNET, H1_VIT)
         for dataset in available(plan, CIFAR100)
-        for split in SPLITS
+        for split in amount_of(plan, models, LARGE).splits
         for setting in SIGNALS
         for job in runs(
             plan,
@@ -111,6 +123,7 @@ def signal_jobs(plan: Plan) -> list[Job]:
             models=models,
             split=split,
             setting=setting,
+            kind=LARGE,
             loss=CE if setting.startswith("CE") else WSM,
             options=FIXED if setting.endswith("fixed") else {},
         )
@@ -129,14 +142,18 @@ def architecture_jobs(plan: Plan) -> list[Job]:
 # The jobs of the figures
 
 
-def variants(plan: Plan, named: Variants, splits: Sequence[str] = SPLITS) -> list[Job]:
-    """DFML, or another method, with one thing changed at a time."""
+def variants(plan: Plan, named: Variants, kind: str = ABLATION) -> list[Job]:
+    """DFML with one thing changed at a time, in all splits."""
     return [
         job
-        for split in splits
+        for split in ablation_splits(plan)
         for name, changes in named.items()
-        for job in runs(plan, split=split, setting=name, **{"method": DFML, **changes})
+        for job in runs(plan, DFML, split=split, setting=name, kind=kind, **changes)
     ]
+
+
+def ablation_splits(plan: Plan) -> tuple[str, ...]:
+    return amount_of(plan, H2_CNN, ABLATION).splits
 
 
 def ending(plan: Plan, rounds: int) -> dict[str, Any]:
@@ -211,14 +228,14 @@ def alpha_grid_jobs(plan: Plan) -> list[Job]:
     values = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0) if plan.scale == "paper" else (0.1, 0.5, 0.9, 1.0)
     named: dict[str, dict[str, Any]] = {"cyclic": {"loss": CE}}
     named |= {f"alpha = {a:g}": {"loss": CE, "options": fixed(a)} for a in values}
-    return variants(plan, named)
+    return variants(plan, named, SINGLE)
 
 
 def sender_jobs(plan: Plan) -> list[Job]:
     """Fig. 19: a half, a fifth and a tenth of the clients send."""
     return [
         job
-        for split in SPLITS
+        for split in ablation_splits(plan)
         for method in (FEDAVG, DFML)
         for share in (0.5, 0.2, 0.1)
         for job in runs(
@@ -237,14 +254,8 @@ def epoch_jobs(plan: Plan) -> list[Job]:
     named: dict[str, dict[str, Any]] = {
         f"K = {count}": {"options": {"epochs_mutual": count}} for count in counts
     }
-    return [
-        job
-        for split in SPLITS
-        for job in (
-            *variants(plan, named, (split,)),
-            *runs(plan, FEDAVG, split=split),
-        )
-    ]
+    baselines = [job for split in ablation_splits(plan) for job in runs(plan, FEDAVG, split=split)]
+    return [*variants(plan, named), *baselines]
 
 
 def schedule_jobs(plan: Plan) -> list[Job]:
@@ -258,7 +269,7 @@ def schedule_jobs(plan: Plan) -> list[Job]:
             "common": {"schedule": "common"},
         }.items()
     }
-    return variants(plan, {**named, "fixed": {"loss": CE, "options": FIXED}})
+    return variants(plan, {**named, "fixed": {"loss": CE, "options": FIXED}}, SINGLE)
 
 
 def period_jobs(plan: Plan) -> list[Job]:
@@ -276,22 +287,30 @@ def period_jobs(plan: Plan) -> list[Job]:
 
 
 def work_jobs(plan: Plan) -> list[Job]:
-    """The same computation in three ways, and plain averaging."""
+    """The same computation in three ways, and plain averaging, with the runs of Table 6."""
     mutual = 2 if plan.scale == "smoke" else 10
-    epochs: dict[str, Any] = {"local": {"epochs": 1 + mutual}}
+    case: dict[str, Any] = {"clients": 10, "kind": FULL}
+    # As many rounds as DFML, where Dec. FedAvg otherwise has more.
+    rounds = amount_of(plan, H2_CNN, FULL).rounds
+    longer: dict[str, Any] = {"local": {"epochs": 1 + mutual}, "rounds": rounds}
     return [
-        *runs(plan, DFML, clients=10),
-        *runs(plan, DFML, clients=10, setting="alpha = 0", options=fixed(0.0)),
-        *runs(plan, FEDAVG, clients=10, setting=f"{1 + mutual} epochs", **epochs),
-        *runs(plan, FEDAVG, clients=10),
+        *runs(plan, DFML, **case),
+        *runs(plan, DFML, setting="alpha = 0", options=fixed(0.0), **case),
+        *runs(plan, FEDAVG, setting=f"{1 + mutual} epochs", **longer, **case),
+        *runs(plan, FEDAVG, **case),
     ]
 
 
 def neighbour_jobs(plan: Plan) -> list[Job]:
-    """Mutual learning with an aggregator, and between neighbours of a sparse graph."""
+    """Mutual learning with an aggregator, and between neighbours of a sparse graph.
+
+    A round in which all nodes train with their neighbours costs five times as much on a ring, and
+    eight times with four neighbours. So scale small has fewer of them.
+    """
+    fewer = ending(plan, 10)
     return [
         *runs(plan, DFML, setting="complete graph"),
         *runs(plan, DFML, setting="ring", topology="ring"),
-        *runs(plan, NEIGHBOURS, setting="ring", topology="ring"),
-        *runs(plan, NEIGHBOURS, setting="4 neighbours", topology="regular:k=4"),
+        *runs(plan, NEIGHBOURS, setting="ring", topology="ring", **fewer),
+        *runs(plan, NEIGHBOURS, setting="4 neighbours", topology="regular:k=4", **fewer),
     ]

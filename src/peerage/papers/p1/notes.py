@@ -11,6 +11,7 @@ from peerage.papers.p1.settings import (
     LEARNING_RATE,
     MAX_ALPHA,
     MAX_ALPHA_NOISY,
+    NON_IID,
     OBJECTS,
     ROUNDS,
     Setting,
@@ -78,7 +79,7 @@ def settings_of(results: Results) -> list[Setting]:
 
 
 def smaller(results: Results) -> list[str]:
-    """What scale small has instead of the paper's settings: images, clients, rounds and tests."""
+    """What scale small has less of: images, clients, test images, rounds and splits."""
     kinds: dict[str, dict[str, None]] = {}  # amounts -> the models that have them
     for job in jobs_of(results):
         place, used = job.place, job.experiment
@@ -95,4 +96,5 @@ def smaller(results: Results) -> list[str]:
     texts = [f"{text} ({', '.join(models)})" for text, models in kinds.items()]
     rounds = {job.experiment.rounds for job in jobs_of(results)}
     counts = " to ".join(str(count) for count in sorted({min(rounds), max(rounds)}))
-    return [f"Scale small: {'; '.join(texts)}; {counts} rounds."]
+    alone = "; non-IID data alone" if results.values("split") == [NON_IID] else ""
+    return [f"Scale small: {'; '.join(texts)}; {counts} rounds{alone}."]

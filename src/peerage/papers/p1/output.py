@@ -22,7 +22,7 @@ from peerage.papers.p1.common import (
 )
 from peerage.papers.p1.notes import NO_DATA, SAME, UNNAMED, notes_of, settings_of
 from peerage.papers.p1.printed import Accuracy
-from peerage.papers.p1.settings import DFML, FEDAVG, FML, HETEROFL, SPLITS, Setting
+from peerage.papers.p1.settings import DFML, FEDAVG, FML, HETEROFL, Setting
 from peerage.papers.papertable import Cell, PaperTable, Row
 from peerage.papers.study import Results, StudyOutput
 from peerage.records.rows import RunRecord
@@ -229,16 +229,17 @@ def show_cycles(results: Results) -> StudyOutput:
 
 def show_peaks(results: Results) -> StudyOutput:
     """Fig. 8: regular and peak models, and alpha."""
+    splits = results.values("split")
     table = PaperTable(
         title="Fig. 8: accuracy of the last models",
         row_titles=("models",),
-        columns=tuple((split,) for split in SPLITS),
+        columns=tuple((split,) for split in splits),
         rows=tuple(
             (
                 (name,),
                 tuple(
                     Cell(*series.final(key))
-                    for split in SPLITS
+                    for split in splits
                     for series in results.of(split=split) or [Series("", "", ())]
                 ),
             )

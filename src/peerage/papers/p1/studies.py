@@ -13,6 +13,7 @@ from peerage.papers.p1.settings import (
     FEDAVG,
     FEDPROX,
     FML,
+    FULL,
     H0_CNN,
     H1_CNN,
     H1_RESNET,
@@ -21,6 +22,7 @@ from peerage.papers.p1.settings import (
     H2_EFFICIENTNET,
     HETEROFL,
     SERVER,
+    SINGLE,
     TEN,
     TWO_GROUPS,
 )
@@ -121,7 +123,9 @@ STUDIES = [
         12,
         "CNNs of different depths on the graph of two groups, CIFAR-10 and CIFAR-100",
         "DFML has the highest accuracy also on this graph",
-        partial(jobs.grid, methods=(FEDAVG, DFML), models=(H2_CNN,), topology=TWO_GROUPS),
+        partial(
+            jobs.grid, methods=(FEDAVG, DFML), models=(H2_CNN,), topology=TWO_GROUPS, kind=SINGLE
+        ),
     ),
     _figure(
         1,
@@ -142,7 +146,7 @@ STUDIES = [
         "accuracy of each architecture",
         "larger architectures are more accurate, and each is more accurate with DFML than with "
         "Dec. FedAvg",
-        partial(jobs.grid, methods=(FEDAVG, DFML), models=(H2_CNN,), datasets=(CIFAR,)),
+        partial(jobs.grid, methods=(FEDAVG, DFML), models=(H2_CNN,), datasets=(CIFAR,), kind=FULL),
         output.show_architectures,
     ),
     _figure(
@@ -206,7 +210,7 @@ STUDIES = [
         14,
         "with and without distillation",
         "without distillation, about ten times as many models must be sent",
-        partial(jobs.variants, named=jobs.WITH),
+        partial(jobs.variants, named=jobs.WITH, kind=SINGLE),
         costs.show_distillation,
     ),
     _figure(
@@ -282,7 +286,13 @@ STUDIES = [
         "DFML and Dec. FML",
         "memes of Dec. FML learn faster than DFML, but the clients' own models are worse than with "
         "Dec. FedAvg",
-        partial(jobs.grid, methods=(FEDAVG, DFML, FML), models=(H2_CNN,), datasets=(CIFAR,)),
+        partial(
+            jobs.grid,
+            methods=(FEDAVG, DFML, FML),
+            models=(H2_CNN,),
+            datasets=(CIFAR,),
+            kind=SINGLE,
+        ),
         output.show_memes,
     ),
     _figure(
@@ -295,7 +305,7 @@ STUDIES = [
         26,
         "adaptive methods",
         "WSL and ANL-KD are hardly better than a fixed alpha of 0.5; cyclic alpha is",
-        partial(jobs.variants, named=jobs.ADAPTIVE),
+        partial(jobs.variants, named=jobs.ADAPTIVE, kind=SINGLE),
     ),
     _figure(
         27,
