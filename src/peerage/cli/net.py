@@ -66,6 +66,13 @@ def node(
         bool, Option("--shift", help="Apply the shift of this peer's cluster to --data.")
     ] = False,
     rejoin: Rejoin = "own",
+    allow_code: Annotated[
+        list[str] | None,
+        Option(
+            metavar="<sha256>",
+            help="SHA-256 of a file outside the package that may run here; remembered in --out.",
+        ),
+    ] = None,
     bind: Annotated[
         str | None, Option(help="HOST:PORT to listen on (default: as in the network file).")
     ] = None,
@@ -99,6 +106,7 @@ def node(
             classes=None if classes is None else parse_classes(classes),
             shift=shift,
             rejoin=rejoin,
+            allow_code=allow_code or (),
         )
         summary = run_node(config)
     if as_json:
@@ -163,7 +171,7 @@ def export(
 ) -> None:
     """Write a folder for each peer of a network of machines.
 
-    It holds the peer's files, key and systemd unit. The algorithm must be one of the package.
+    It holds the peer's files, key and systemd unit, and the files of your own code.
     """
     check_installed()
     from peerage.net.deploy.export import export as write_folders

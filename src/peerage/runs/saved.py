@@ -21,6 +21,9 @@ from peerage.engine.shard import saves_evaluated
 from peerage.engine.world import constants_of, describe_example
 from peerage.errors import CheckpointError, InputError
 from peerage.experiment.experiment import Experiment
+from peerage.experiment.identity import model_code
+from peerage.experiment.outside import CodeGate, check_unchanged, code_gate
+from peerage.experiment.permission import allowed
 from peerage.experiment.toml import PYTHON_OBJECT
 from peerage.files import read_json, read_toml
 from peerage.models.start import Architecture
@@ -28,7 +31,7 @@ from peerage.records import checkpoint
 from peerage.records import rows as records
 from peerage.records.checkpoint import Checkpoint
 from peerage.records.rows import Row, is_until, read_metrics, value_at
-from peerage.runs.run import check_constants, check_same
+from peerage.runs.run import check_constants, check_same, code_of_run
 from peerage.runs.watch import choose
 from peerage.vectors import Weights, named_tensors
 
@@ -301,7 +304,12 @@ def open_run(
         )
     experiment_file = source.parent / str(table.get("experiment"))
     setups = [folder, *places.values()]
-    return _open(folder, str(table["run"]), experiment_file, places, setups, experiment)
+    arguments = (folder, str(table["run"]), experiment_file, places, setups, experiment)
+    if (source.parent / "environment.json").exists():  # made on this machine by `peerage up`
+        return _open(*arguments)
+    known = frozenset().union(*map(allowed, places.values()))
+    with code_gate(CodeGate.of_network(source, table, known)):
+        return _open(*arguments)
 
 
 def _network_file(folder: Path, peer: Path) -> Path:
@@ -326,6 +334,7 @@ def _open(
     """Open a run, or a network with the folders of its peers in `places`."""
     table = read_toml(file)
     experiment = given or _read(table, folder)
+    check_unchanged(code_of_run(file.parent), model_code(experiment))
     objects = [] if given else [k for k in ("algorithm", "dataset") if _is_object(table.get(k))]
     setup = _setup(setups, folder, experiment, complete=not objects)
     shape = tuple(setup["example"]["shape"])
@@ -359,7 +368,10 @@ def _open(
 
 
 def _read(table: dict[str, Any], folder: Path) -> Experiment:
-    """The experiment, with defaults for Python objects on which no model depends."""
+    """The experiment, with defaults for Python objects and metrics: no model depends on them."""
+    if "metrics" in table.get("evaluation", {}):
+        kept = {key: value for key, value in table["evaluation"].items() if key != "metrics"}
+        table = {**table, "evaluation": kept}
     models = table.get("model", [])
     if any(map(_is_object, models if isinstance(models, list) else [models])):
         raise InputError(

@@ -4,6 +4,7 @@ OUT/authority/              signs the identities; its key stays here
 OUT/node-0/                 to be moved to the machine of node 0
     README.txt              instructions
     network.toml  experiment.toml
+    code/                   the files of the user's own code, if there are any
     certs/                  its key and certificate, authority.pem, revoked.pem
     peerage-node-0.service  a unit for systemd
 """
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from peerage import specs
-from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PUBLISHED
 from peerage.data.datasets import dataset_info
 from peerage.engine.prepare import build_graph
@@ -30,6 +30,7 @@ from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
+from peerage.net.deploy.code import FOLDER, ShippedCode, ship
 from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
@@ -108,7 +109,7 @@ Allow TCP connections to that port in its firewall. Anyone who has the key in ce
 2. Data
 
 {data}
-3. Start
+{code}{start}. Start
 
     PEERAGE_DATA=data {command}
 
@@ -185,6 +186,7 @@ def export(
     """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
     _check_port(port, "--port")
     experiment = _with_model(experiment)
+    code = ship(experiment)
     _check_experiment(experiment)
     check_empty(out)
     places = assign_hosts(read_hosts(hosts, port), experiment)
@@ -200,7 +202,7 @@ def export(
             for number, place in enumerate(places):
                 folder = aside / members[number].name
                 serials.append(_issue(authority, place, folder))
-                _write(folder, network, number, place)
+                _write(folder, network, number, place, code)
     except BaseException:
         if known is not None:  # the keys are deleted, so these never have to be revoked
             for serial in serials:
@@ -333,11 +335,6 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 def _check_experiment(experiment: Experiment) -> None:
     """Check the experiment without its data, which may exist only on the machines of the peers."""
-    if type(experiment.algorithm) not in ALGORITHMS.values():
-        raise InputError(
-            f"the algorithm {display_name(experiment.algorithm, ALGORITHMS)!r} is not part of the "
-            "package, so other machines lack it; run it with `peerage up`"
-        )
     Experiment.from_toml(experiment.to_toml())
     build_graph(experiment, experiment.nodes_and_hub)
 
@@ -387,17 +384,21 @@ def _issue(authority: Authority, place: Address, folder: Path) -> int:
     return read_certificate(identity.certificate, REMEDY).serial_number
 
 
-def _write(folder: Path, network: Network, number: int, place: Address) -> None:
-    files = {
-        "experiment.toml": network.experiment.to_toml(),
-        "network.toml": network.to_toml("experiment.toml"),
-        **_guides(network, number, place),
+def _write(folder: Path, network: Network, number: int, place: Address, code: ShippedCode) -> None:
+    if code.files:
+        with disk_errors(folder, REMEDY):
+            (folder / FOLDER).mkdir()
+    texts = {
+        "experiment.toml": code.experiment,
+        "network.toml": network.to_toml("experiment.toml", code.hashes),
+        **_guides(network, number, place, code),
     }
-    for file, text in files.items():
-        write_bytes(folder / file, text.encode(), REMEDY)
+    files = {file: text.encode() for file, text in texts.items()} | code.files
+    for file, content in files.items():
+        write_bytes(folder / file, content, REMEDY)
 
 
-def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
+def _guides(network: Network, number: int, place: Address, code: ShippedCode) -> dict[str, str]:
     """The systemd unit and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
@@ -418,6 +419,8 @@ def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
         f"{name} --out run{bind}",
         "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
+        "code": code.readme,
+        "start": "4" if code.files else "3",
     }
     return {words["unit"]: UNIT.format(**words), "README.txt": README.format(**words)}
 

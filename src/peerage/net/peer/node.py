@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.errors import InputError, Interrupted, PeerageError, check_choice
+from peerage.experiment.identity import own_code
+from peerage.experiment.permission import allow, allowed, check_hash
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.metrics import serve_metrics
 from peerage.net.peer.network import Network
@@ -53,6 +55,7 @@ class PeerConfig:
     classes: Classes | None = None  # of the whole network; `data` may lack some
     shift: bool = False  # whether `data` get the shift of this peer's cluster
     rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
+    allow_code: Sequence[str] = ()  # SHA-256 of files outside the package that may run
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
@@ -61,9 +64,11 @@ class PeerConfig:
 
 def run_node(config: PeerConfig) -> dict[str, Any]:
     """Run one peer to its end; write its summary to the folder and return it."""
-    network = Network.load(config.network)
+    network = _load_network(config)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
+    if config.allow_code:
+        allow(config.folder, map(check_hash, config.allow_code))
     # Other peers must not be able to compute the noise, so its seed is drawn here.
     world = prepare_for(network, me, config).restrict_to_node(me, secrets.randbits(62))
     torch.set_num_threads(1)  # so that sums are in the same order as in the simulator
@@ -103,6 +108,17 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         }
         write_json(config.folder / "summary.json", summary)
         return summary
+
+
+def _load_network(config: PeerConfig) -> Network:
+    """The network, with own code only if it was allowed now or at an earlier start."""
+    given = set(map(check_hash, config.allow_code))
+    network = Network.load(config.network, given | allowed(config.folder))
+    for sha256 in given.difference(own_code(network.experiment).values()):
+        raise InputError(
+            f"--allow-code {sha256}: no file of this network has this SHA-256; remove it"
+        )
+    return network
 
 
 def prepare_for(network: Network, me: int, config: PeerConfig) -> World:
