@@ -483,12 +483,12 @@ def test_a_checkpoint_that_the_disk_rejects(
 ) -> None:
     save_file = shard.save_file
 
-    def full_in_round_two(tensors: Any, path: str) -> None:
+    def full_in_round_two(tensors: Any, path: str, metadata: dict[str, str]) -> None:
         if "round-000002" in path:  # the very words of the library
             raise SafetensorError(
                 "Error while serializing: I/O error: No space left on device (os error 28)"
             )
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
 
     with monkeypatch.context() as patch:
         patch.setattr(shard, "save_file", full_in_round_two)  # workers inherit it

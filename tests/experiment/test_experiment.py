@@ -714,10 +714,7 @@ def test_verify_says_that_the_file_of_an_algorithm_was_changed(
     folder = tmp_path / "run"
     lazy_run(outside, folder)
     outside.write_text(text)
-    message = (
-        f"algorithm file {outside} has changed since this run; "
-        "restore it, or run the experiment again"
-    )
+    message = f"{outside} has changed since this run; restore it, or run the experiment again"
     assert error_line(peerage("verify", folder)) == message
     outside.write_text(OUTSIDE)  # the one remedy
     assert peerage("verify", folder).code == 0
@@ -731,7 +728,7 @@ def test_resume_says_that_the_file_of_an_algorithm_was_changed(
     with pytest.raises(Interrupted):
         lazy_run(outside, folder, watch=stop_in_round_three)
     outside.write_text(CHANGED[0])
-    changed = f"algorithm file {outside} has changed since this run; restore it, or run"
+    changed = f"{outside} has changed since this run; restore it, or run"
     assert changed in error_line(peerage("resume", folder))
     with pytest.raises(InputError, match="has changed since this run"):
         pg.resume(folder, experiment=pg.Experiment(algorithm=f"{outside}:Lazy"))
@@ -754,8 +751,7 @@ def test_the_hash_is_of_the_file_that_was_loaded(tmp_path: Path, outside: Path) 
 
     lazy_run(outside, tmp_path / "run", watch=change)
     stored = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert stored["algorithm_file"] == str(outside)
-    assert stored["algorithm_sha256"] == hashlib.sha256(OUTSIDE.encode()).hexdigest()
+    assert stored["code"] == {str(outside): hashlib.sha256(OUTSIDE.encode()).hexdigest()}
     assert "has changed" in error_line(peerage("verify", tmp_path / "run"))
 
 
@@ -768,7 +764,7 @@ def test_peers_with_other_files_of_an_algorithm_do_not_agree(outside: Path) -> N
     before = shared_settings()
     outside.write_text(OUTSIDE + "# a comment\n")
     assert [line.partition(" ")[0] for line in differing(before, shared_settings())] == [
-        "algorithm_sha256"
+        "algorithm.name"
     ]
     outside.write_text(OUTSIDE)
     assert shared_settings() == before

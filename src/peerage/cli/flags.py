@@ -77,8 +77,8 @@ TABLE = (
          "Algorithm, e.g. dechw:theta=30 or my_file.py:MyAlgorithm.", "dechw"),
     Flag("dataset", "dataset", str, "Data set, e.g. mnist or npz:path=FILE.", "digits"),
     Flag("model", "model", list[str],
-         "Model, e.g. mnist-cnn, or a mix, e.g. h2-cnn; repeat the flag to mix several.",
-         "(by data set)"),
+         "Model, e.g. mnist-cnn or my_file.py:MyModel, or a mix, e.g. h2-cnn; repeat the flag to "
+         "mix several.", "(by data set)"),
     Flag("nodes", "nodes", int, "Number of nodes.", 50),
     Flag("topology", "topology", str, "Graph between the nodes, e.g. regular:k=4.", "er:p=0.2"),
     Flag("assortativity", "assortativity", float,
@@ -135,6 +135,9 @@ TABLE = (
          "Share of each node's data to hold out for validation, below 1.", 0),
     Flag("spread", "evaluation.spread", bool,
          "Record the spread and movement of the parameters, layer by layer."),
+    Flag("metric", "evaluation.metrics", list[str],
+         "Metric of your own, e.g. my_file.py:balanced, a function of y_true and y_pred; repeat "
+         "the flag for several."),
     Flag("link-activity", "faults.links", float, "Probability that a link is up in a round.", 1),
     Flag("node-activity", "faults.nodes", float,
          "Probability that a node communicates in a round; it trains in any case.", 1),

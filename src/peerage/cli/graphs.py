@@ -109,7 +109,10 @@ def plan(
     dataset: Annotated[str, option("dataset")] = "mnist",
     model: Annotated[
         str | None,
-        Option(help="Model, e.g. mnist-cnn, or a mix, e.g. h2-cnn (default: by data set)."),
+        Option(
+            help="Model, e.g. mnist-cnn or my_file.py:MyModel, or a mix, e.g. h2-cnn (default: by "
+            "data set)."
+        ),
     ] = None,
     algorithm: Annotated[str, option("algorithm")] = FLAGS["algorithm"].default,
     wire: Wire = "fp32",
@@ -151,7 +154,10 @@ def plan(
         shape, classes = loaded.shape, len(loaded.classes)
     model = model or default_model(name, shape)
     with torch.device("meta"):  # sizes without values
-        modules = [one.build(shape, classes) for one in read_models(model)]
+        modules = [
+            one.build(shape, classes) if hasattr(one, "build") else one()
+            for one in read_models(model)
+        ]
     dimensions = [Dimensions.of(module, nodes, classes, shape) for module in modules]
     # An algorithm states its cost for all models or for none.
     costs = [cost for sizes in dimensions if (cost := typical_cost(algorithm, sizes)) is not None]

@@ -82,6 +82,13 @@ def node(
     stop_at_epsilon: StopAtEpsilon = None,
     keep: KeepModels = "both",
     keep_every: KeepEvery = None,
+    allow_code: Annotated[
+        list[str] | None,
+        Option(
+            metavar="<sha256>",
+            help="SHA-256 of a file outside the package that may run here; remembered in --out.",
+        ),
+    ] = None,
     bind: Annotated[
         str | None, Option(help="HOST:PORT to listen on (default: as in the network file).")
     ] = None,
@@ -134,6 +141,7 @@ def node(
             rejoin=rejoin,
             stop_at_epsilon=stop_at_epsilon,
             keep=Keep(keep, keep_every),
+            allow_code=allow_code or (),
         )
         summary = run_node(config)
     if as_json:
@@ -209,7 +217,7 @@ def export(
 ) -> None:
     """Write a folder for each peer of a network of machines.
 
-    It holds the peer's files, key and systemd unit. The algorithm must be one of the package.
+    It holds the peer's files, key and systemd unit, and the files of your own code.
     """
     check_installed()
     from peerage.net.deploy.export import export as write_folders

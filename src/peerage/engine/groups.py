@@ -5,9 +5,8 @@ from typing import NamedTuple
 import torch
 
 from peerage.engine.world import World
-from peerage.records.metrics import SCORES
 from peerage.vectors import FlatModel
-from peerage.work.evaluation import score
+from peerage.work.evaluation import scores
 
 
 class Tested(NamedTuple):
@@ -32,18 +31,18 @@ def evaluate(
     all nodes, as if each of them had its model.
     """
     if not grouped_by(world):
-        return dict(vars(score(model, world.test))), {}
+        return scores(model, world.test, world.own_metrics), {}
     tested = {}
     for cluster, examples in world.tests_of(node).items():
         confusion = torch.zeros(len(world.classes), len(world.classes), dtype=torch.int64)
-        metrics = dict(vars(score(model, examples, confusion)))
+        metrics = scores(model, examples, world.own_metrics, confusion)
         tested[cluster] = Tested(metrics, confusion.tolist())
     if len(tested) == 1:
         return dict(next(iter(tested.values())).metrics), tested
     assert world.experiment.clusters is not None
     sizes = world.experiment.clusters.sizes
     means = {
-        m.key: sum(sizes[c] * found.metrics[m.key] for c, found in tested.items()) / sum(sizes)
-        for m in SCORES
+        key: sum(sizes[c] * found.metrics[key] for c, found in tested.items()) / sum(sizes)
+        for key in next(iter(tested.values())).metrics
     }
     return means, tested

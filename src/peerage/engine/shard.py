@@ -42,7 +42,7 @@ from peerage.requests import (
 from peerage.state import Classes, check_state, classes_in, map_tensors, pack, unpack
 from peerage.vectors import Weights, all_finite
 from peerage.work.context import LocalContext
-from peerage.work.evaluation import ConsensusSums, Movement, movement, score
+from peerage.work.evaluation import ConsensusSums, Movement, movement, scores
 from peerage.work.together import TrainedTogether, TrainTogether
 from peerage.work.training import Train, Trained
 
@@ -577,11 +577,11 @@ class Shard:
         """The scores of a model on the test set and on the node's held-out examples."""
         model = self.models[weights.architecture]
         model.load(weights.params, weights.buffers)
-        scores, tests = evaluate(self.world, model, node)
+        found, tests = evaluate(self.world, model, node)
         if node in self.held_out:
-            held_out = vars(score(model, self.held_out[node]))
-            scores |= {VALIDATION + key: value for key, value in held_out.items()}
-        return scores, tests
+            held_out = scores(model, self.held_out[node], self.world.own_metrics)
+            found |= {VALIDATION + key: value for key, value in held_out.items()}
+        return found, tests
 
     def _report(self) -> ShardReport:
         reports = [

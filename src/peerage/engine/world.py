@@ -23,6 +23,7 @@ from peerage.privacy import Noise, NoiseSource, PrivacyFilter
 from peerage.randomness import stream_seed
 from peerage.vectors import Layout, Weights
 from peerage.work.context import Examples
+from peerage.work.evaluation import OwnMetrics
 
 
 @runtime_checkable
@@ -76,6 +77,11 @@ class World:
     @property
     def noise(self) -> Noise:
         return self.experiment.noise
+
+    @property
+    def own_metrics(self) -> OwnMetrics:
+        """The user's own metrics by name."""
+        return {metric.name: metric for metric in self.experiment.evaluation.metrics}
 
     @property
     def pre_round(self) -> PreRound | None:

@@ -28,11 +28,13 @@ from peerage.data.partition import PARTITIONS, Dirichlet, Partition
 from peerage.data.schema import Schema, read_schema
 from peerage.data.tensors import Dataset
 from peerage.errors import InputError, check_choice, did_you_mean
+from peerage.experiment.outside import OwnMetric
 from peerage.experiment.readers import (
     read_algorithm,
     read_clusters,
     read_faults,
     read_local,
+    read_metrics,
     read_models,
     read_noise,
     read_topology,
@@ -146,6 +148,12 @@ class Evaluation(Section):
     at: Literal["exchange", "end"] | None = None
     validation: float = 0.0  # share of each node's data that is held out for validation
     spread: bool = False  # also record the spread and movement of parameters (P4 Fig. 5)
+    # Functions of a user's own, of true and predicted classes: my_file.py:balanced.
+    metrics: Annotated[tuple[OwnMetric, ...], ReadBy(read_metrics)] = ()
+
+    if TYPE_CHECKING:  # metrics may also be text
+
+        def __init__(self, **values: Any) -> None: ...
 
     @field_validator("at", mode="before")
     @classmethod

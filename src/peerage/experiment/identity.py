@@ -8,11 +8,13 @@ from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS
 from peerage.experiment.experiment import Experiment
+from peerage.experiment.outside import by_content, defined_by, loaded_file, source_file, source_hash
 from peerage.experiment.toml import HEAD, local_table
 from peerage.graphs.faults import Faults
 from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
 from peerage.models import MODELS
+from peerage.models.start import Split
 from peerage.privacy import Noise
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
@@ -34,13 +36,34 @@ def identity_of(table: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def own_code(experiment: Experiment) -> dict[str, str]:
+    """The files of a user's own algorithm, models and metrics, with the SHA-256 of each."""
+    found = {str(metric.file): metric.sha256 for metric in experiment.evaluation.metrics}
+    cls = defined_by(experiment.algorithm)
+    if (sha256 := source_hash(cls)) is not None:
+        found[str(source_file(cls))] = sha256
+    return found | model_code(experiment)
+
+
+def model_code(experiment: Experiment) -> dict[str, str]:
+    """As `own_code`, but only the files of models."""
+    models = [model.model if isinstance(model, Split) else model for model in experiment.model]
+    classes = [cls for cls in map(defined_by, models) if loaded_file(cls) is not None]
+    return {str(loaded_file(cls)): str(source_hash(cls)) for cls in classes}
+
+
+def content_identity(experiment: Experiment) -> dict[str, Any]:
+    """As `identity`, but equal for the same code in another folder, and not for other code."""
+    return by_content(identity(experiment), own_code(experiment))
+
+
 def run_key(experiment: Experiment) -> dict[str, Any]:
     """The settings in which an experiment differs from the defaults.
 
     Its hash names study folders. An option that a later version adds, with a default that changes
     no result, must not change it, so that finished runs stay finished.
     """
-    table = identity(experiment)
+    table = content_identity(experiment)
     local = table.pop("local", local_table(LocalSGD()))
     init, models = table.pop("init"), table["model"]
     defaults = Experiment().table()

@@ -15,17 +15,24 @@ from peerage.algorithms import ALGORITHMS
 from peerage.data.clusters import Clusters
 from peerage.data.shifts import SHIFTS
 from peerage.errors import InputError, did_you_mean
-from peerage.experiment.outside import load_class
+from peerage.experiment.outside import (
+    OUTSIDE,
+    OwnMetric,
+    load_class,
+    load_metric,
+    load_model,
+    own_path,
+    required,
+)
 from peerage.experiment.toml import HEAD, PYTHON_OBJECT
 from peerage.graphs.faults import Faults
 from peerage.graphs.topology import TOPOLOGIES, FromGraph
 from peerage.models import MIXES, MODELS
 from peerage.models.start import Split
 from peerage.privacy import Noise
+from peerage.records.metrics import RESERVED, STATISTICS, VALIDATION
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
-
-OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 
 
 def reader(kind: str, family: specs.Family, *attributes: str) -> Callable[[Any], Any]:
@@ -58,20 +65,12 @@ def reader(kind: str, family: specs.Family, *attributes: str) -> Callable[[Any],
 
 def read_algorithm(value: Any) -> Algorithm[Any]:
     """As `reader`, but also accepts `file.py:Class:key=value` for one outside the package."""
-    name = (
-        value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else ""
-    )
-    outside = OUTSIDE.fullmatch(str(name))
+    outside = _outside(value)
     if not outside:
         algorithm = reader("algorithm", ALGORITHMS, "round")(value)
     else:
-        cls = load_class(Path(outside["file"]).absolute(), outside["name"])
-        options = (
-            {**value, "name": outside["name"]}
-            if isinstance(value, Mapping)
-            else (f"{outside['name']}:{outside['options'] or ''}")
-        )
-        algorithm = reader("algorithm", {outside["name"]: cls}, "round")(options)
+        cls = load_class(own_path(outside["file"]), outside["name"])
+        algorithm = reader("algorithm", {outside["name"]: cls}, "round")(_inside(value, outside))
     if not isinstance(algorithm, Algorithm):
         raise InputError(f"algorithm must be an Algorithm, got {algorithm!r}")
     if not is_dataclass(algorithm):
@@ -80,6 +79,49 @@ def read_algorithm(value: Any) -> Algorithm[Any]:
             "write @dataclass(frozen=True) above it"
         )
     return algorithm
+
+
+def _outside(value: Any) -> re.Match[str] | None:
+    """The file, name and options in text or a table, if it names code outside the package."""
+    name = value.get("name") if isinstance(value, Mapping) else value
+    return OUTSIDE.fullmatch(name) if isinstance(name, str) else None
+
+
+def _inside(value: Any, outside: re.Match[str]) -> Any:
+    """The same text or table without the file."""
+    if isinstance(value, Mapping):
+        return {**value, "name": outside["name"]}
+    return f"{outside['name']}:{outside['options'] or ''}"
+
+
+def read_metrics(value: Any) -> tuple[OwnMetric, ...]:
+    """Metrics of a user's own, each as text `file.py:function`."""
+    items = value if isinstance(value, list | tuple) else [value]
+    metrics = tuple(map(_read_metric, items))
+    taken = set(RESERVED)  # keys of the records
+    for metric in metrics:
+        keys = {metric.name + ending for ending in STATISTICS}
+        if keys & taken or metric.name.startswith(VALIDATION):
+            raise InputError(
+                f"the records have another use for the name of metric {metric.name!r}; "
+                "rename the function"
+            )
+        taken |= keys
+    return metrics
+
+
+def _read_metric(value: Any) -> OwnMetric:
+    if isinstance(value, OwnMetric):
+        return value
+    outside = _outside(value)
+    if not outside or isinstance(value, Mapping):
+        raise InputError(
+            f"metric {shorten(repr(value), 80)} is not of the form file.py:function; write "
+            "--metric my_file.py:balanced"
+        )
+    if outside["options"]:
+        raise InputError(f"metric {value!r} cannot have options; write {value.rpartition(':')[0]}")
+    return load_metric(own_path(outside["file"]), outside["name"])
 
 
 def read_topology(value: Any) -> Any:
@@ -117,6 +159,8 @@ def _read_model(value: Any) -> Any:
         model = _read_model(value.model)
         model = model.model if isinstance(model, Split) else model  # the outer one counts
         return replace(value, model=model) if value.head_modules else model
+    if outside := _outside(value):
+        return _read_own_model(value, outside)
     name = value.partition(":")[0].strip() if isinstance(value, str) else None
     if name is not None and name not in MODELS:
         hint = did_you_mean(name, [*MODELS, *MIXES])
@@ -124,6 +168,29 @@ def _read_model(value: Any) -> Any:
             hint = "it is a mix of several models, of which the head cannot be named here"
         raise InputError(f"unknown model {name!r}; {hint}")
     return reader("model", MODELS, "build", "__call__")(value)
+
+
+def _read_own_model(value: Any, outside: re.Match[str]) -> Any:
+    found: Any = load_model(own_path(outside["file"]), outside["name"])
+    name = str(outside["name"])
+    if hasattr(found, "build"):
+        family: specs.Family = {name: found}
+        if not is_dataclass(found):
+            raise InputError(
+                f"model {name!r} is not a dataclass; write @dataclass(frozen=True) above it"
+            )
+        return reader("model", family, "build")(_inside(value, outside))
+    if outside["options"] or (isinstance(value, Mapping) and len(value) > 1):
+        raise InputError(
+            f"model {name!r} has no options; to give it some, write a dataclass with a method "
+            "build(self, shape, classes)"
+        )
+    if missing := required(found):
+        raise InputError(
+            f"model {name!r} requires {missing[0]}; give it a default, or write a dataclass with a "
+            "method build(self, shape, classes)"
+        )
+    return found
 
 
 def read_local(value: Any) -> LocalSGD:

@@ -3,9 +3,11 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from peerage import specs
 from peerage.algorithm import Algorithm
@@ -15,7 +17,7 @@ from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS
 from peerage.data.shifts import SHIFTS
 from peerage.errors import InputError
-from peerage.experiment.outside import source_file
+from peerage.experiment.outside import defined_by, loaded_file, source_file
 from peerage.graphs.faults import Faults
 from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
@@ -39,7 +41,8 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
     models = [_model_table(model) for model in experiment.model]
     init, evaluation = experiment.init, experiment.evaluation
     # Newer keys are written only where they are used, so that older runs can be resumed.
-    unused = None if evaluation.spread else {"spread"}
+    unused = {"metrics"} if evaluation.spread else {"spread", "metrics"}
+    metrics = [str(metric) for metric in evaluation.metrics]
     has_local = hasattr(experiment.algorithm, "local")
     rewired = experiment.assortativity is not None
     clusters, schema = experiment.clusters, experiment.data_schema
@@ -68,7 +71,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
         **({"faults": specs.plain(experiment.faults)} if experiment.faults != Faults() else {}),
         **({"noise": _noise_table(experiment.noise)} if experiment.noise.active else {}),
         "evaluation": evaluation.model_dump(exclude_none=True, exclude=unused)
-        | {"at": experiment.evaluated_at},
+        | {"at": experiment.evaluated_at, **({"metrics": metrics} if metrics else {})},
         "engine": experiment.engine.model_dump(exclude_none=True),
     }
 
@@ -124,9 +127,17 @@ def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]
 
 
 def _model_table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Split):
-        return _family_table(value, "model", MODELS)
-    return {**_family_table(value.model, "model", MODELS), HEAD: list(value.head_modules)}
+    if isinstance(value, Split):
+        return {**_model_table(value.model), HEAD: list(value.head_modules)}
+    # Only models that were given as `file.py:Name`: older runs name others as Python objects.
+    cls = defined_by(value)
+    file, options = loaded_file(cls), {}
+    if file is not None and cls is not value and is_dataclass(cls):
+        options = specs.plain(value)
+        file = file if _fits_in_file(value, options) else None
+    if file is not None and not isinstance(value, nn.Module):
+        return {"name": f"{file}:{cls.__name__}", **options}
+    return _family_table(value, "model", MODELS)
 
 
 def _algorithm_table(algorithm: Algorithm[Any]) -> dict[str, Any]:
@@ -155,12 +166,12 @@ def _noise_table(noise: Noise) -> dict[str, Any]:
     return table if noise.private else {k: v for k, v in table.items() if k != "delta"}
 
 
-def _fits_in_file(algorithm: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the options, written to a file and read again, give an equal algorithm."""
+def _fits_in_file(value: Any, options: Mapping[str, Any]) -> bool:
+    """Whether the options, written to a file and read again, give an equal algorithm or model."""
     try:
-        copy = specs.construct(type(algorithm), tomllib.loads(toml(options)), "algorithm")
+        copy = specs.construct(type(value), tomllib.loads(toml(options)), "options")
     except (InputError, TypeError, ValueError):
         return False
     if hasattr(copy, "local"):  # has its own section
-        copy = replace(copy, local=algorithm.local)
-    return bool(copy == algorithm)
+        copy = replace(copy, local=value.local)
+    return bool(copy == value)

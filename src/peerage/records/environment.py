@@ -1,12 +1,16 @@
-"""The environment of a run: versions and machine."""
+"""The environment of a run: versions, machine, and the user's own code."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+CODE = "code"  # key in `environment.json`: file -> SHA-256
+OLD_FILE, OLD_HASH = "algorithm_file", "algorithm_sha256"  # the keys of earlier versions
 
 
 def environment() -> dict[str, Any]:
@@ -20,6 +24,18 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "git": _commit(Path(__file__)),
     }
+
+
+def code_record(hashes: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The files of own code and their hashes, as an entry of `environment.json`."""
+    return {CODE: dict(hashes)} if hashes else {}
+
+
+def recorded_code(record: Mapping[str, Any]) -> dict[str, str]:
+    """The files of own code in `environment.json`, with their hashes."""
+    if OLD_HASH in record:
+        return {str(record[OLD_FILE]): str(record[OLD_HASH])}
+    return dict(record.get(CODE, {}))
 
 
 def package_version(package: str) -> str | None:

@@ -2,10 +2,10 @@
 
 Rows, summaries, tables, figures, targets (`until`) and the collected rows of real peers follow from
 `METRICS`. To add a metric of a model, add an entry to `SCORES` here and a field to `Score` in
-`work/evaluation.py`.
+`work/evaluation.py`. A metric of a user's own has the name of its function as key (`with_own`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class Metric:
 
     key: str  # in rows and summaries
     name: str
-    better: Literal["higher", "lower"]
+    better: Literal["higher", "lower"] | None  # None: not known
     source: Literal["test", "validation", "training", "network"] = "test"  # what is evaluated
     scale: Literal["fraction", "number", "log"] = "number"  # fractions are shown in percent
     summary: tuple[str, ...] = ("",)  # statistics of the last evaluated round in a summary
@@ -74,9 +74,8 @@ SCORES = (
     ),
     Metric("loss", "loss", "lower", column=False),
 )
-# In their order in a row.
-METRICS = (
-    *SCORES,
+# Metrics that are not of a model on the test set.
+_OTHERS = (
     Metric("train_loss", "loss", "lower", source="training"),
     Metric(
         "consensus",
@@ -88,6 +87,37 @@ METRICS = (
         caption="Distance between the models of the nodes (logarithmic); a falling curve means "
         "that they approach each other.",
     ),
-    *(Metric(VALIDATION + m.key, m.name, m.better, "validation", m.scale) for m in SCORES),
 )
+
+
+def own_metric(name: str) -> Metric:
+    """A metric of a user's own; it is not known whether higher is better."""
+    caption = f"The metric {name} on the test set, as the mean over the nodes."
+    return Metric(name, name, None, title=name, caption=caption)
+
+
+def with_own(names: Iterable[str] = ()) -> tuple[Metric, ...]:
+    """All metrics in their order in a row, with a user's own of these names."""
+    scores = (*SCORES, *map(own_metric, names))
+    held_out = (Metric(VALIDATION + m.key, m.name, m.better, "validation", m.scale) for m in scores)
+    return (*scores, *_OTHERS, *held_out)
+
+
+METRICS = with_own()
 BY_KEY = {metric.key: metric for metric in METRICS}
+
+
+def metrics_in(keys: Iterable[str]) -> tuple[Metric, ...]:
+    """All metrics, including a user's own among these keys of a node's metrics."""
+    own = (key for key in keys if key not in BY_KEY and not key.startswith(VALIDATION))
+    return with_own(dict.fromkeys(own))
+
+
+# Keys of rows and summaries, which no metric of a user's own may have.
+RESERVED = frozenset({m.key + ending for m in METRICS for ending in STATISTICS}) | {
+    "algorithm", "best_accuracy", "best_round", "by", "bytes", "bytes_sent", "bytes_total",
+    "cluster", "confusion", "counters", "dataset", "digest", "final", "group", "groups", "heard",
+    "label", "layers", "message", "models", "moved", "node", "nodes", "notes", "peers", "privacy",
+    "round", "rounds", "rounds_planned", "run", "scope", "seconds", "status", "stopped", "tests",
+    "troubles", "wire", "wire_bytes",
+}  # fmt: skip

@@ -188,6 +188,12 @@ class RunRecord:
         return {node: float(value) for node, value in known.items() if value is not None}
 
     @property
+    def own_metrics(self) -> list[str]:
+        """The names of the user's own metrics."""
+        named = self.experiment.get("evaluation", {}).get("metrics", [])
+        return [str(text).rpartition(":")[2] for text in named]
+
+    @property
     def model_names(self) -> list[str]:
         """The names of the evaluated models besides the headline."""
         tables = [row.get("models", {}) for row in self.network]

@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from peerage.errors import InputError
 from peerage.files import write_bytes
-from peerage.records.metrics import BY_KEY
+from peerage.records.metrics import BY_KEY, own_metric
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord, value_at
 from peerage.report.groups import group_name
@@ -162,15 +162,16 @@ def curves(records: Sequence[RunRecord], key: str) -> Figure:
 
 def draw_curves(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
     """Draw what `curves` shows."""
-    metric = BY_KEY[key.rpartition(".")[2]]  # of a named model: models.NAME.accuracy
+    name = key.rpartition(".")[2]  # of a named model: models.NAME.accuracy
+    metric = BY_KEY.get(name) or own_metric(name)
     runs = styled_runs(records)
     points = [list(zip(*run.record.curve(key), strict=True)) for run in runs]
     log = metric.scale == "log"
     if metric.scale == "fraction":
         for run in runs:
             _band(axes, run, key)
-    elif log or needs_log_scale([y for curve in points for _, y in curve]):
-        axes.set_yscale("log")
+    elif log or (metric.better and needs_log_scale([y for curve in points for _, y in curve])):
+        axes.set_yscale("log")  # not for users' own metrics, which may be negative
     for run, curve in zip(runs, points, strict=True):
         plot_curve(axes, run, [(x, y) for x, y in curve if y > 0 or not log])
     axes.set_xlabel("round")

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from peerage.errors import InputError
 from peerage.files import disk_errors, write_bytes
-from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric
+from peerage.records.environment import CODE
+from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric, own_metric
 from peerage.records.rows import RunRecord
 from peerage.report import fairness_figures, fairness_tables, figures, groups, peers, tables
 from peerage.report.alpha_figure import accuracy_over_alpha, has_alpha
@@ -39,7 +40,7 @@ def _curves(metric: Metric) -> Curves:
         metric.title or metric.name.capitalize(),
         known,
         partial(figures.curves, key=metric.key),
-        metric.caption or f"{metric.better.capitalize()} is better; {where}.",
+        metric.caption or f"{metric.better} is better; {where}.".capitalize(),
     )
 
 
@@ -130,7 +131,7 @@ def page(records: Sequence[RunRecord]) -> str:
         sheets=[
             _sheet("Settings", [tables.settings(record) for record in records]),
             _sheet("Data and graph", [facts(record) for record in records]),
-            _sheet("Environment", [_texts(record.environment) for record in records]),
+            _sheet("Environment", [_environment(record) for record in records]),
         ],
         group_titles=groups.TITLES,
         group_tables=[(name, groups.lines(r)) for name, r in zip(names, records, strict=True)],
@@ -226,9 +227,11 @@ def _template() -> Template:
 
 def pictures(records: Sequence[RunRecord]) -> list[Picture]:
     """The figures for which the runs have data, with captions."""
+    named = dict.fromkeys(key for record in records for key in record.own_metrics)
+    own = [_curves(own_metric(key)) for key in named]
     result = [
         Picture(name, caption, figures.data_uri(draw, records), wide=False)
-        for name, known, draw, caption in CURVES
+        for name, known, draw, caption in (*CURVES[: len(SCORES)], *own, *CURVES[len(SCORES) :])
         if any(map(known, records))
     ]
     result += [
@@ -395,7 +398,7 @@ def _graph_caption(records: Sequence[RunRecord]) -> str:
 def _node_table(record: RunRecord) -> dict[str, Any]:
     """A table of all nodes, or of the lowest and highest if there are many."""
     rounds, _ = record.curve("accuracy")
-    columns = {m.key: m for m in SCORES} | {
+    columns = {m.key: m for m in (*SCORES, *map(own_metric, record.own_metrics))} | {
         f"models.{name}.accuracy": BY_KEY["accuracy"] for name in record.model_names
     }
     values = {key: record.node_values(key, rounds[-1]) if rounds else {} for key in columns}
@@ -447,8 +450,11 @@ def _sheet(title: str, tables: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     return {"title": title, "tables": tables, "changed": changed, "shared": shared}
 
 
-def _texts(table: Mapping[str, Any]) -> dict[str, str]:
-    return {key: "-" if value is None else str(value) for key, value in table.items()}
+def _environment(record: RunRecord) -> dict[str, str]:
+    """The environment of a run, with a line for each file of the user's own code."""
+    known = {key: value for key, value in record.environment.items() if key != CODE}
+    texts = {key: "-" if value is None else str(value) for key, value in known.items()}
+    return texts | {f"SHA-256 of {f}": h for f, h in record.environment.get(CODE, {}).items()}
 
 
 def _span(values: Sequence[int]) -> str:

@@ -12,12 +12,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from peerage.records.metrics import SCORES, Metric
+from peerage.records.metrics import SCORES, Metric, own_metric
 from peerage.records.phases import OTHER, PHASES, in_order
 from peerage.records.rows import Row, RunRecord, value_at
 
 SHARES = (50, 75, 90)  # percent of the best accuracy of any run (P0, table II)
 COLUMNS = [metric for metric in SCORES if metric.column]
+OWN = "own."  # prefix of the keys of users' own metrics, which only some runs may have
 
 
 def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -29,8 +30,9 @@ def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     best = max((peak[1] for record in records if (peak := record.best())), default=0.0)
     names = labels(records)
     models = list(dict.fromkeys(name for record in records for name in record.model_names))
+    own = list(dict.fromkeys(name for record in records for name in record.own_metrics))
     return [
-        _row(record, label, best) | _models(record, models)
+        _row(record, label, best) | _models(record, models) | _own(record, own)
         for record, label in zip(records, names, strict=True)
     ]
 
@@ -41,7 +43,8 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
         f"rounds to {x} % ({percent(rows[0][f'target_{x}'])})" if rows else "" for x in SHARES
     ]
     titles = ["run", "algorithm", "rounds", "accuracy ± std", "nodes min..max", "last 10 rounds"]
-    titles += ["best (round)", *[metric.label for metric in COLUMNS], *targets]
+    own = [own_metric(key.removeprefix(OWN)) for key in _own_keys(rows)]
+    titles += ["best (round)", *[metric.label for metric in (*COLUMNS, *own)], *targets]
     titles += ["sent per node", "sent in total", "time per round"]
     models = _model_keys(rows)
     titles[4:4] = [f"accuracy of {key.split('.')[1]}" for key in models]
@@ -234,6 +237,16 @@ def _models(record: RunRecord, names: Sequence[str]) -> dict[str, float | None]:
     return {key: value_at(last, key) for key in keys}
 
 
+def _own(record: RunRecord, names: Sequence[str]) -> dict[str, float | None]:
+    """The last values of users' own metrics of these names."""
+    last = _last_evaluated(record)
+    return {OWN + name: last.get(name) if name in record.own_metrics else None for name in names}
+
+
+def _own_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [key for key in (rows[0] if rows else ()) if key.startswith(OWN)]
+
+
 def _model_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in (rows[0] if rows else ()) if key.startswith("models.")]
 
@@ -255,6 +268,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         if row["best_round"] is None
         else f"{percent(row['best_accuracy'])} ({row['best_round']})",
         *[value_text(metric, row[metric.key]) for metric in COLUMNS],
+        *[number(row[key]) for key in _own_keys([row])],
         *["-" if row[f"rounds_to_{x}"] is None else str(row[f"rounds_to_{x}"]) for x in SHARES],
         size(row["bytes_per_node"]),
         size(row["bytes_total"]) + ("" if wire is None else f" ({size(wire)} on the wire)"),

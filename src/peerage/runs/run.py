@@ -29,13 +29,13 @@ from peerage.errors import (
     WorkerDied,
 )
 from peerage.experiment.experiment import Engine, Experiment, display_name
-from peerage.experiment.identity import identity_of
-from peerage.experiment.outside import algorithm_record, check_unchanged
+from peerage.experiment.identity import identity_of, own_code
+from peerage.experiment.outside import by_content, check_unchanged
 from peerage.files import disk_errors, read_json, write_bytes, write_json
 from peerage.models.start import Architecture
 from peerage.privacy import privacy_report
 from peerage.records import checkpoint
-from peerage.records.environment import environment
+from peerage.records.environment import code_record, environment, recorded_code
 from peerage.records.rows import MetricWriter, Row, read_metrics, read_status, truncate_after
 from peerage.runs.summary import digest, group_rows, network_row, node_rows, summary_of
 from peerage.runs.watch import Watch, call, choose
@@ -169,12 +169,16 @@ def is_network_run(folder: Path) -> bool:
 
 
 def load_experiment(folder: Path, given: Experiment | None = None) -> Experiment:
-    """The experiment of a run, or the given one; the algorithm's file must be unchanged."""
-    if (folder / "environment.json").exists():
-        record = read_json(folder / "environment.json")
-        check_unchanged(record, given.algorithm if given else None)
+    """The experiment of a run, or the given one; files of own code must be unchanged."""
+    check_unchanged(code_of_run(folder), own_code(given) if given else None)
     where = str(folder / "experiment.toml")
     return given or Experiment.from_toml(_experiment_text(folder), where, folder)
+
+
+def code_of_run(folder: Path) -> dict[str, str]:
+    """The files of own code that a run began with, and their hashes."""
+    file = folder / "environment.json"
+    return recorded_code(read_json(file)) if file.exists() else {}
 
 
 def _experiment_text(folder: Path) -> str:
@@ -192,7 +196,8 @@ def check_same(text: str, folder: Path, experiment: Experiment) -> None:
     """Raise an error if the experiment is not the one that the run began with, as TOML."""
     with suppress(InputError):  # a Python object cannot be read; its text is compared
         text = Experiment.from_toml(text).to_toml()  # adds options of later versions
-    old, new = (identity_of(tomllib.loads(one)) for one in (text, experiment.to_toml()))
+    old = by_content(identity_of(tomllib.loads(text)), code_of_run(folder))
+    new = by_content(identity_of(tomllib.loads(experiment.to_toml())), own_code(experiment))
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
             raise InputError(
@@ -277,7 +282,7 @@ class _Run:
         if not (folder / "setup.json").exists():
             write_json(folder / "setup.json", self.world.setup)
         if not (folder / "environment.json").exists():
-            where = environment() | algorithm_record(self.experiment.algorithm)
+            where = environment() | code_record(own_code(self.experiment))
             write_json(folder / "environment.json", where)
         path = folder / "metrics.jsonl"
         if path.exists():

@@ -17,11 +17,13 @@ from peerage.engine.prepare import load_dataset, name_architectures, with_model
 from peerage.engine.world import constants_of, describe_example
 from peerage.errors import CheckpointError, InputError
 from peerage.experiment.experiment import Experiment
-from peerage.experiment.readers import OUTSIDE
+from peerage.experiment.identity import model_code
+from peerage.experiment.outside import OUTSIDE, CodeGate, check_unchanged, code_gate, own_path
+from peerage.experiment.permission import allowed
 from peerage.experiment.toml import PYTHON_OBJECT
 from peerage.files import read_bytes, read_json, read_toml
 from peerage.records import rows as records
-from peerage.runs.run import check_constants, check_same
+from peerage.runs.run import check_constants, check_same, code_of_run
 from peerage.runs.saved_run import SavedRun
 
 EXPERIMENT = "experiment"  # key of `setup.json` in the folder of a peer: the experiment as TOML
@@ -72,6 +74,7 @@ def open_run(
     peers = {file.parent: read_json(file) for file in files}
     first = files[0].parent
     text = None if network else _own_experiment(first)
+    source, table = first, {}
     if text is not None:
         run = str(peers[first].get("run"))
     else:  # a peer of an earlier version has no experiment in its folder
@@ -85,7 +88,11 @@ def open_run(
             )
         text = read_bytes(source.parent / str(table.get("experiment"))).decode()
     places = {int(peer["node"]): at for at, peer in peers.items() if peer.get("run") == run}
-    return _open(folder, run, text, places, experiment)
+    if (source.parent / "environment.json").exists():  # `peerage up` made it on this machine
+        return _open(folder, run, text, places, experiment)
+    known = frozenset().union(*map(allowed, places.values()))
+    with code_gate(CodeGate.of_network(source, table, known)):
+        return _open(folder, run, text, places, experiment)
 
 
 def _own_experiment(peer: Path) -> str | None:
@@ -119,6 +126,7 @@ def _open(
     except ValueError as error:
         raise CheckpointError(f"the experiment of {folder} is not valid TOML ({error})") from None
     experiment = given or _read(table, folder)
+    check_unchanged(code_of_run(folder), model_code(experiment))
     objects = [] if given else [k for k in ("algorithm", "dataset") if _is_object(table.get(k))]
     setup = _setup([folder, *places.values()], folder, experiment, complete=not objects)
     shape = tuple(setup["example"]["shape"])
@@ -155,7 +163,10 @@ def _open(
 
 
 def _read(table: dict[str, Any], folder: Path) -> Experiment:
-    """The experiment, with defaults for Python objects on which no model depends."""
+    """The experiment, with defaults for Python objects and metrics: no model depends on them."""
+    if "metrics" in table.get("evaluation", {}):
+        kept = {key: value for key, value in table["evaluation"].items() if key != "metrics"}
+        table = {**table, "evaluation": kept}
     models = table.get("model", [])
     if any(map(_is_object, models if isinstance(models, list) else [models])):
         raise InputError(
@@ -196,7 +207,7 @@ def _is_object(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
     outside = OUTSIDE.fullmatch(str(value.get("name")))
-    missing = outside is not None and not Path(outside["file"]).is_file()
+    missing = outside is not None and not own_path(outside["file"]).is_file()
     return missing or value.get("name") == PYTHON_OBJECT
 
 

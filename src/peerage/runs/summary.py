@@ -19,7 +19,7 @@ from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.graphs.gains import GAINS, NoGain
-from peerage.records.metrics import METRICS, SCORES, Metric
+from peerage.records.metrics import SCORES, Metric, metrics_in, own_metric
 from peerage.records.rows import Row
 from peerage.vectors import Layout
 
@@ -43,6 +43,7 @@ def summary_of(
     evaluated = [row for row in network if row.get("accuracy") is not None]
     best = max(evaluated, key=lambda row: float(row["accuracy"]), default=None)
     final: Row = evaluated[-1] if evaluated else {}
+    shown = (*SCORES, *map(own_metric, world.own_metrics))
     groups = [
         {key: value for key, value in row.items() if key not in NOT_IN_SUMMARY}
         for row in rows
@@ -57,7 +58,7 @@ def summary_of(
         "nodes": world.num_data_nodes,
         "rounds": max((row["round"] for row in network), default=0),
         "rounds_planned": experiment.rounds,
-        **{m.key + end: final.get(m.key + end) for m in SCORES for end in m.summary},
+        **{m.key + end: final.get(m.key + end) for m in shown for end in m.summary},
         "bytes_sent": network[-1]["bytes_total"] if network else 0,
         "seconds": seconds,
         "digest": digest,
@@ -86,9 +87,10 @@ def network_row(
     """The row of the network; its means leave out the node `without`, a hub."""
     report = replace(report, nodes=[n for n in report.nodes if n.node != without])
     row: Row = {"scope": "network", "round": round, **_mark(final), "nodes": nodes}
-    row |= _values(report, (m for m in METRICS if m.source == "training"))
+    metrics = _metrics_of(report)
+    row |= _values(report, (m for m in metrics if m.source == "training"))
     row |= {"bytes": report.bytes, "bytes_total": bytes_total}
-    row |= _values(report, (m for m in METRICS if m.source != "training"))
+    row |= _values(report, (m for m in metrics if m.source != "training"))
     moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
     if moved:
         row["moved"] = {key: float(np.mean([one[key] for one in moved])) for key in moved[0]}
@@ -110,10 +112,15 @@ def _models(report: RoundReport) -> dict[str, Row]:
             RoundReport(
                 [replace(n, metrics=n.models.get(name, {})) for n in report.nodes], 0, {}, {}
             ),
-            METRICS,
+            _metrics_of(report),
         )
         for name in names
     }
+
+
+def _metrics_of(report: RoundReport) -> tuple[Metric, ...]:
+    """All metrics, including a user's own that the nodes have."""
+    return metrics_in(key for n in report.nodes for key in n.metrics)
 
 
 def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
@@ -135,7 +142,7 @@ def node_rows(round: int, report: RoundReport, final: bool = False) -> Iterator[
 
 def node_row(round: int, n: NodeReport, final: bool = False) -> Row:
     row: Row = {"scope": "node", "round": round, **_mark(final), "node": n.node}
-    row |= {m.key: n.metrics[m.key] for m in METRICS if m.key in n.metrics}
+    row |= {m.key: n.metrics[m.key] for m in metrics_in(n.metrics) if m.key in n.metrics}
     if n.models:
         row["models"] = {name: dict(scores) for name, scores in n.models.items()}
     if n.notes:
@@ -179,7 +186,8 @@ def _group_row(
         scores = next(iter(tests.values())).metrics if len(tests) == 1 else {}
         reports.append(replace(n, metrics={**n.metrics, **scores}))
     counts = [np.array(found.confusion) for _, tests in members for found in tests.values()]
-    values = _values(RoundReport(reports, 0, {}, {}), (m for m in METRICS if m.source != "network"))
+    report = RoundReport(reports, 0, {}, {})
+    values = _values(report, (m for m in _metrics_of(report) if m.source != "network"))
     yield {**row, "nodes": nodes, **values, "confusion": np.sum(counts, axis=0).tolist()}
 
 
@@ -199,7 +207,11 @@ def tests_of(row: Row) -> dict[int, Tested]:
     """The tests in the row of a real peer."""
     return {
         test["cluster"]: Tested(
-            {m.key: math.nan if test[m.key] is None else test[m.key] for m in SCORES},
+            {
+                key: math.nan if value is None else value
+                for key, value in test.items()
+                if key not in ("cluster", "confusion")
+            },
             test["confusion"],
         )
         for test in row.get("tests", [])

@@ -1,10 +1,12 @@
 """Evaluation of models: accuracy and loss on test examples, and distances between nodes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peerage.vectors import FlatModel
@@ -20,10 +22,36 @@ class Score:
     loss: float
 
 
-def score(model: FlatModel, examples: Examples, confusion: Tensor | None = None) -> Score:
+# A metric of a user's own: a function of true and predicted classes, [N] integers each.
+OwnMetrics = Mapping[str, Callable[[NDArray[Any], NDArray[Any]], float]]
+
+
+def scores(
+    model: FlatModel, examples: Examples, own: OwnMetrics, confusion: Tensor | None = None
+) -> dict[str, float]:
+    """The scores of the loaded model by key, and a user's own metrics by name."""
+    predicted: list[Tensor] = []
+    found: dict[str, float] = dict(
+        vars(score(model, examples, confusion, predicted if own else None))
+    )
+    if not own:
+        return found
+    y_true, y_pred = examples.y.numpy(), torch.cat(predicted).numpy()
+    for labels in (y_true, y_pred):
+        labels.flags.writeable = False  # they are used again
+    return found | {name: metric(y_true, y_pred) for name, metric in own.items()}
+
+
+def score(
+    model: FlatModel,
+    examples: Examples,
+    confusion: Tensor | None = None,
+    predictions: list[Tensor] | None = None,
+) -> Score:
     """Accuracy and mean cross-entropy of the loaded model.
 
-    Adds every example to `confusion`, [classes, classes] int64, at its label and the predicted one.
+    Adds every example to `confusion`, [classes, classes] int64, at its label and the predicted one,
+    and the predicted classes to `predictions`.
     """
     model.module.eval()
     right, loss = 0, 0.0
@@ -32,6 +60,8 @@ def score(model: FlatModel, examples: Examples, confusion: Tensor | None = None)
             logits = model.module(x)
             predicted = logits.argmax(1)
             right += int((predicted == y).sum())
+            if predictions is not None:
+                predictions.append(predicted)
             if confusion is not None:
                 cells = y * len(confusion) + predicted
                 confusion += cells.bincount(minlength=confusion.numel()).view_as(confusion)

@@ -690,16 +690,18 @@ def test_hosts_that_cannot_be_read(place):
         ("--certs nowhere", "peerage certs init --folder nowhere"),
         ("--stop-at-epsilon 3", "requires differential privacy; set --noise and --clip"),
         ("--out hosts.txt", "output folder 'hosts.txt' is a file"),
-        ("--algorithm own.py:Own", "the algorithm 'Own' is not part of the package"),
+        ("--algorithm own.py:Own", "own.py line 2 imports beside, a file beside it"),
     ],
 )
 def test_export_reports_errors_before_it_writes_anything(flags, message, place):
     Path("own.py").write_text(
         "from dataclasses import dataclass\n"
+        "def later(): import beside\n"
         "import peerage as pg\n\n\n"
         "@dataclass(frozen=True)\n"
         "class Own(pg.DecAvg):\n    pass\n"
     )
+    Path("beside.py").touch()
     before = set(os.listdir())
     assert message in error_line(peerage(f"export {SETTINGS} {flags}"))
     assert set(os.listdir()) - {"__pycache__"} == before

@@ -14,14 +14,14 @@ from torch import Tensor
 from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
 from peerage.engine.world import World
-from peerage.experiment.outside import algorithm_record
+from peerage.experiment.identity import own_code
 from peerage.files import write_json
 from peerage.net.deploy.process import PeerProcess
 from peerage.net.peer.account import released_messages
 from peerage.privacy import privacy_report
 from peerage.records import checkpoint
-from peerage.records.environment import environment
-from peerage.records.metrics import METRICS
+from peerage.records.environment import code_record, environment
+from peerage.records.metrics import with_own
 from peerage.records.rows import MetricWriter, Row
 from peerage.runs.summary import (
     digest,
@@ -55,7 +55,7 @@ class RecordCollector:
         rows = [row for peer_rows in by_peer for row in peer_rows]
         shared = self._metrics(rows, status)
         write_json(self.home / "setup.json", world.setup, REMEDY)
-        versions = environment() | algorithm_record(world.experiment.algorithm)
+        versions = environment() | code_record(own_code(world.experiment))
         write_json(self.home / "environment.json", versions, REMEDY)
         models, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
@@ -89,7 +89,7 @@ class RecordCollector:
         path.unlink(missing_ok=True)
         with MetricWriter(path, REMEDY) as writer:
             for place in sorted(by_round) if status == "finished" else complete_rounds(by_round):
-                report, (round, final) = report_of(by_round[place]), place
+                report, (round, final) = report_of(by_round[place], self.world.own_metrics), place
                 total += report.bytes
                 present = set(self.world.present(round - 1))
                 known = [n for n in report.nodes if n.node in present]
@@ -134,13 +134,17 @@ def complete_rounds(by_round: Mapping[P, Sequence[Row]]) -> list[P]:
     return rounds
 
 
-def report_of(rows: Iterable[Row]) -> RoundReport:
-    """The report of one round, as an engine returns it, from the rows of all peers."""
+def report_of(rows: Iterable[Row], own: Iterable[str] = ()) -> RoundReport:
+    """The report of one round, as an engine returns it, from the rows of all peers.
+
+    `own` are the names of the user's own metrics.
+    """
+    metrics = with_own(own)
     rows = sorted(rows, key=lambda row: int(row["node"]))
     nodes = [
         NodeReport(
             row["node"],
-            {m.key: _number(row[m.key]) for m in METRICS if m.key in row},
+            {m.key: _number(row[m.key]) for m in metrics if m.key in row},
             {name: _number(value) for name, value in row.get("notes", {}).items()},
             tests=tests_of(row),
             models={

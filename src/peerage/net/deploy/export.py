@@ -5,6 +5,7 @@ OUT/node-0/                 to be moved to the machine of node 0
     README.txt              instructions
     network.toml  experiment.toml
     init.safetensors        the model with which all nodes start, with --init file:...
+    code/                   the files of the user's own code, if there are any
     certs/                  its key and certificate, authority.pem, revoked.pem
     peerage-node-0.service  a unit for systemd
     site.env                options of the site for that unit
@@ -26,7 +27,6 @@ from textwrap import fill
 from typing import Any
 
 from peerage import specs
-from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, PUBLISHED
 from peerage.data.datasets import dataset_info
 from peerage.engine.prepare import build_graph
@@ -35,6 +35,7 @@ from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
 from peerage.models.files import read_file
+from peerage.net.deploy.code import FOLDER, ShippedCode, ship
 from peerage.net.deploy.container import container_file, run_command
 from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.deploy.unit import OPTIONS, STATE, home_of, unit_files, unit_name
@@ -67,7 +68,7 @@ Allow TCP connections to that port in its firewall. Anyone who has the key in ce
 2. Data
 
 {data}
-3. Start
+{code}{start}. Start
 
     PEERAGE_DATA=data {command}
 
@@ -187,6 +188,7 @@ def export(
     check_epsilon_limit(stop_at_epsilon, experiment.noise)
     experiment = _with_model(experiment)
     _check_experiment(experiment)
+    code = ship(_with_model_file(experiment)[0])
     check_empty(out)
     places = assign_hosts(read_hosts(hosts, port), experiment)
     members = tuple(Member(f"node-{i}", str(place)) for i, place in enumerate(places))
@@ -203,7 +205,7 @@ def export(
             for number, place in enumerate(places):
                 folder = aside / members[number].name
                 serials.append(_issue(authority, place, folder))
-                _write(folder, network, number, place, stop_at_epsilon)
+                _write(folder, network, number, place, code, stop_at_epsilon)
     except BaseException:
         if known is not None:  # the keys are deleted, so these never have to be revoked
             for serial in serials:
@@ -336,13 +338,7 @@ def _with_model(experiment: Experiment) -> Experiment:
 
 def _check_experiment(experiment: Experiment) -> None:
     """Check the experiment without its data, which may exist only on the machines of the peers."""
-    if type(experiment.algorithm) not in ALGORITHMS.values():
-        raise InputError(
-            f"the algorithm {display_name(experiment.algorithm, ALGORITHMS)!r} is not part of the "
-            "package, so other machines lack it; run it with `peerage up`"
-        )
     Experiment.from_toml(experiment.to_toml())
-    _with_model_file(experiment)
     build_graph(experiment, experiment.nodes_and_hub)
 
 
@@ -392,15 +388,23 @@ def _issue(authority: Authority, place: Address, folder: Path) -> int:
 
 
 def _write(
-    folder: Path, network: Network, number: int, place: Address, limit: float | None
+    folder: Path,
+    network: Network,
+    number: int,
+    place: Address,
+    code: ShippedCode,
+    limit: float | None,
 ) -> None:
-    experiment, models = _with_model_file(network.experiment)
-    files = {
-        "experiment.toml": experiment.to_toml(),
-        "network.toml": network.to_toml("experiment.toml"),
-        **_guides(network, number, place, limit),
+    if code.files:
+        with disk_errors(folder, REMEDY):
+            (folder / FOLDER).mkdir()
+    texts = {
+        "experiment.toml": code.experiment,
+        "network.toml": network.to_toml("experiment.toml", code.hashes),
+        **_guides(network, number, place, code, limit),
     }
-    for file, content in ({name: text.encode() for name, text in files.items()} | models).items():
+    files = {file: text.encode() for file, text in texts.items()} | code.files
+    for file, content in (files | _with_model_file(network.experiment)[1]).items():
         write_bytes(folder / file, content, REMEDY)
 
 
@@ -415,7 +419,9 @@ def _with_model_file(experiment: Experiment) -> tuple[Experiment, dict[str, byte
     return experiment.model_copy(update={"init": moved}), {name: read_file(path, init.sha256)}
 
 
-def _guides(network: Network, number: int, place: Address, limit: float | None) -> dict[str, str]:
+def _guides(
+    network: Network, number: int, place: Address, code: ShippedCode, limit: float | None
+) -> dict[str, str]:
     """The systemd unit, the container file and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
@@ -443,6 +449,8 @@ def _guides(network: Network, number: int, place: Address, limit: float | None) 
         else PRIVACY.format(plan=fill(f"This network has {plan}.", 96)),
         "data": _about_data(network.experiment, hub) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
+        "code": code.readme,
+        "start": "4" if code.files else "3",
         "container": run_command(name, place.port),
     }
     return {

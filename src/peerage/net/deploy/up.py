@@ -17,6 +17,7 @@ from typing import Any
 from peerage.engine.prepare import prepare
 from peerage.errors import Diverged, InputError, Interrupted, PeerageError, WorkerDied
 from peerage.experiment import Experiment
+from peerage.experiment.identity import own_code
 from peerage.files import write_bytes
 from peerage.net.deploy.collect import REMEDY, RecordCollector
 from peerage.net.deploy.message_sizes import MessageSizes
@@ -162,6 +163,8 @@ class LocalNetwork:
         command += ["--keep", self.keep.models]
         if self.keep.every is not None:
             command += ["--keep-every", str(self.keep.every)]
+        for sha256 in dict.fromkeys(own_code(self.experiment).values()):
+            command += ["--allow-code", sha256]  # the user has named the file in this command
         with open(peer.folder / "log.txt", "ab") as file:
             peer.process = subprocess.Popen(
                 command,

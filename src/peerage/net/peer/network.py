@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from peerage import specs
 from peerage.errors import InputError, check_choice, did_you_mean
 from peerage.experiment.experiment import Experiment
-from peerage.experiment.identity import identity
-from peerage.experiment.outside import algorithm_record
+from peerage.experiment.identity import content_identity, own_code
+from peerage.experiment.outside import CodeGate, code_gate
 from peerage.experiment.toml import toml
 from peerage.net.trust.identity import NAME
 from peerage.net.wire.address import Address
@@ -113,12 +113,17 @@ class Network:
     @property
     def shared_settings(self) -> dict[str, str]:
         """The settings that must be equal on all peers, as flat text."""
-        table = identity(self.experiment) | algorithm_record(self.experiment.algorithm)
+        table = content_identity(self.experiment)
         names = ", ".join(member.name for member in self.members)
         return {"run": self.run, "peers": names, "wire": self.wire, **flat(table)}
 
-    def to_toml(self, experiment: str) -> str:
-        """The network file; `experiment` is the experiment file's path relative to it."""
+    def to_toml(self, experiment: str, code: Mapping[str, str] | None = None) -> str:
+        """The network file; `experiment` is the experiment file's path relative to it.
+
+        `code` has the hashes of own code by file, if the files are not where they were loaded.
+        """
+        hashes = own_code(self.experiment) if code is None else code
+        files = [{"file": file, "sha256": sha256} for file, sha256 in hashes.items()]
         settings = {
             "run": self.run,
             "experiment": experiment,
@@ -127,16 +132,22 @@ class Network:
             "ahead": self.ahead,
             "timeouts": specs.plain(self.timeouts),
             "peer": [specs.plain(member) for member in self.members],
+            **({"code": files} if files else {}),
         }
         return toml(settings)
 
     @classmethod
-    def load(cls, path: Path) -> "Network":
+    def load(cls, path: Path, allowed: Collection[str] = ()) -> "Network":
+        """Read a network file and its experiment.
+
+        Own code that the experiment names is loaded only if its SHA-256 is allowed.
+        """
         try:
             table = tomllib.loads(_text(path, f"the network file {path}"))
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{path} is not valid TOML: {error}") from None
-        known = {"run", "experiment", "wire", "pack", "ahead", "timeouts", "patience", "peer"}
+        known = {"run", "experiment", "wire", "pack", "ahead", "timeouts", "peer", "code"}
+        known |= {"patience"}  # of earlier versions
         for key in table:
             if key not in known:
                 raise InputError(f"{path} has no key {key!r}; {did_you_mean(key, known)}")
@@ -149,10 +160,12 @@ class Network:
             specs.construct(Member, entry, f"{path}: peer {number}")
             for number, entry in enumerate(_tables(table["peer"], path))
         )
+        with code_gate(CodeGate.of_network(path, table, allowed)):
+            experiment = Experiment.from_toml(text, str(source), source.parent)
         timeouts = specs.construct(Timeouts, _timeouts(table), f"{path}: timeouts")
         return cls(
             str(table["run"]),
-            Experiment.from_toml(text, str(source), source.parent),
+            experiment,
             members,
             timeouts,
             str(table.get("wire", "fp32")),

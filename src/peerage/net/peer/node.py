@@ -4,7 +4,7 @@ import asyncio
 import logging
 import resource
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from peerage.engine.prepare import load_dataset, prepare
 from peerage.engine.world import World
 from peerage.errors import DataError, InputError, Interrupted
 from peerage.experiment import Experiment
+from peerage.experiment.identity import own_code
+from peerage.experiment.permission import allow, allowed, check_hash
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.account import ACCOUNT, PrivacyAccount, account_beside, check_bypass
 from peerage.net.peer.hub_data import (
@@ -73,6 +75,7 @@ class PeerConfig:
     rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
     stop_at_epsilon: float | None = None  # the largest epsilon of the data, over all runs
     keep: Keep = Keep()
+    allow_code: Sequence[str] = ()  # SHA-256 of files outside the package that may run
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
@@ -82,9 +85,11 @@ class PeerConfig:
 def run_node(config: PeerConfig) -> dict[str, Any]:
     """Run one peer to its end; write its summary to the folder and return it."""
     raise_open_files_limit()
-    network = Network.load(config.network)
+    network = _load_network(config)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
+    if config.allow_code:
+        allow(config.folder, map(check_hash, config.allow_code))
     transport = partial(
         GrpcTransport,
         identity,
@@ -136,6 +141,17 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         }
         write_json(config.folder / "summary.json", summary)
         return summary
+
+
+def _load_network(config: PeerConfig) -> Network:
+    """The network, with own code only if it was allowed now or at an earlier start."""
+    given = set(map(check_hash, config.allow_code))
+    network = Network.load(config.network, given | allowed(config.folder))
+    for sha256 in given.difference(own_code(network.experiment).values()):
+        raise InputError(
+            f"--allow-code {sha256}: no file of this network has this SHA-256; remove it"
+        )
+    return network
 
 
 def model_facts(experiment: Experiment, world: World) -> dict[str, Any]:
