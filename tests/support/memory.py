@@ -66,6 +66,9 @@ class MemoryTransport:
     def reachable(self, peer: int) -> bool:
         return self.network.find(self.me, peer) is not None
 
+    def failure(self, peer: int, since: float) -> str | None:
+        return None if self.reachable(peer) else "the cable is cut"
+
     async def stop(self) -> None:
         self.network.receivers.pop(self.me, None)
 

@@ -140,13 +140,15 @@ async def _run_until_signal(peer: Peer) -> None:
 
 def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
+    missing = f", none from {peer.tracker.names(peer.missing, addresses=False)}"
     log.info(
-        "%sround %d of %d%s, received %d of %d messages",
+        "%sround %d of %d%s, received %d of %d messages%s",
         "step after " if row.get("final") else "",
         row["round"],
         peer.world.rounds,
         accuracy,
         *row["heard"],
+        missing if peer.missing else "",
         extra={"row": row},
     )
 

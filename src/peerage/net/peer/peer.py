@@ -85,7 +85,9 @@ class Peer(Receiver):
         self.round = PRE_ROUND  # the current round
         self.state: str = State.STARTING
         self.received = (0, 0)  # messages received in the last exchange, and expected
-        self.alive = 0  # peers that were reachable after the last round
+        self.missing: list[int] = []  # peers whose message of the last exchange is missing
+        self.missing_by_peer: Counter[int] = Counter()  # messages that did not arrive
+        self.contacts: frozenset[int] = frozenset()  # peers that were reachable after the round
         self._round_senders: set[int] = set()  # the senders of the messages used in this round
         self._outboxes: dict[int, Outbox] = {}
         self.endings = Endings(network.run, me, self._outbox, network.ahead)
@@ -190,7 +192,7 @@ class Peer(Receiver):
             return False
         before = self.state
         self.mailbox.begin_round(round)
-        self.round, self.alive = round, 0
+        self.round, self.contacts = round, frozenset()
         self.state = State.WAITING + self.tracker.names(needed, addresses=False)
         names = self.tracker.names(needed)
         log.warning("no other peer is reachable: round %d waits for %s", round + 1, names)
@@ -236,7 +238,7 @@ class Peer(Receiver):
 
     async def _sit_out(self, round: int) -> None:
         """Wait until the peers that take part in the round have left it."""
-        self.state, self.received = State.ABSENT, (0, 0)
+        self.state, self.received, self.missing = State.ABSENT, (0, 0), []
         self.mailbox.begin_round(round)
         self.round = round
         last = round + 1 >= self.world.rounds
@@ -248,7 +250,7 @@ class Peer(Receiver):
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _run_round(self, round: int) -> None:
-        start, self.received = perf_counter(), (0, 0)
+        start, self.received, self.missing = perf_counter(), (0, 0), []
         self._round_senders = set()
         member = self.shard.members[self.me]
         node = member.node
@@ -363,13 +365,14 @@ class Peer(Receiver):
         start = perf_counter()
         await self._wait(round, expected)
         self.shard.seconds["wait"] += perf_counter() - start
-        missing = len(set(self.mailbox.missing(expected)) - self.tracker.finished)
+        self.missing = sorted(set(self.mailbox.missing(expected)) - self.tracker.finished)
         found = self.mailbox.take(expected)
         # A sender that is done and sent nothing is not missing.
-        self.received = len(found), len(found) + missing
+        self.received = len(found), len(found) + len(self.missing)
         self._round_senders |= found.keys()
-        if missing:
-            self.counters["missing"] += missing
+        if self.missing:
+            self.counters["missing"] += len(self.missing)
+            self.missing_by_peer.update(self.missing)
         return [found[sender] for sender in sorted(found)]
 
     async def _wait(self, round: int, senders: list[int]) -> None:
@@ -409,8 +412,13 @@ class Peer(Receiver):
     def _record(
         self, round: int, report: ShardReport, sent: int, seconds: float, final: bool = False
     ) -> None:
-        self.alive = sum(map(self.transport.reachable, self.tracker.other_peers))
+        self.contacts = frozenset(filter(self.transport.reachable, self.tracker.other_peers))
         self.recorder.record(round, report, sent, self.received, seconds, final)
+
+    @property
+    def alive(self) -> int:
+        """The number of peers that were reachable after the last round."""
+        return len(self.contacts)
 
     @property
     def rows(self) -> list[Row]:

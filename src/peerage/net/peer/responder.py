@@ -42,7 +42,8 @@ class Responder:
             return b"{}"
         if asked.get("ask") == "done" and self._is_round(asked.get("round")):
             self.endings.announced(identity, asked["round"])
-            return b"{}"
+            failure = self.tracker.failure_to_reach(identity)
+            return json.dumps({} if failure is None else {"unreachable": failure}).encode()
         if asked.get("ask") == "settings":
             return json.dumps(self.tracker.shared_settings).encode()
         offer = self.model_server.answer(asked, identity)
@@ -56,7 +57,14 @@ class Responder:
         self.tracker.note_incarnation(identity, incarnation)
         round, state = self.progress()
         awaited = not has_begun(state) or self.tracker.began_with(identity, incarnation)
-        return Status(self.tracker.settings_hash, self.tracker.incarnation, round, state, awaited)
+        return Status(
+            self.tracker.settings_hash,
+            self.tracker.incarnation,
+            round,
+            state,
+            awaited,
+            self.tracker.failure_to_reach(identity),
+        )
 
     def _is_round(self, value: Any) -> bool:
         return type(value) is int and PRE_ROUND <= value < self.tracker.world.steps

@@ -30,11 +30,14 @@ COPY = "copy it from the folder of the authority"
 
 
 class CertificateRejected(InputError):
-    """A certificate that is not valid here; `reason` is one of `CERTIFICATE_REASONS`."""
+    """A certificate that is not valid here; `reason` is one of `CERTIFICATE_REASONS`.
 
-    def __init__(self, reason: str, message: str) -> None:
+    `name` is that of its holder, empty if the authority did not sign it.
+    """
+
+    def __init__(self, reason: str, message: str, name: str = "") -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.name = reason, name
 
 
 def check_name(name: str) -> str:
@@ -155,14 +158,14 @@ def verify_peer(
     what = f"the certificate of {name!r}"
     if not _for_peers(certificate):
         raise CertificateRejected(
-            "purpose", f"{what} is not valid for servers and clients; use one that is"
+            "purpose", f"{what} is not valid for servers and clients; use one that is", name
         )
     check_dates(authority, issuer, when)
-    check_dates(certificate, what, when)
+    check_dates(certificate, what, when, name)
     entry = revoked.get_revoked_certificate_by_serial_number(certificate.serial_number)
     if entry is not None:
         day = date(entry.revocation_date_utc)
-        raise CertificateRejected("revoked", f"{what} was revoked on {day}; issue a new one")
+        raise CertificateRejected("revoked", f"{what} was revoked on {day}; issue a new one", name)
     return name
 
 
@@ -192,19 +195,21 @@ def common_name(certificate: x509.Certificate) -> str:
     return str(found[0].value) if len(found) == 1 else ""
 
 
-def check_dates(certificate: x509.Certificate, what: str, when: datetime) -> None:
+def check_dates(certificate: x509.Certificate, what: str, when: datetime, name: str = "") -> None:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if when < start:
         raise CertificateRejected(
             "not yet valid",
             f"{what} is not valid before {date(start)}, and it is {date(when)}; "
             "check the clock, or wait",
+            name,
         )
     if when > end:
         raise CertificateRejected(
             "expired",
             f"{what} expired on {date(end)}, and it is {date(when)}; "
             "check the clock, or create a new one",
+            name,
         )
 
 
