@@ -159,6 +159,9 @@ def export(
         Path | None, Option(help="Folder of a certificate authority (default: a new one).")
     ] = None,
     out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
+    keys_at_site: Annotated[
+        bool, Option("--keys-at-site", help="Write no keys: each machine makes its own.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a folder for each peer of a network of machines.
@@ -168,7 +171,9 @@ def export(
     check_installed()
     from peerage.net.deploy.export import export as write_folders
 
-    exported = write_folders(settings.experiment(), hosts, out, port=port, certs=certs)
+    exported = write_folders(
+        settings.experiment(), hosts, out, port=port, certs=certs, keys_at_site=keys_at_site
+    )
     print(json.dumps(exported.facts) if as_json else exported)
 
 

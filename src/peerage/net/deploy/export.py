@@ -3,7 +3,7 @@
 OUT/authority/              signs the identities; its key stays here
 OUT/node-0/                 to be moved to the machine of node 0
     README.txt              instructions
-    network.toml  experiment.toml
+    network.toml  experiment.toml  network.sig
     certs/                  its key and certificate, authority.pem, revoked.pem
     peerage-node-0.service  a unit for systemd
 """
@@ -31,8 +31,10 @@ from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
 from peerage.net.peer.network import Member, Network, Timeouts
-from peerage.net.trust.certs import Authority, is_host_name
+from peerage.net.trust.certs import Authority
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
+from peerage.net.trust.names import is_host_name
+from peerage.net.trust.signature import REQUIRED, REQUIRED_TEXT, sign_network
 from peerage.net.wire.address import Address
 from peerage.runs.run import check_empty
 
@@ -105,7 +107,7 @@ Allow TCP connections to that port in its firewall. Anyone who has the key in ce
 
     python3 -m venv venv && venv/bin/python -m pip install "peerage[net]"
 
-2. Data
+{key}2. Data
 
 {data}
 3. Start
@@ -125,6 +127,19 @@ first line, not needed if the folder is there already), and install the unit:
     journalctl --follow --unit {unit}
 """
 
+KEY_AT_SITE = """\
+   Then make the key of {name}, which stays on this machine:
+
+    venv/bin/python -m peerage certs request {name} --folder certs --hosts {host}
+
+   Send certs/{name}.csr to the person who keeps the authority, and compare the fingerprint of
+   the key with them, for instance by telephone. They run
+
+    peerage certs sign {name}.csr --folder AUTHORITY
+
+   and return {name}.pem. Put it into certs/.
+
+"""
 OWN_DATA = """\
 To train on private data, which no other peer needs, add for instance
 
@@ -147,6 +162,7 @@ class Exported:
     out: Path
     network: Network
     authority: Path
+    keys_at_site: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -167,6 +183,9 @@ class Exported:
             f"{peer['folder']} for {peer['address']}{', the hub' if peer['hub'] else ''}"
             for peer in self.facts["peers"]
         ]
+        if self.keys_at_site:
+            sign = f"sign the requests with `peerage certs sign FILE.csr --folder {self.authority}`"
+            lines.append(f"no folder has a key, as each machine makes its own; {sign}")
         lines += [
             "move each folder to its machine, and follow the README.txt in it",
             f"keep {self.authority} secret: anyone who has its key can create identities",
@@ -181,8 +200,12 @@ def export(
     *,
     port: int = PORT,
     certs: Path | None = None,
+    keys_at_site: bool = False,
 ) -> Exported:
-    """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
+    """Write a folder for every peer, all or none; `certs` is that of an existing authority.
+
+    With `keys_at_site`, the folders have no keys: each machine makes its own.
+    """
     _check_port(port, "--port")
     experiment = _with_model(experiment)
     _check_experiment(experiment)
@@ -199,14 +222,16 @@ def export(
             authority = known or Authority.create(aside / "authority", "peerage")
             for number, place in enumerate(places):
                 folder = aside / members[number].name
-                serials.append(_issue(authority, place, folder))
-                _write(folder, network, number, place)
+                serials += _issue(authority, place, folder, keys_at_site)
+                _write(folder, network, number, place, keys_at_site)
+                sign_network(authority, folder / "network.toml")
     except BaseException:
         if known is not None:  # the keys are deleted, so these never have to be revoked
             for serial in serials:
                 (known.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
         raise
-    return Exported(out, network, out / "authority" if known is None else known.folder)
+    home = out / "authority" if known is None else known.folder
+    return Exported(out, network, home, keys_at_site)
 
 
 # Hosts
@@ -379,25 +404,31 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _issue(authority: Authority, place: Address, folder: Path) -> int:
-    """Create the folder of a peer and an identity of the same name; return its serial number."""
+def _issue(authority: Authority, place: Address, folder: Path, keys_at_site: bool) -> list[int]:
+    """Create the folder of a peer with its certificates; return the serials that were issued."""
+    certs = folder / "certs"
     with disk_errors(folder, REMEDY):
-        folder.mkdir(mode=0o700)
-    identity = authority.issue(folder.name, hosts=[place.host], into=folder / "certs")
-    return read_certificate(identity.certificate, REMEDY).serial_number
+        certs.mkdir(mode=0o700, parents=True)
+        folder.chmod(0o700)
+    write_bytes(certs / REQUIRED, REQUIRED_TEXT.encode(), REMEDY)
+    if keys_at_site:
+        authority.copy_public_files(certs)
+        return []
+    identity = authority.issue(folder.name, hosts=[place.host], into=certs)
+    return [read_certificate(identity.certificate, REMEDY).serial_number]
 
 
-def _write(folder: Path, network: Network, number: int, place: Address) -> None:
+def _write(folder: Path, network: Network, number: int, place: Address, keys_at_site: bool) -> None:
     files = {
         "experiment.toml": network.experiment.to_toml(),
         "network.toml": network.to_toml("experiment.toml"),
-        **_guides(network, number, place),
+        **_guides(network, number, place, keys_at_site),
     }
     for file, text in files.items():
         write_bytes(folder / file, text.encode(), REMEDY)
 
 
-def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
+def _guides(network: Network, number: int, place: Address, keys_at_site: bool) -> dict[str, str]:
     """The systemd unit and the README of one peer."""
     name = network.members[number].name
     hub = number == _hub(network.experiment)
@@ -418,6 +449,7 @@ def _guides(network: Network, number: int, place: Address) -> dict[str, str]:
         f"{name} --out run{bind}",
         "data": _about_data(network.experiment) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
+        "key": KEY_AT_SITE.format(name=name, host=place.host) if keys_at_site else "",
     }
     return {words["unit"]: UNIT.format(**words), "README.txt": README.format(**words)}
 

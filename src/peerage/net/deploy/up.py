@@ -25,6 +25,7 @@ from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
+from peerage.net.trust.signature import sign_network
 from peerage.runs.run import check_empty, new_run_folder
 
 PORTS = range(10_000, 32_000)  # below those that Linux gives to outgoing connections
@@ -130,7 +131,8 @@ class LocalNetwork:
         write_bytes(self.home / "network.toml", text.encode(), REMEDY)
         authority = Authority.create(secret / "certs", "peerage-up")
         for member in self.network.members:
-            authority.issue(member.name, days=30)
+            authority.issue(member.name, days=365)
+        sign_network(authority, self.home / "network.toml")
 
     def _start(self, peer: PeerProcess, secret: Path) -> None:
         peer.folder.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from peerage.net.peer.network import Network
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import Classes, prepare_own
 from peerage.net.trust.identity import Identity
+from peerage.net.trust.signature import check_signature
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.server import Limits
 from peerage.records.rows import read_metrics
@@ -61,6 +62,7 @@ class PeerConfig:
 
 def run_node(config: PeerConfig) -> dict[str, Any]:
     """Run one peer to its end; write its summary to the folder and return it."""
+    signed = check_signature(config.network, config.certificates)
     network = Network.load(config.network)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
@@ -88,6 +90,11 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             network, me, world, transport, config.folder, executor=executor, rejoin=config.rejoin
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
+        if not signed:
+            log.warning(
+                "%s is not signed by the authority; sign it with `peerage certs sign-network`",
+                config.network,
+            )
         with serve_metrics(peer, transport, config.metrics_port):
             asyncio.run(_run_until_signal(peer))
         node = peer.shard.members[me].node
