@@ -65,6 +65,7 @@ def test_a_peer_that_others_cannot_reach_is_told_so(tmp_path):
             network.until(lambda me=me, line=theirs: line in network.log(me))
             assert network.log(2).count(own) == network.log(me).count(theirs) == 1
             assert samples(metrics)["peerage_contact", f"node-{me}", "from"] == 0
+        assert "network.toml is not signed by the authority; sign it with" in network.log(0)
 
 
 def test_rejections_are_shown_at_both_ends(tmp_path):
