@@ -440,6 +440,7 @@ def test_all_commands_are_there() -> None:
         "reproduce",
         "resume",
         "run",
+        "status",
         "topology",
         "up",
         "verify",

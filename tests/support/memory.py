@@ -25,6 +25,8 @@ class MemoryNetwork:
 class MemoryTransport:
     """One peer's end of a network in memory; makes the same calls as the real transport."""
 
+    expires = None
+
     def __init__(self, network: MemoryNetwork, me: int) -> None:
         self.network, self.me = network, me
         self.counters: Counter[str] = Counter()

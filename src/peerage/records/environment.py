@@ -11,10 +11,10 @@ from typing import Any
 
 def environment() -> dict[str, Any]:
     return {
-        "peerage": _version("peerage"),
+        "peerage": package_version("peerage"),
         "python": platform.python_version(),
-        "torch": _version("torch"),
-        "numpy": _version("numpy"),
+        "torch": package_version("torch"),
+        "numpy": package_version("numpy"),
         "platform": _platform(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
@@ -22,7 +22,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

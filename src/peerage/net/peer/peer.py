@@ -35,6 +35,7 @@ from peerage.net.peer.peer_tracker import POLL_INTERVAL, PeerTracker
 from peerage.net.peer.progress import State
 from peerage.net.peer.quarantine import Quarantine
 from peerage.net.peer.recorder import PeerRecorder
+from peerage.net.peer.report import report_on
 from peerage.net.peer.responder import Responder
 from peerage.net.peer.traffic import Outbox, message_policy
 from peerage.net.wire.header import Header, Rejected
@@ -88,6 +89,7 @@ class Peer(Receiver):
         self.missing: list[int] = []  # peers whose message of the last exchange is missing
         self.missing_by_peer: Counter[int] = Counter()  # messages that did not arrive
         self.contacts: frozenset[int] = frozenset()  # peers that were reachable after the round
+        self.last_round: tuple[list[int], list[int]] = ([], [])  # peers heard, and missing ones
         self._round_senders: set[int] = set()  # the senders of the messages used in this round
         self._outboxes: dict[int, Outbox] = {}
         self.endings = Endings(network.run, me, self._outbox, network.ahead)
@@ -413,6 +415,7 @@ class Peer(Receiver):
         self, round: int, report: ShardReport, sent: int, seconds: float, final: bool = False
     ) -> None:
         self.contacts = frozenset(filter(self.transport.reachable, self.tracker.other_peers))
+        self.last_round = sorted(self._round_senders), self.missing
         self.recorder.record(round, report, sent, self.received, seconds, final)
 
     @property
@@ -452,6 +455,9 @@ class Peer(Receiver):
 
     async def answer(self, question: bytes, identity: int) -> bytes:
         return self.responder.answer(question, identity)
+
+    async def report(self) -> bytes:
+        return report_on(self).encode()
 
     # Helpers
 

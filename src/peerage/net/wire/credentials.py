@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class Credentials:
     """The credentials of an identity for gRPC and for Python's `ssl`."""
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+    def __init__(self, identity: Identity, *, observer: bool = False) -> None:
+        self._identity, self._observer = identity, observer
         self._authority = identity.authority.read_bytes()
         self._problem = ""  # the last one that was logged
         self._lock = threading.Lock()  # gRPC calls the server's function in a thread of its own
@@ -53,7 +53,8 @@ class Credentials:
             try:
                 pair = self._read()
                 if pair != self._pair:
-                    Identity.load(self._identity.certificate.parent, self._identity.name)
+                    folder, name = self._identity.certificate.parent, self._identity.name
+                    Identity.load(folder, name, observer=self._observer)
                     self._use(pair)
                     log.warning("using the new certificate, valid until %s", date(self.expires))
             except FileNotFoundError:

@@ -37,6 +37,7 @@ from peerage.net.wire.link import (
 )
 from peerage.net.wire.notices import Notices
 from peerage.net.wire.server import (
+    OBSERVER,
     REASON,
     SERVICE,
     Authenticator,
@@ -80,7 +81,8 @@ class GrpcTransport:
     """Carries messages to the peers at these addresses (`host:port`).
 
     `names` maps each identity to its node. The peer listens on its own address unless `bind` names
-    another one. Port 0 stands for any free port, and `port` has its number after the start.
+    another one. Port 0 stands for any free port, and `port` has its number after the start. Without
+    `member`, it only asks for the status of others, and any identity can do that.
     """
 
     def __init__(
@@ -91,14 +93,15 @@ class GrpcTransport:
         *,
         bind: str | None = None,
         limits: Limits = Limits(),
+        member: bool = True,
     ) -> None:
-        if identity.name not in names:
+        if member and identity.name not in names:
             raise InputError(
                 f"the identity {identity.name!r} is not a member of the network; "
                 f"members: {', '.join(sorted(names))}"
             )
-        me = names[identity.name]
-        if bind is None and me not in addresses:
+        me = names.get(identity.name, OBSERVER)
+        if member and bind is None and me not in addresses:
             raise InputError(f"{identity.name!r} has no address; give one, or bind")
         self.counters: Counter[str] = Counter()
         # Calls that this peer refused, by the name of the caller and the reason.
@@ -107,10 +110,10 @@ class GrpcTransport:
         self._places = {
             peer: Address.parse(address, lowest=0) for peer, address in addresses.items()
         }
-        self._bind = self._places[me] if bind is None else Address.parse(bind, lowest=0)
+        self._bind = self._places.get(me) if bind is None else Address.parse(bind, lowest=0)
         self._names = {node: name for name, node in names.items()}
         self._limits = limits
-        self._credentials = Credentials(identity)
+        self._credentials = Credentials(identity, observer=not member)
         self._serial = self._credentials.serial  # of the certificate that the channels use
         self._expiry = ExpiryWarnings(identity.name)
         self._notices = Notices(log)
@@ -146,6 +149,7 @@ class GrpcTransport:
             self.refused_by_peer,
             self._mark_alive,
         )
+        assert self._bind is not None
         _check_free(self._bind)
         server = grpc.aio.server(options=server_options(self._limits))
         server.add_generic_rpc_handlers(servicer.services(self._health))
@@ -177,6 +181,16 @@ class GrpcTransport:
             self.counters["bytes_received"] += len(answer)
             if len(answer) > ANSWER_LIMIT:
                 raise Rejected("oversized", f"peer {peer} answered with {len(answer)} bytes")
+            return answer
+
+        return await self._call_with_retries(link, attempt, deadline)
+
+    async def ask_status(self, peer: int, deadline: float) -> bytes:
+        """The report of a peer about itself, which observers may ask for as well."""
+        link = self._link(peer)
+
+        async def attempt(seconds: float) -> bytes:
+            answer: bytes = await link.status(b"", timeout=seconds)
             return answer
 
         return await self._call_with_retries(link, attempt, deadline)

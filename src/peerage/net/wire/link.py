@@ -51,6 +51,7 @@ class Link:
         self.deliver = self.channel.stream_unary(f"/{SERVICE}/Deliver")
         self.offset = self.channel.unary_unary(f"/{SERVICE}/Offset")
         self.ask = self.channel.unary_unary(f"/{SERVICE}/Ask")
+        self.status = self.channel.unary_unary(f"/{SERVICE}/Status")
 
     def mark_alive(self) -> None:
         """Note that the peer is alive, and wake the calls that wait for it."""

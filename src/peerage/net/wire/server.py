@@ -1,10 +1,11 @@
 """The receiving side of the gRPC transport: authenticates callers and reads their messages.
 
-The service `peerage.Peer` has three methods that carry plain bytes:
+The service `peerage.Peer` has four methods that carry plain bytes:
 
     Deliver   a header, then its payload in chunks -> nothing
     Offset    a header -> the bytes of its payload that have arrived, to resume a broken transfer
     Ask       a question -> an answer, both small
+    Status    nothing -> a report about this peer; the only method for observers
 
 The standard health service answers at the same port. The certificate of every call is checked
 before anything is read from it, and refused calls are counted. A caller that floods a peer must not
@@ -25,7 +26,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from peerage.errors import InputError
-from peerage.net.trust.identity import CertificateRejected, Identity
+from peerage.net.trust.identity import CertificateRejected, Holder, Identity
 from peerage.net.wire.header import HEADER_LIMIT, HONEST_REASONS, RETRYABLE_REASONS, Rejected
 from peerage.net.wire.notices import LOG_INTERVAL, Notices
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver
@@ -37,6 +38,7 @@ AHEAD = 4  # chunks of a stream that gRPC may buffer before they are read
 DETAILS = 500  # characters of an error message that are sent
 BREAK_DELAY = 0.1  # seconds to find out whether a stream ended or its connection broke
 OTHER = "other"  # stands for all callers that are no members, wherever callers are counted
+OBSERVER = -1  # stands for the node of an observer
 
 Code = grpc.StatusCode
 log = logging.getLogger(__name__)
@@ -58,7 +60,6 @@ class Authenticator:
     def __init__(self, identity: Identity, names: Mapping[str, int]) -> None:
         self._trust = identity.trust()
         self._names = dict(names)
-        self._members = {node: name for name, node in names.items()}
         self._blind = False
         self._notices = Notices(log)
 
@@ -67,10 +68,21 @@ class Authenticator:
 
         Raises InputError for every certificate while the revocation list is unreadable.
         """
+        return self._names[self._verify(pem, observers=False, quiet=quiet).name]
+
+    def identify_caller(self, pem: bytes) -> Holder:
+        """The member or the observer that holds this certificate; raises errors as `identify`."""
+        return self._verify(pem, observers=True, quiet=False)
+
+    def node(self, holder: Holder) -> int:
+        return self._names[holder.name]
+
+    def _verify(self, pem: bytes, *, observers: bool, quiet: bool) -> Holder:
         try:
-            name = self._trust.verify(pem)
-            if name not in self._names:
-                raise NotAMember(name)
+            trust = self._trust
+            holder = trust.verify_holder(pem) if observers else Holder(trust.verify(pem), False)
+            if not holder.observer and holder.name not in self._names:
+                raise NotAMember(holder.name)
         except CertificateRejected as error:
             self._see()
             who = self.label(error.name)
@@ -84,15 +96,13 @@ class Authenticator:
             self._blind = True
             raise
         self._see()
-        self._notices.settle(name)
-        return self._names[name]
+        if not holder.observer:
+            self._notices.settle(holder.name)
+        return holder
 
     def label(self, name: str) -> str:
         """The name of a member, or `OTHER`: there may be any number of other names."""
         return name if name in self._names else OTHER
-
-    def name_of(self, node: int) -> str:
-        return self._members[node]
 
     def _see(self) -> None:
         if self._blind:
@@ -110,11 +120,12 @@ class NotAMember(CertificateRejected):
 
 @dataclass(frozen=True)
 class Caller:
-    """A call, and the member that makes it."""
+    """A call, and the member or observer that makes it."""
 
     call: Any
-    node: int
-    name: str
+    holder: Holder
+    node: int  # `OBSERVER` for observers
+    name: str  # for counters and logs: of the member, or `OTHER`
 
     async def abort(self, code: Any, text: str, *more: Any) -> None:
         await self.call.abort(code, text, *more)
@@ -137,7 +148,7 @@ class PeerServicer:
     ) -> None:
         self._receiver, self._authenticator, self._limits = receiver, authenticator, limits
         self._counters, self._refused, self._mark_alive = counters, refused, mark_alive
-        self._busy: Counter[int] = Counter()  # identity -> concurrent calls
+        self._busy: Counter[Holder] = Counter()  # concurrent calls
         self._streams: dict[tuple[int, bytes], object] = {}  # the newest stream of each message
         self._logged: dict[type[Exception], float] = {}  # kind of error -> when it was last logged
         self._notices = Notices(log)
@@ -150,6 +161,7 @@ class PeerServicer:
         stream, watch = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods = {"Deliver": self._deliver, "Offset": self._offset, "Ask": self._ask}
         peer = {name: stream(self._guarded(handler)) for name, handler in methods.items()}
+        peer["Status"] = stream(self._guarded(self._status, observers=True))
         options = {"response_serializer": health_pb2.HealthCheckResponse.SerializeToString}
         health_methods = {
             "Check": stream(self._guarded(self._about_health(servicer.Check)), **options),
@@ -161,10 +173,14 @@ class PeerServicer:
             _Fallback(stream(self._guarded(self._unknown))),
         )
 
-    def _guarded(self, handler: Handler) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _guarded(
+        self, handler: Handler, *, observers: bool = False
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """A method for members; with `observers`, one that only asks, for observers as well."""
+
         async def guarded(_: Any, call: Any) -> Any:
-            caller = await self._admit(call)
-            self._busy[caller.node] += 1
+            caller = await self._admit(call, observers)
+            self._busy[caller.holder] += 1
             try:
                 return await handler(caller)
             except grpc.aio.AbortError:
@@ -176,15 +192,15 @@ class PeerServicer:
                 self._log_failure(caller.name, error)
                 await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
             finally:
-                self._busy[caller.node] -= 1
+                self._busy[caller.holder] -= 1
 
         return guarded
 
-    async def _admit(self, call: Any) -> Caller:
-        """The authenticated caller; aborts the call of a non-member before it is read."""
+    async def _admit(self, call: Any, observers: bool) -> Caller:
+        """The authenticated caller; aborts the call of anyone else before it is read."""
         peer_certificate = [*call.auth_context().get("x509_pem_cert", ()), b""][0]
         try:
-            identity = self._authenticator.identify(peer_certificate)
+            holder = self._authenticator.identify_caller(peer_certificate)
         except CertificateRejected as error:
             self._refused[self._authenticator.label(error.name), error.reason] += 1
             authenticated = isinstance(error, NotAMember)
@@ -193,13 +209,24 @@ class PeerServicer:
         except InputError:  # the authenticator has logged why
             self._refused[OTHER, "unreadable list"] += 1
             await call.abort(Code.UNAVAILABLE, "the revocation list of this peer is unreadable")
-        caller = Caller(call, identity, self._authenticator.name_of(identity))
-        self._mark_alive(identity)
-        if self._busy[identity] >= self._limits.max_calls:
+        caller = self._caller(call, holder)
+        if holder.observer and not observers:
+            self._refused[OTHER, "observer"] += 1
+            text = f"{holder.name!r} is an observer, which may only ask for the status"
+            self._notices.warn(OTHER, "observer", f"refused a call: {text}")
+            await call.abort(Code.PERMISSION_DENIED, text)
+        if not observers:  # a status may be asked for in the name of a peer that is down
+            self._mark_alive(caller.node)
+        if self._busy[holder] >= self._limits.max_calls:
             await self._reject(
-                caller, Rejected("full", f"{self._busy[identity]} calls are already running")
+                caller, Rejected("full", f"{self._busy[holder]} calls are already running")
             )
         return caller
+
+    def _caller(self, call: Any, holder: Holder) -> Caller:
+        if holder.observer:
+            return Caller(call, holder, OBSERVER, OTHER)
+        return Caller(call, holder, self._authenticator.node(holder), holder.name)
 
     def _log_failure(self, name: str, error: Exception) -> None:
         """Log an internal error, at most once per `LOG_INTERVAL` for each kind."""
@@ -249,6 +276,12 @@ class PeerServicer:
         answer = await self._receiver.answer(question, caller.node)
         if len(answer) > ANSWER_LIMIT:
             raise Rejected("oversized", f"the answer has {len(answer)} of {ANSWER_LIMIT} bytes")
+        self._counters["bytes_sent"] += len(answer)
+        return answer
+
+    async def _status(self, caller: Caller) -> bytes:
+        await self._read(caller, 0)
+        answer = await self._receiver.report()
         self._counters["bytes_sent"] += len(answer)
         return answer
 

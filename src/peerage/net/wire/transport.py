@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
 
 from peerage.errors import PeerageError
@@ -42,6 +43,9 @@ class Receiver(Protocol):
 
     async def answer(self, question: bytes, identity: int) -> bytes: ...
 
+    async def report(self) -> bytes:
+        """What members and observers may know about this peer."""
+
 
 class Transport(Protocol):
     """Carries messages to other peers, and passes incoming ones to a receiver."""
@@ -51,6 +55,10 @@ class Transport(Protocol):
     @property
     def refused(self) -> Counter[str]:
         """Calls that were refused before they reached the receiver, by reason."""
+
+    @property
+    def expires(self) -> datetime | None:
+        """When the certificate of this peer expires; None without a certificate."""
 
     async def start(self, receiver: Receiver) -> None: ...
 
