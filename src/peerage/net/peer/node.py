@@ -91,10 +91,8 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
         if not signed:
-            log.warning(
-                "%s is not signed by the authority; sign it with `peerage certs sign-network`",
-                config.network,
-            )
+            remedy = "sign it with `peerage certs sign-network`"
+            peer.warnings.append(f"{config.network} is not signed by the authority; {remedy}")
         with serve_metrics(peer, transport, config.metrics_port):
             asyncio.run(_run_until_signal(peer))
         node = peer.shard.members[me].node

@@ -85,6 +85,7 @@ class Peer(Receiver):
         self.quarantine = Quarantine()
         self.round = PRE_ROUND  # the current round
         self.state: str = State.STARTING
+        self.warnings: list[str] = []  # logged when it listens; an error before that is one line
         self.received = (0, 0)  # messages received in the last exchange, and expected
         self.missing: list[int] = []  # peers whose message of the last exchange is missing
         self.missing_by_peer: Counter[int] = Counter()  # messages that did not arrive
@@ -111,6 +112,8 @@ class Peer(Receiver):
             # A restarted peer waits only briefly: the others may have finished long ago.
             timeouts = self.network.timeouts
             self.state = State.MEETING
+            for text in self.warnings:
+                log.warning("%s", text)
             await self.tracker.wait_for_start(timeouts.idle if first else timeouts.start)
             first = await self._catch_up(first)
             if first == 0:
