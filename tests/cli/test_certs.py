@@ -91,6 +91,8 @@ def test_the_same_as_json(tmp_path: Path) -> None:
         ("add node-2 --hosts a:1", "without a port; got 'a:1'"),
         ("add", "Missing argument"),
         ("revoke node-11", "no identity 'node-11' was issued here; did you mean 'node-1'?"),
+        ("sign gone.csr", "there is no gone.csr; make it with `peerage certs request`"),
+        ("sign-network gone.toml", "there is no gone.toml; give the path of a network file"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(

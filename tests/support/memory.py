@@ -25,6 +25,8 @@ class MemoryNetwork:
 class MemoryTransport:
     """One peer's end of a network in memory; makes the same calls as the real transport."""
 
+    expires = None
+
     def __init__(self, network: MemoryNetwork, me: int) -> None:
         self.network, self.me = network, me
         self.counters: Counter[str] = Counter()
@@ -65,6 +67,9 @@ class MemoryTransport:
 
     def reachable(self, peer: int) -> bool:
         return self.network.find(self.me, peer) is not None
+
+    def failure(self, peer: int, since: float) -> str | None:
+        return None if self.reachable(peer) else "the cable is cut"
 
     async def stop(self) -> None:
         self.network.receivers.pop(self.me, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from peerage.cli import certs, data, graphs, models, net, papers, run
+from peerage.cli import certs, data, graphs, models, net, papers, run, status
 from peerage.errors import InputError, Interrupted, PeerageError
 
 # The base of all errors about flags; some versions of typer include click, others import it.
@@ -30,6 +30,7 @@ for command in (run.run, run.compare, run.resume, run.verify, run.report, models
 for command in (net.up, net.node, net.export, graphs.plan, graphs.topology, graphs.diffuse):
     app.command()(command)
 app.command()(models.rewind)
+app.command()(status.status)
 app.command()(papers.reproduce)
 app.command("list")(data.list_family)
 app.add_typer(data.data_app, name="data")

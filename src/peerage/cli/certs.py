@@ -1,4 +1,4 @@
-"""The commands about certificates of real peers: certs init, add, list, revoke.
+"""The commands about certificates of real peers: certs init, add, request, sign, list and so on.
 
 Slow imports are inside functions, so that `peerage --help` starts fast.
 """
@@ -15,10 +15,15 @@ from peerage.errors import InputError
 if TYPE_CHECKING:
     from peerage.net.trust.certs import Authority, Issued
 
-certs_app = Typer(help="Create, list and revoke certificates of real peers.", no_args_is_help=True)
+certs_app = Typer(
+    help="Create, sign, list and revoke certificates of real peers.", no_args_is_help=True
+)
 
 FOLDER = Path("certs")
 Folder = Annotated[Path, Option(help="Folder of the certificate authority.")]
+Hosts = Annotated[str, Option(help="Host names or addresses of the peers, separated by commas.")]
+Days = Annotated[int, Option(help="Days until the certificates expire.")]
+Observer = Annotated[bool, Option("--observer", help="Allow only to ask peers for their status.")]
 
 
 @certs_app.command()
@@ -41,29 +46,89 @@ def init(
 def add(
     names: Annotated[list[str], Argument(help="Identities to create, e.g. node-0 node-1.")],
     folder: Folder = FOLDER,
-    hosts: Annotated[
-        str, Option(help="Host names or addresses of the peers, separated by commas.")
-    ] = "localhost,127.0.0.1",
-    days: Annotated[int, Option(help="Days until the certificates expire.")] = 825,
+    hosts: Hosts = "localhost,127.0.0.1",
+    days: Days = 825,
+    observer: Observer = False,
     as_json: Json = False,
 ) -> None:
-    """Create identities: a key and a certificate for each peer."""
-    machines = [host.strip() for host in hosts.split(",") if host.strip()]
-    if not machines:
-        raise InputError(f"--hosts {hosts!r} names no host; write --hosts localhost,127.0.0.1")
+    """Create identities: a key and a certificate for each peer, or for an observer."""
+    machines = _split(hosts)
     if repeated := [name for name in names if names.count(name) > 1]:
         raise InputError(f"identity {repeated[0]!r} is given twice; name each once")
     authority = _import_authority().load(folder)
     for name in names:  # before any is created
         authority.check_free(name)
-    made = [authority.issue(name, hosts=machines, days=days) for name in names]
+    made = [authority.issue(name, hosts=machines, days=days, observer=observer) for name in names]
     if as_json:
         files = [{key: str(value) for key, value in vars(one).items()} for one in made]
         print(json.dumps({"identities": files}))
         return
     for identity in made:
         print(f"{identity.name} is ready: {identity.certificate} and its key {identity.key}")
-    print(f"a peer also needs {made[0].authority} and {made[0].revoked}")
+    needs = "an observer" if observer else "a peer"
+    print(f"{needs} also needs {made[0].authority} and {made[0].revoked}")
+
+
+@certs_app.command()
+def request(
+    name: Annotated[str, Argument(help="Identity to request a certificate for, e.g. node-1.")],
+    folder: Annotated[Path, Option(help="Folder of the peer, which gets its key.")] = FOLDER,
+    hosts: Hosts = "localhost,127.0.0.1",
+    as_json: Json = False,
+) -> None:
+    """Create a key, which stays here, and a request for a certificate to send to the authority.
+
+    An existing key is used again, to renew its certificate.
+    """
+    _import_authority()
+    from peerage.net.trust.csr import create_request
+
+    path, made = create_request(folder, name, _split(hosts))
+    if as_json:
+        print(json.dumps({"name": name, "request": str(path), "fingerprint": made.fingerprint}))
+        return
+    print(f"send {path} to the authority, which signs it with `peerage certs sign {path.name}`")
+    print(f"put the certificate that it returns into {folder}; the key {name}.key stays there")
+    print(f"fingerprint of the key, to compare: {made.fingerprint}")
+
+
+@certs_app.command()
+def sign(
+    file: Annotated[Path, Argument(help="Request of a peer, e.g. node-1.csr.")],
+    folder: Folder = FOLDER,
+    days: Days = 825,
+    observer: Observer = False,
+    as_json: Json = False,
+) -> None:
+    """Sign a request for a certificate; the name of the file must be that of the peer."""
+    authority = _import_authority().load(folder)
+    from peerage.net.trust.csr import SigningRequest
+
+    wanted = SigningRequest.load(file)
+    path = authority.sign(wanted, days=days, observer=observer)
+    if as_json:
+        facts = {"name": wanted.name, "certificate": str(path), "hosts": list(wanted.hosts)}
+        print(json.dumps({**facts, "fingerprint": wanted.fingerprint}))
+        return
+    print(f"send {path} back to {wanted.name} ({', '.join(wanted.hosts)})")
+    print(f"fingerprint of its key, to compare: {wanted.fingerprint}")
+
+
+@certs_app.command("sign-network")
+def sign_network_file(
+    network: Annotated[Path, Argument(help="Network file, e.g. network.toml.")],
+    folder: Folder = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Sign a network file and its experiment, for instance after an edit."""
+    authority = _import_authority().load(folder)
+    from peerage.net.trust.signature import sign_network
+
+    path = sign_network(authority, network)
+    if as_json:
+        print(json.dumps({"network": str(network), "signature": str(path)}))
+    else:
+        print(f"signed; give {network}, its experiment and {path} to every peer")
 
 
 @certs_app.command("list")
@@ -80,7 +145,7 @@ def list_identities(folder: Folder = FOLDER, as_json: Json = False) -> None:
     for row in rows:
         print(
             f"{row['name']:{width}}  {row['status']:7}  until {row['until'][:10]}  "
-            f"{row['serial']}  {', '.join(row['hosts'])}"
+            f"{row['serial']}  {', '.join(row['hosts'])}{'  observer' * row['observer']}"
         )
 
 
@@ -101,6 +166,13 @@ def revoke(
         print(f"revoked {name} (serial {', '.join(new)}); give {path} to every peer")
     else:
         print(f"{name} was already revoked; {path} is unchanged")
+
+
+def _split(hosts: str) -> list[str]:
+    machines = [host.strip() for host in hosts.split(",") if host.strip()]
+    if not machines:
+        raise InputError(f"--hosts {hosts!r} names no host; write --hosts localhost,127.0.0.1")
+    return machines
 
 
 def _import_authority() -> "type[Authority]":
@@ -133,4 +205,5 @@ def _facts(issued: "Issued") -> dict[str, Any]:
         "until": issued.not_after.isoformat(),
         "revoked": None if issued.revoked is None else issued.revoked.isoformat(),
         "hosts": list(issued.hosts),
+        "observer": issued.observer,
     }

@@ -213,6 +213,9 @@ def export(
     wire: Wire = "fp32",
     pack: Pack = False,
     out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
+    keys_at_site: Annotated[
+        bool, Option("--keys-at-site", help="Write no keys: each machine makes its own.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a folder for each peer of a network of machines.
@@ -231,6 +234,7 @@ def export(
         wire=wire,
         pack=pack,
         stop_at_epsilon=stop_at_epsilon,
+        keys_at_site=keys_at_site,
     )
     print(json.dumps(exported.facts) if as_json else exported)
 

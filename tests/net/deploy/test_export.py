@@ -1,6 +1,7 @@
 """Folders for several machines: which peer is where, what is inside, and that they work there."""
 
 import configparser
+import contextlib
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity
+from peerage.net.trust.signature import sign_network
 from peerage.net.wire.address import Address
 from peerage.privacy import Noise, epsilon
 from peerage.records.rows import RunRecord, read_metrics
@@ -159,6 +161,7 @@ def test_a_folder_for_every_peer_and_one_for_the_authority(place):
         assert files(place / f"deploy/node-{i}") == {
             "README.txt": "644",
             "network.toml": "644",
+            "network.sig": "644",
             "experiment.toml": "644",
             f"peerage-node-{i}.service": "644",
             "site.env": "644",
@@ -167,6 +170,7 @@ def test_a_folder_for_every_peer_and_one_for_the_authority(place):
             f"certs/node-{i}.pem": "644",
             "certs/authority.pem": "644",
             "certs/revoked.pem": "644",
+            "certs/require-signature": "644",
         }
     assert sorted(os.listdir("deploy")) == ["authority", "node-0", "node-1", "node-2"]
     assert list(Path().rglob("authority.key")) == [Path("deploy/authority/authority.key")]
@@ -725,6 +729,7 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
             re.sub("^(start|message) = .*", r"\1 = 300.0", file.read_text(), flags=re.M)
         )
         assert Network.load(file).timeouts == Timeouts(start=300.0, message=300.0)
+        sign_network(Authority.load(Path("deploy/authority")), file)
         (home / "venv").symlink_to(Path(sys.executable).parent.parent)
     shutil.rmtree("deploy")
     processes = [started(home) for home in homes]
@@ -744,6 +749,46 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
     by_round = zip(*(read_metrics(home / "run" / "metrics.jsonl") for home in homes), strict=True)
     found = [g for rows in by_round for g in group_rows(world, rows[0]["round"], report_of(rows))]
     assert found == list(RunRecord.load(place / "simulated").groups)
+
+
+@pytest.mark.slow
+def test_keys_are_made_where_the_peers_run(place):
+    """The authority never has a key; a changed network file is refused until it is signed again."""
+    Path("hosts.txt").write_text("".join(f"127.0.0.1:{port}\n" for port in free_ports(2)))
+    flags = "--nodes 2 --topology ring --partition iid --model logistic --epochs 1 --rounds 1"
+    assert "each machine makes its own" in peerage(f"export {flags} --keys-at-site").out
+    assert list(Path("deploy").rglob("*.key")) == [Path("deploy/authority/authority.key")]
+    homes = [place / f"deploy/node-{number}" for number in range(2)]
+    for home in homes:
+        (home / "venv").symlink_to(Path(sys.executable).parent.parent)
+        text = (home / "README.txt").read_text()
+        [request] = re.findall("-m peerage (certs request .*)", text)
+        with contextlib.chdir(home):
+            made = peerage(request)
+        assert made.code == 0, made.err
+        [sign] = re.findall("^    peerage (certs sign .*) --folder AUTHORITY", text, flags=re.M)
+        with contextlib.chdir(home / "certs"):
+            signed = peerage(sign, "--folder", place / "deploy/authority")
+        assert signed.code == 0, signed.err
+        assert signed.lines[-1].split(": ")[1] == made.lines[-1].split(": ")[1]  # the fingerprint
+        shutil.move(f"deploy/authority/{home.name}.pem", home / "certs")
+    network = homes[0] / "network.toml"
+    network.write_text(network.read_text().replace("start = 3600", "start = 300"))
+    changed = started(homes[0])
+    assert (
+        "has changed since it was signed; sign it with" in changed.communicate(timeout=TIMEOUT)[0]
+    )
+    assert changed.returncode == 2
+    assert peerage("certs sign-network --folder deploy/authority", network).code == 0
+    processes = [started(home) for home in homes]
+    try:
+        ends = [process.communicate(timeout=TIMEOUT) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], ends
+    assert not any("is not signed" in said for said, _ in ends)
 
 
 def started(home: Path) -> subprocess.Popen[str]:

@@ -359,7 +359,11 @@ def test_a_peer_attacked_by_a_member_keeps_running(
         assert all(row["heard"][0] >= 2 for row in peer.rows[1:])  # the honest neighbours
         assert torch.isfinite(peer.shard.members[peer.me].node.params).all()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(caplog.records) < 10
+    rejections = [text for text in caplog.messages if text.startswith("rejected a message of ")]
+    kinds = {text.partition(":")[0] for text in rejections}
+    assert {kind.split()[4] for kind in kinds} == {"node-3"}
+    assert len(rejections) == len(kinds) <= len(REASONS)  # each reason once
+    assert len(caplog.records) - len(rejections) < 10
 
 
 def check_answers(fire: Attack) -> None:

@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -95,8 +95,21 @@ def test_every_reason_has_a_counter_even_if_it_did_not_occur():
         account=PrivacyAccount(None, "run", "node-0", Noise(sigma=2.0, clip=1.0)),
     )
     recorder.account.record(1)
-    peer = SimpleNamespace(alive=2, recorder=recorder)
-    transport = SimpleNamespace(counters=Counter(bytes_sent=12))
+    tracker = SimpleNamespace(
+        other_peers=[1, 2], out_of_reach={2: "connection refused"}, name=lambda me: f"node-{me}"
+    )
+    peer = SimpleNamespace(
+        alive=1,
+        contacts=frozenset([1]),
+        missing_by_peer=Counter({2: 4}),
+        recorder=recorder,
+        tracker=tracker,
+    )
+    transport = SimpleNamespace(
+        counters=Counter(bytes_sent=12),
+        refused_by_peer=Counter({("node-1", "shape"): 2, ("other", "membership"): 7}),
+        expires=datetime(2030, 1, 1, tzinfo=UTC),
+    )
     families = {one.name: one.samples for one in Collector(peer, transport).collect()}
     assert "peerage_accuracy" not in families  # it was not judged yet
     rejected = {s.labels["reason"]: s.value for s in families["peerage_messages_rejected"]}
@@ -104,6 +117,22 @@ def test_every_reason_has_a_counter_even_if_it_did_not_occur():
     assert families["peerage_epsilon"][0].value == pytest.approx(4.377, abs=5e-4)
     sent = {sample.labels["what"]: sample.value for sample in families["peerage_bytes"]}
     assert sent == {"payload_sent": 10, "wire_sent": 12, "wire_received": 0}
+    labelled = {
+        name: {tuple(sample.labels.values()): sample.value for sample in families[name]}
+        for name in ("peerage_contact", "peerage_messages_missing", "peerage_calls_refused")
+    }
+    assert labelled == {
+        "peerage_contact": {
+            ("node-1", "to"): 1,
+            ("node-1", "from"): 1,
+            ("node-2", "to"): 0,
+            ("node-2", "from"): 0,
+        },
+        "peerage_messages_missing": {("node-1",): 0, ("node-2",): 4},
+        "peerage_calls_refused": {("node-1", "shape"): 2, ("other", "membership"): 7},
+    }
+    [expiry] = families["peerage_certificate_expiry_seconds"]
+    assert expiry.value == datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 
 
 # The log

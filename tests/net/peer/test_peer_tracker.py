@@ -23,6 +23,7 @@ from peerage.net.peer.peer_tracker import PeerTracker, Status
 from peerage.net.peer.progress import State, View
 from peerage.net.peer.versions import Versions
 from peerage.net.wire.header import SCHEMA, Rejected
+from peerage.net.wire.transport import CallerRefused
 from peerage.requests import PRE_ROUND
 from peerage.testing import toy
 
@@ -47,10 +48,13 @@ class OtherPeer:
         self.shared_settings: Any = SETTINGS
         self.asked: list[dict[str, Any]] = []
         self.rejects = False
+        self.refusal: str | None = None  # of the certificate of the asking peer
 
     async def answer(self, question: bytes, identity: int) -> bytes:
         asked = json.loads(question)
         self.asked.append(asked)
+        if self.refusal is not None:
+            raise CallerRefused(0, self.refusal)
         if self.rejects:
             raise Rejected("malformed", "no")
         answers = {"status": asdict(self.status), "settings": self.shared_settings}
@@ -121,7 +125,8 @@ def test_a_status_survives_encoding():
     raw = json.dumps(asdict(STATUS)).encode()
     assert raw == (
         b'{"settings_hash": "abc", "incarnation": "one", "round": 7, "state": "running", '
-        b'"awaited": true, "versions": {"peerage": "0.1.0", "torch": "2.9.1", "schema": 3}}'
+        b'"awaited": true, "versions": {"peerage": "0.1.0", "torch": "2.9.1", "schema": 3}, '
+        b'"unreachable": null}'
     )
     assert Status.parse(raw) == STATUS
 
@@ -157,7 +162,8 @@ def test_a_status_without_versions_of_the_right_form_has_none(versions):
                 {key: value for key, value in asdict(STATUS).items() if key != left}
             ).encode()
             for left in asdict(STATUS)
-            if left != "versions"  # early versions do not state them
+            # Peers of earlier versions do not say these.
+            if left not in ("versions", "unreachable")
         ),
     ],
     ids=lambda raw: raw[:80].decode(errors="replace"),
@@ -180,6 +186,61 @@ def test_odd_answers_are_no_status(raw):
 def test_what_a_state_means(state, begun, running):
     status = replace(STATUS, state=state)
     assert (status.begun, status.running) == (begun, running)
+
+
+# Contact
+
+
+def test_what_others_say_about_their_way_to_this_peer(known, caplog):
+    """Each peer and reason is one line, and the peer is forgotten as soon as it says otherwise."""
+
+    async def act(setup: Setup) -> None:
+        one, _ = setup.add(1, unreachable="connection refused"), setup.add(2)
+        for _ in range(3):
+            await setup.tracker.ask([1, 2])
+            assert setup.tracker.out_of_reach == {1: "connection refused"}
+        one.status = replace(one.status, unreachable=None)
+        await setup.tracker.ask([1, 2])
+        assert setup.tracker.out_of_reach == {}
+
+    run(known, act)
+    assert caplog.messages == [
+        "node-1 cannot reach this peer at 127.0.0.1:10000: connection refused; "
+        "check --bind and the firewall"
+    ]
+
+
+def test_a_peer_that_asks_and_cannot_be_reached(known, caplog):
+    async def act(setup: Setup) -> None:
+        assert setup.tracker.failure_to_reach(2) == "the cable is cut"
+        assert setup.tracker.failure_to_reach(2) == "the cable is cut"
+        setup.add(2)
+        assert setup.tracker.failure_to_reach(2) is None
+
+    run(known, act)
+    assert caplog.messages == [
+        "cannot reach node-2 (127.0.0.1:10002), which asks this peer: the cable is cut; "
+        "check its --bind and its firewall"
+    ]
+
+
+def test_most_peers_reject_this_one(known, caplog):
+    """One may lie, so the peer waits on; when a second says the same, it ends at once."""
+    caplog.set_level(logging.WARNING)
+
+    async def act(setup: Setup) -> None:
+        setup.add(1).refusal = "'node-0' is not a member"
+        waiting = asyncio.ensure_future(setup.tracker.wait_for_start(LONG))
+        for _ in range(100):
+            await settle()
+            skip(0.05)
+        assert not waiting.done()
+        assert caplog.messages == ["node-1 rejects this peer: 'node-0' is not a member"]
+        setup.add(2).refusal = "'node-0' is not a member"
+        with pytest.raises(InputError, match=r"^node-1, node-2 reject this peer: 'node-0' is not"):
+            await ended(waiting, within=10.0)
+
+    run(known, act)
 
 
 # Rounds of the others

@@ -17,7 +17,6 @@ from support.networking import network_of, run_skipping, skip
 from peerage import DecAvg, DecHW, FedAvg
 from peerage.engine.prepare import prepare
 from peerage.net.peer.traffic import (
-    HONEST_REASONS,
     MAX_DONE,
     OPEN_ENDED_BYTES,
     Outbox,
@@ -26,7 +25,7 @@ from peerage.net.peer.traffic import (
     message_policy,
     size_of,
 )
-from peerage.net.wire.header import DATA, REASONS, Header, Rejected, done
+from peerage.net.wire.header import DATA, HONEST_REASONS, REASONS, Header, Rejected, done
 from peerage.net.wire.payload import LAYOUT_LIMIT
 from peerage.net.wire.transport import QUERY_TIMEOUT, Unreachable
 from peerage.requests import TensorSpec

@@ -987,10 +987,10 @@ def test_an_unreadable_revocation_list_leaves_the_last_one_in_force(
     assert said[1::2] == ["the revocation list can be read again"] * 2
 
 
-def test_rejected_certificates_leave_the_log_alone(
+def test_a_rejection_is_logged_once_per_peer_and_reason(
     authority: Authority, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Non-members and impostors are counted, not logged: they must not be able to fill the log."""
+    """Non-members and impostors are counted, and must not be able to fill the log."""
 
     async def test() -> None:
         async with (
@@ -1003,9 +1003,14 @@ def test_rejected_certificates_leave_the_log_alone(
                     header = header_bytes(message(0, sender=2)[0])
                     assert await outcome(deliver(iter([header]), timeout=BROKEN)) != Code.OK
             assert server.refused == {"membership": 20, "sender": 20}
+            assert server.refused_by_peer == {("other", "membership"): 20, ("node-0", "sender"): 20}
 
     run(test)
-    assert caplog.text == ""
+    assert [record.getMessage() for record in caplog.records] == [
+        "refusing a caller that is not a member: 'stranger' is not a member of this network; "
+        "give all peers the same network file",
+        "rejected a message of node-0 (sender): node 0 sent a message in the name of 2",
+    ]
     assert capfd.readouterr() == ("", "")
 
 

@@ -3,7 +3,7 @@
 OUT/authority/              signs the identities; its key stays here
 OUT/node-0/                 to be moved to the machine of node 0
     README.txt              instructions
-    network.toml  experiment.toml
+    network.toml  experiment.toml  network.sig
     init.safetensors        the model with which all nodes start, with --init file:...
     code/                   the files of the user's own code, if there are any
     certs/                  its key and certificate, authority.pem, revoked.pem
@@ -40,8 +40,10 @@ from peerage.net.deploy.container import container_file, run_command
 from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.deploy.unit import OPTIONS, STATE, home_of, unit_files, unit_name
 from peerage.net.peer.network import Member, Network, Timeouts
-from peerage.net.trust.certs import Authority, is_host_name
+from peerage.net.trust.certs import Authority
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
+from peerage.net.trust.names import is_host_name
+from peerage.net.trust.signature import REQUIRED, REQUIRED_TEXT, sign_network
 from peerage.net.wire.address import Address
 from peerage.privacy import check_accounting, check_epsilon_limit
 from peerage.runs.privacy_plan import planned_epsilon, privacy_plan
@@ -65,7 +67,7 @@ Allow TCP connections to that port in its firewall. Anyone who has the key in ce
 
     python3 -m venv venv && venv/bin/python -m pip install "peerage[{extras}]"
 
-2. Data
+{key}2. Data
 
 {data}
 {code}{start}. Start
@@ -99,6 +101,19 @@ container has not been tested on the machine that wrote this file.
 Options such as --data follow at the end of the last line.
 """
 
+KEY_AT_SITE = """\
+   Then make the key of {name}, which stays on this machine:
+
+    venv/bin/python -m peerage certs request {name} --folder certs --hosts {host}
+
+   Send certs/{name}.csr to the person who keeps the authority, and compare the fingerprint of
+   the key with them, for instance by telephone. They run
+
+    peerage certs sign {name}.csr --folder AUTHORITY
+
+   and return {name}.pem. Put it into certs/.
+
+"""
 OWN_DATA = f"""\
 To train on private data, which no other peer needs, add for instance
 
@@ -131,6 +146,7 @@ class Exported:
     network: Network
     authority: Path
     sizes: MessageSizes | None  # of messages; None if only the peers' data say
+    keys_at_site: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -162,6 +178,9 @@ class Exported:
             f"{peer['folder']} for {peer['address']}{', the hub' if peer['hub'] else ''}"
             for peer in self.facts["peers"]
         ]
+        if self.keys_at_site:
+            sign = f"sign the requests with `peerage certs sign FILE.csr --folder {self.authority}`"
+            lines.append(f"no folder has a key, as each machine makes its own; {sign}")
         lines += [
             "the bytes of a message depend on the data" if self.sizes is None else str(self.sizes),
             "move each folder to its machine, and follow the README.txt in it",
@@ -181,8 +200,12 @@ def export(
     stop_at_epsilon: float | None = None,
     wire: str = "fp32",
     pack: bool = False,
+    keys_at_site: bool = False,
 ) -> Exported:
-    """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
+    """Write a folder for every peer, all or none; `certs` is that of an existing authority.
+
+    With `keys_at_site`, the folders have no keys: each machine makes its own.
+    """
     _check_port(port, "--port")
     check_accounting(experiment.noise)
     check_epsilon_limit(stop_at_epsilon, experiment.noise)
@@ -204,14 +227,16 @@ def export(
             authority = known or Authority.create(aside / "authority", "peerage")
             for number, place in enumerate(places):
                 folder = aside / members[number].name
-                serials.append(_issue(authority, place, folder))
-                _write(folder, network, number, place, code, stop_at_epsilon)
+                serials += _issue(authority, place, folder, keys_at_site)
+                _write(folder, network, number, place, code, stop_at_epsilon, keys_at_site)
+                sign_network(authority, folder / "network.toml")
     except BaseException:
         if known is not None:  # the keys are deleted, so these never have to be revoked
             for serial in serials:
                 (known.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
         raise
-    return Exported(out, network, out / "authority" if known is None else known.folder, sizes)
+    home = out / "authority" if known is None else known.folder
+    return Exported(out, network, home, sizes, keys_at_site)
 
 
 # Hosts
@@ -379,12 +404,18 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _issue(authority: Authority, place: Address, folder: Path) -> int:
-    """Create the folder of a peer and an identity of the same name; return its serial number."""
+def _issue(authority: Authority, place: Address, folder: Path, keys_at_site: bool) -> list[int]:
+    """Create the folder of a peer with its certificates; return the serials that were issued."""
+    certs = folder / "certs"
     with disk_errors(folder, REMEDY):
-        folder.mkdir(mode=0o700)
-    identity = authority.issue(folder.name, hosts=[place.host], into=folder / "certs")
-    return read_certificate(identity.certificate, REMEDY).serial_number
+        certs.mkdir(mode=0o700, parents=True)
+        folder.chmod(0o700)
+    write_bytes(certs / REQUIRED, REQUIRED_TEXT.encode(), REMEDY)
+    if keys_at_site:
+        authority.copy_public_files(certs)
+        return []
+    identity = authority.issue(folder.name, hosts=[place.host], into=certs)
+    return [read_certificate(identity.certificate, REMEDY).serial_number]
 
 
 def _write(
@@ -394,6 +425,7 @@ def _write(
     place: Address,
     code: ShippedCode,
     limit: float | None,
+    keys_at_site: bool,
 ) -> None:
     if code.files:
         with disk_errors(folder, REMEDY):
@@ -401,7 +433,7 @@ def _write(
     texts = {
         "experiment.toml": code.experiment,
         "network.toml": network.to_toml("experiment.toml", code.hashes),
-        **_guides(network, number, place, code, limit),
+        **_guides(network, number, place, code, limit, keys_at_site),
     }
     files = {file: text.encode() for file, text in texts.items()} | code.files
     for file, content in (files | _with_model_file(network.experiment)[1]).items():
@@ -420,7 +452,12 @@ def _with_model_file(experiment: Experiment) -> tuple[Experiment, dict[str, byte
 
 
 def _guides(
-    network: Network, number: int, place: Address, code: ShippedCode, limit: float | None
+    network: Network,
+    number: int,
+    place: Address,
+    code: ShippedCode,
+    limit: float | None,
+    keys_at_site: bool,
 ) -> dict[str, str]:
     """The systemd unit, the container file and the README of one peer."""
     name = network.members[number].name
@@ -449,6 +486,7 @@ def _guides(
         else PRIVACY.format(plan=fill(f"This network has {plan}.", 96)),
         "data": _about_data(network.experiment, hub) + (HUB_DATA if hub else OWN_DATA),
         "listens": listens,
+        "key": KEY_AT_SITE.format(name=name, host=place.host) if keys_at_site else "",
         "code": code.readme,
         "start": "4" if code.files else "3",
         "container": run_command(name, place.port),

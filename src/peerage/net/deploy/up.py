@@ -27,6 +27,7 @@ from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
+from peerage.net.trust.signature import sign_network
 from peerage.privacy import check_epsilon_limit
 from peerage.runs.kept_models import Keep
 from peerage.runs.run import check_empty, new_run_folder
@@ -149,7 +150,8 @@ class LocalNetwork:
         write_bytes(self.home / "network.toml", text.encode(), REMEDY)
         authority = Authority.create(secret / "certs", "peerage-up")
         for member in self.network.members:
-            authority.issue(member.name, days=30)
+            authority.issue(member.name, days=365)
+        sign_network(authority, self.home / "network.toml")
 
     def _start(self, peer: PeerProcess, secret: Path) -> None:
         peer.folder.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,33 @@ class Collector:
         for reason, count in (dict.fromkeys(REASONS, 0) | recorder.error_counts()).items():
             rejected.add_metric([reason], count)
         yield rejected
+        yield from self._by_peer()
+        expiry = "When the certificate of this peer expires, in seconds since 1970."
+        expires = self.transport.expires.timestamp()
+        yield GaugeMetricFamily("peerage_certificate_expiry_seconds", expiry, expires)
+
+    def _by_peer(self) -> Iterator[Any]:
+        """The metrics with a label for each member, and one for all callers that are no members."""
+        peer = self.peer
+        contact = GaugeMetricFamily(
+            "peerage_contact",
+            "Whether this peer can reach another one (to), or is reached by it (from).",
+            labels=["peer", "direction"],
+        )
+        missing = CounterMetricFamily(
+            "peerage_messages_missing", "Messages that did not arrive.", labels=["peer"]
+        )
+        for other in peer.tracker.other_peers:
+            name = peer.tracker.name(other)
+            contact.add_metric([name, "to"], other in peer.contacts)
+            contact.add_metric([name, "from"], other not in peer.tracker.out_of_reach)
+            missing.add_metric([name], peer.missing_by_peer[other])
+        refused = CounterMetricFamily(
+            "peerage_calls_refused", "Calls that this peer refused.", labels=["peer", "reason"]
+        )
+        for (name, reason), count in dict(self.transport.refused_by_peer).items():
+            refused.add_metric([name, reason], count)
+        yield from (contact, missing, refused)
 
 
 @contextmanager

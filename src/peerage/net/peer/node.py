@@ -44,6 +44,7 @@ from peerage.net.peer.private_data import (
 )
 from peerage.net.peer.secret_noise import SecretNoise
 from peerage.net.trust.identity import Identity
+from peerage.net.trust.signature import check_signature
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.server import Limits
 from peerage.net.wire.transport import Transport
@@ -85,6 +86,7 @@ class PeerConfig:
 def run_node(config: PeerConfig) -> dict[str, Any]:
     """Run one peer to its end; write its summary to the folder and return it."""
     raise_open_files_limit()
+    signed = check_signature(config.network, config.certificates)
     network = _load_network(config)
     me = network.number(config.identity)
     identity = Identity.load(config.certificates, config.identity)
@@ -125,6 +127,9 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             keep=config.keep,
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
+        if not signed:
+            remedy = "sign it with `peerage certs sign-network`"
+            peer.warnings.append(f"{config.network} is not signed by the authority; {remedy}")
         with serve_metrics(peer, connected, config.metrics_port):
             asyncio.run(_run_until_signal(peer.run(), lambda: f"in round {peer.round + 1}"))
         node = peer.shard.members[me].node
@@ -261,14 +266,16 @@ async def _run_until_signal(work: Coroutine[Any, Any, Result], place: Callable[[
 def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
     delta = f"at delta {peer.world.noise.delta:g}"
+    missing = f", none from {peer.tracker.names(peer.missing, addresses=False)}"
     spent = f", epsilon {format_epsilon(row['epsilon'])} {delta}" if "epsilon" in row else ""
     log.info(
-        "%sround %d of %d%s, received %d of %d messages%s",
+        "%sround %d of %d%s, received %d of %d messages%s%s",
         "step after " if row.get("final") else "",
         row["round"],
         peer.world.rounds,
         accuracy,
         *row["heard"],
+        missing if peer.missing else "",
         spent,
         extra={"row": row},
     )

@@ -37,6 +37,7 @@ from peerage.net.peer.peer_tracker import POLL_INTERVAL, PeerTracker
 from peerage.net.peer.progress import State
 from peerage.net.peer.quarantine import Quarantine
 from peerage.net.peer.recorder import PeerRecorder
+from peerage.net.peer.report import report_on
 from peerage.net.peer.responder import Responder
 from peerage.net.peer.traffic import Outbox, SentBytes, message_policy
 from peerage.net.wire.header import Header, Rejected
@@ -105,8 +106,12 @@ class Peer(Receiver):
         self.quarantine = Quarantine()
         self.round = PRE_ROUND  # the current round
         self.state: str = State.STARTING
+        self.warnings: list[str] = []  # logged when it listens; an error before that is one line
         self.received = (0, 0)  # messages received in the last exchange, and expected
-        self.alive = 0  # peers that were reachable after the last round
+        self.missing: list[int] = []  # peers whose message of the last exchange is missing
+        self.missing_by_peer: Counter[int] = Counter()  # messages that did not arrive
+        self.contacts: frozenset[int] = frozenset()  # peers that were reachable after the round
+        self.last_round: tuple[list[int], list[int]] = ([], [])  # peers heard, and missing ones
         self._round_senders: set[int] = set()  # the senders of the messages used in this round
         self._outboxes: dict[int, Outbox] = {}
         self.sent_bytes = SentBytes(self.tracker.finished)
@@ -132,6 +137,8 @@ class Peer(Receiver):
             # A restarted peer waits only briefly: the others may have finished long ago.
             timeouts = self.network.timeouts
             self.state = State.MEETING
+            for text in self.warnings:
+                log.warning("%s", text)
             await self.tracker.wait_for_start(timeouts.idle if first else timeouts.start)
             first = await self._catch_up(first)
             if first == 0:
@@ -224,7 +231,7 @@ class Peer(Receiver):
             return False
         before = self.state
         self.mailbox.begin_round(round)
-        self.round, self.alive = round, 0
+        self.round, self.contacts = round, frozenset()
         self.state = State.WAITING + self.tracker.names(needed, addresses=False)
         names = self.tracker.names(needed)
         contacts = self.tracker.view(round).in_contact()  # a client may reach others, not its hub
@@ -272,7 +279,7 @@ class Peer(Receiver):
 
     async def _sit_out(self, round: int) -> None:
         """Wait until the peers that take part in the round have left it."""
-        self.state, self.received = State.ABSENT, (0, 0)
+        self.state, self.received, self.missing = State.ABSENT, (0, 0), []
         self.mailbox.begin_round(round)
         self.round = round
         last = round + 1 >= self.world.rounds
@@ -284,7 +291,7 @@ class Peer(Receiver):
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _run_round(self, round: int) -> None:
-        start, self.received = perf_counter(), (0, 0)
+        start, self.received, self.missing = perf_counter(), (0, 0), []
         self._round_senders = set()
         member = self.shard.members[self.me]
         node = member.node
@@ -413,15 +420,16 @@ class Peer(Receiver):
         start = perf_counter()
         await self._wait(round, expected)
         self.shard.seconds["wait"] += perf_counter() - start
-        missing = len(set(self.mailbox.missing(expected)) - self.tracker.finished)
+        self.missing = sorted(set(self.mailbox.missing(expected)) - self.tracker.finished)
         found = self.mailbox.take(expected)
         if self.model_client is not None and self.world.hub in found:
             self.model_client.receive(found[self.world.hub], round)
         # A sender that is done and sent nothing is not missing.
-        self.received = len(found), len(found) + missing
+        self.received = len(found), len(found) + len(self.missing)
         self._round_senders |= found.keys()
-        if missing:
-            self.counters["missing"] += missing
+        if self.missing:
+            self.counters["missing"] += len(self.missing)
+            self.missing_by_peer.update(self.missing)
         return [found[sender] for sender in sorted(found)]
 
     async def _wait(self, round: int, senders: list[int]) -> None:
@@ -472,9 +480,15 @@ class Peer(Receiver):
     def _record(
         self, round: int, report: ShardReport, sent: int, seconds: float, final: bool = False
     ) -> None:
-        self.alive = sum(map(self.transport.reachable, self.tracker.other_peers))
+        self.contacts = frozenset(filter(self.transport.reachable, self.tracker.other_peers))
+        self.last_round = sorted(self._round_senders), self.missing
         sent = self.sent_bytes.settle(sent)
         self.recorder.record(round, report, sent, self.received, seconds, final)
+
+    @property
+    def alive(self) -> int:
+        """The number of peers that were reachable after the last round."""
+        return len(self.contacts)
 
     @property
     def rows(self) -> list[Row]:
@@ -512,6 +526,9 @@ class Peer(Receiver):
 
     async def answer(self, question: bytes, identity: int) -> bytes:
         return self.responder.answer(question, identity)
+
+    async def report(self) -> bytes:
+        return report_on(self).encode()
 
     # Helpers
 

@@ -15,7 +15,9 @@ from peerage.net.peer.network import Network, differing, remedy_for, settings_ha
 from peerage.net.peer.progress import State, View, has_begun
 from peerage.net.peer.versions import REMEDY, Versions
 from peerage.net.wire.header import Rejected, escaped
-from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
+from peerage.net.wire.notices import Notices
+from peerage.net.wire.server import short
+from peerage.net.wire.transport import QUERY_TIMEOUT, CallerRefused, Transport, Unreachable
 from peerage.requests import PRE_ROUND
 
 POLL_INTERVAL = 0.2  # seconds between two status queries
@@ -35,6 +37,7 @@ class Status:
     state: str
     awaited: bool  # whether it has not begun, or began with this incarnation of the asking peer
     versions: Versions | None = None  # None if an early version does not state them
+    unreachable: str | None = None  # why it cannot reach the asking peer, if it cannot
 
     @classmethod
     def parse(cls, raw: bytes) -> "Status | None":
@@ -42,8 +45,8 @@ class Status:
             fields = json.loads(raw)
             round, awaited = int(fields["round"]), bool(fields["awaited"])
             names = (str(fields["settings_hash"]), str(fields["incarnation"]))
-            versions = Versions.parse(fields.get("versions"))
-            return cls(*names, round, str(fields["state"]), awaited, versions)
+            state, versions = str(fields["state"]), Versions.parse(fields.get("versions"))
+            return cls(*names, round, state, awaited, versions, unreachable_in(fields))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
@@ -54,6 +57,12 @@ class Status:
     @property
     def running(self) -> bool:
         return not self.state.startswith(State.STOPPED)
+
+
+def unreachable_in(answer: Any) -> str | None:
+    """Why the answering peer cannot reach the asking one, if it says so."""
+    reason = answer.get("unreachable") if isinstance(answer, dict) else None
+    return reason if isinstance(reason, str) else None
 
 
 class PeerTracker:
@@ -84,6 +93,11 @@ class PeerTracker:
         self._cautioned: set[int] = set()  # peers whose other version of torch was logged
         self._senders: set[int] = set()  # peers that have sent messages
         self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
+        # Peers that asked -> their incarnation, and since when it asks.
+        self._asked_since: dict[int, tuple[str, float]] = {}
+        self.out_of_reach: dict[int, str] = {}  # peers that cannot reach this one -> why
+        self.refusals: dict[int, str] = {}  # peers that reject this one's certificate -> why
+        self._notices = Notices(log)
 
     def note_message(self, peer: int, round: int) -> None:
         """Note that a peer sent a message of a round; it may be in a later one by now."""
@@ -96,6 +110,35 @@ class PeerTracker:
             self.rounds.pop(peer, None)
             self.finished.discard(peer)
         self._incarnations[peer] = incarnation
+
+    def failure_to_reach(self, peer: int) -> str | None:
+        """Why a peer that asks this one cannot be reached, if it cannot; logged once per reason.
+
+        A peer listens before it asks. So only attempts count that began after its first question.
+        """
+        incarnation = self._incarnations.get(peer, "")
+        if peer not in self._asked_since or self._asked_since[peer][0] != incarnation:
+            self._asked_since[peer] = incarnation, asyncio.get_running_loop().time()
+        failure = self.transport.failure(peer, self._asked_since[peer][1])
+        if failure is None:
+            self._notices.settle(self.name(peer))
+        else:
+            text = f"cannot reach {self.names([peer])}, which asks this peer: {failure}; "
+            text += "check its --bind and its firewall"
+            self._notices.warn(self.name(peer), failure, text)
+        return failure
+
+    def _note_reach(self, peer: int, failure: str | None) -> None:
+        """Note whether a peer can reach this one, as it says."""
+        key = f"{self.name(peer)} to this peer"
+        if failure is None:
+            self.out_of_reach.pop(peer, None)
+            self._notices.settle(key)
+            return
+        self.out_of_reach[peer] = failure
+        address = self.network.members[self.me].address
+        text = f"{self.name(peer)} cannot reach this peer at {address}: {short(failure)}; "
+        self._notices.warn(key, failure, text + "check --bind and the firewall")
 
     def _note(self, peer: int, round: int) -> None:
         self.rounds[peer] = min(round, self.world.steps - 1)
@@ -143,9 +186,15 @@ class PeerTracker:
         """
         question, peers, wait = {"ask": "done", "round": round}, uninformed, RETRY_DELAY
         while True:
-            await asyncio.gather(*(self._answer(peer, question) for peer in peers))
+            await asyncio.gather(*(self._announce(peer, question) for peer in peers))
             await asyncio.sleep(wait)
             peers, wait = pending(), min(2 * wait, REMIND)
+
+    async def _announce(self, peer: int, question: Mapping[str, Any]) -> None:
+        raw = await self._answer(peer, question)
+        if raw is not None:
+            with suppress(ValueError, RecursionError):
+                self._note_reach(peer, unreachable_in(json.loads(raw)))
 
     async def ask(self, peers: Iterable[int] | None = None) -> dict[int, Status]:
         """Ask peers for their status in parallel; returns those that answer and take part."""
@@ -157,7 +206,9 @@ class PeerTracker:
         """Wait until all peers are there, or the time is over.
 
         A peer that asked this one and no longer answers was there and has left: it is not waited
-        for. Raises InputError if most of them run another experiment or version.
+        for. Raises InputError if most of them run another experiment or version, and at once if
+        most of them reject the certificate of this peer. A single peer might lie, so it is only
+        logged.
         """
         now = asyncio.get_running_loop().time
         deadline, reminder = now() + seconds, now() + REMIND / 5
@@ -173,6 +224,7 @@ class PeerTracker:
                 self.awaited = self.awaited and status.awaited
                 # A peer that has begun no longer waits; any still missing may have left.
                 self.started_early = self.started_early or status.begun
+            self._check_refusals()
             missing -= self.mismatched_peers.keys()
             for peer in missing.intersection(self._incarnations):
                 if now() > silent.setdefault(peer, now()) + self.network.timeouts.idle:
@@ -192,6 +244,13 @@ class PeerTracker:
             raise InputError(f"{self.name(peer)} runs {other}; {self._remedies[peer]}")
         if missing and self.present_at_start and self.awaited and not self.started_early:
             log.warning("starting without %s", self.names(missing))
+
+    def _check_refusals(self) -> None:
+        if 2 * len(self.refusals) > len(self.other_peers):
+            verb = "rejects" if len(self.refusals) == 1 else "reject"
+            names = self.names(self.refusals, addresses=False)
+            reason = next(iter(self.refusals.values()))
+            raise InputError(f"{names} {verb} this peer: {reason}")
 
     def began_with(self, peer: int, incarnation: str) -> bool:
         """Whether this incarnation of a peer began together with this peer."""
@@ -223,6 +282,7 @@ class PeerTracker:
             self._cautioned.add(peer)
             log.warning("%s runs %s: last digits may differ", self.name(peer), caution)
         self._note(peer, status.round)
+        self._note_reach(peer, status.unreachable)
         return status
 
     async def _mismatch(self, peer: int, status: Status) -> str | None:
@@ -248,6 +308,13 @@ class PeerTracker:
 
     async def _answer(self, peer: int, question: Mapping[str, Any]) -> bytes | None:
         try:
-            return await self.transport.ask(peer, json.dumps(question).encode(), QUERY_TIMEOUT)
+            raw = await self.transport.ask(peer, json.dumps(question).encode(), QUERY_TIMEOUT)
+            self.refusals.pop(peer, None)
+            return raw
+        except CallerRefused as error:
+            self.refusals[peer] = error.details
+            text = f"{self.name(peer)} rejects this peer: {error.details}"
+            self._notices.warn(f"{self.name(peer)} rejects", error.details, text)
+            return None
         except (Unreachable, Rejected):
             return None

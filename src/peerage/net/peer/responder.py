@@ -43,7 +43,8 @@ class Responder:
             return b"{}"
         if asked.get("ask") == "done" and self._is_round(asked.get("round")):
             self.endings.announced(identity, asked["round"])
-            return b"{}"
+            failure = self.tracker.failure_to_reach(identity)
+            return json.dumps({} if failure is None else {"unreachable": failure}).encode()
         if asked.get("ask") == "data":
             return ExampleFacts.of_world(self.tracker.world).encode()
         if asked.get("ask") == "settings":
@@ -61,7 +62,8 @@ class Responder:
         awaited = not has_begun(state) or self.tracker.began_with(identity, incarnation)
         tracker = self.tracker
         known = (tracker.settings_hash, tracker.incarnation)
-        return Status(*known, round, state, awaited, tracker.versions)
+        unreachable = tracker.failure_to_reach(identity)
+        return Status(*known, round, state, awaited, tracker.versions, unreachable)
 
     def _is_round(self, value: Any) -> bool:
         return type(value) is int and PRE_ROUND <= value < self.tracker.world.steps

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 from peerage.engine.world import World
 from peerage.net.peer.network import Network
-from peerage.net.wire.header import DONE, Header, MessagePolicy, Rejected
+from peerage.net.wire.header import DONE, HONEST_REASONS, Header, MessagePolicy, Rejected
 from peerage.net.wire.payload import LAYOUT_LIMIT
 from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable, wait_for
 from peerage.requests import TensorSpec
 
 OPEN_ENDED_BYTES = 1 << 26  # bytes; least limit for a message with tensors of any length
 MAX_DONE = 8  # "done" messages that may wait in an outbox before announcements are left unanswered
-HONEST_REASONS = ("late", "early", "replayed", "full")  # also occur between honest peers
 
 log = logging.getLogger("peerage.peer")
 

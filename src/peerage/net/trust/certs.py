@@ -12,11 +12,8 @@ A peer needs a folder with `authority.pem`, `revoked.pem` and its own two files.
 P-256. Files are written under a temporary name and renamed, and keys are never readable by others.
 """
 
-import ipaddress
 import os
-import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,13 +27,16 @@ from cryptography.x509.oid import NameOID
 from peerage.errors import InputError, did_you_mean
 from peerage.files import write_bytes
 from peerage.net.trust import identity as identities
+from peerage.net.trust.csr import SigningRequest
 from peerage.net.trust.identity import (
-    DOMAIN,
+    OBSERVER_PURPOSES,
+    OBSERVER_UNIT,
     PURPOSES,
     Identity,
     check_dates,
     common_name,
     date,
+    is_observer,
     read_revocations,
     server_name,
     signed_by,
@@ -47,15 +47,16 @@ from peerage.net.trust.keyfiles import (
     SECRET,
     check_pair,
     locked,
+    pem_of_key,
     private_folder,
     read,
     read_certificate,
     read_key,
     write_new,
 )
+from peerage.net.trust.names import general_name
 
 LOCAL = ("localhost", "127.0.0.1")
-LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 SKEW = timedelta(hours=1)  # certificates start in the past, for peers whose clocks are slow
 
 
@@ -69,6 +70,7 @@ class Issued:
     not_before: datetime
     not_after: datetime
     revoked: datetime | None
+    observer: bool = False
 
     @property
     def status(self) -> str:
@@ -106,7 +108,7 @@ class Authority:
                     )
             # The certificate is written last: without it there is no authority.
             write_new(
-                (folder / "authority.key", _pem_of_key(key), SECRET),
+                (folder / "authority.key", pem_of_key(key), SECRET),
                 (folder / "revoked.pem", authority._signed_list([], 1), PUBLIC),
                 (folder / "authority.pem", _pem(authority.certificate), PUBLIC),
             )
@@ -148,28 +150,60 @@ class Authority:
         days: int = 825,
         not_before: datetime | None = None,
         into: Path | None = None,
+        observer: bool = False,
     ) -> Identity:
         """Issue an identity for a peer that runs on these hosts (names or addresses).
 
-        With `into`, all files of the peer are written to that folder, and its key only there.
+        With `into`, all files of the peer are written to that folder, and its key only there. An
+        observer may only ask peers for their status.
         """
         self.check_free(name, into)
         identity = Identity.within(self.folder if into is None else into, name)
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.DNSName(server_name(name)), *map(_general_name, dict.fromkeys(hosts))]
-        start, end = self._period(days, not_before)
-        certificate = self._sign(_builder(name, key.public_key(), start, end), names)
-        record = self.folder / "issued" / f"{certificate.serial_number:x}.pem"
+        period = self._period(days, not_before)
+        certificate = self._certify(name, key.public_key(), hosts, period, observer)
+        record = self._record(certificate)
         home = identity.certificate.parent
         with private_folder(home), locked(self.folder), private_folder(record.parent):
             self.check_free(name, into)
-            self._copy_public_files(identity)
+            self.copy_public_files(home)
             write_new(
                 (record, _pem(certificate), PUBLIC),
-                (identity.key, _pem_of_key(key), SECRET),
+                (identity.key, pem_of_key(key), SECRET),
                 (identity.certificate, _pem(certificate), PUBLIC),
             )
         return identity
+
+    def sign(self, request: SigningRequest, *, days: int = 825, observer: bool = False) -> Path:
+        """Issue a certificate for a key that was made elsewhere; return its path.
+
+        Raises InputError if another key with this name is still valid: its holder could act as the
+        new peer, or the new one as its holder. The same key gets a new certificate, a renewal.
+        """
+        name = request.name
+        identity = Identity.within(self.folder, name)
+        if os.path.lexists(identity.key):
+            raise InputError(
+                f"{identity.key} exists, so the key of {name!r} was made here; to use one that was "
+                f"made elsewhere, run `peerage certs revoke {name}` and delete both of its files"
+            )
+        period = self._period(days, None)
+        certificate = self._certify(name, request.key, request.hosts, period, observer)
+        record = self._record(certificate)
+        with locked(self.folder), private_folder(record.parent):
+            for one in self.issued():
+                if one.name != name or one.status != "valid":
+                    continue
+                path = self.folder / "issued" / f"{one.serial:x}.pem"
+                if read_certificate(path, REMEDY).public_key() != request.key:
+                    raise InputError(
+                        f"{name!r} has a valid certificate for another key, serial "
+                        f"{one.serial:x}; if that key is no longer used, run `peerage certs revoke "
+                        f"{name}` first"
+                    )
+            write_new((record, _pem(certificate), PUBLIC))
+            write_bytes(identity.certificate, _pem(certificate), REMEDY)
+        return identity.certificate
 
     def issued(self) -> list[Issued]:
         """All issued certificates, by name and then by age."""
@@ -231,31 +265,41 @@ class Authority:
             )
         return (now - SKEW if not_before is None else start), end
 
-    def _sign(
-        self, builder: x509.CertificateBuilder, names: Sequence[x509.GeneralName]
+    def _record(self, certificate: x509.Certificate) -> Path:
+        return self.folder / "issued" / f"{certificate.serial_number:x}.pem"
+
+    def _certify(
+        self,
+        name: str,
+        key: ec.EllipticCurvePublicKey,
+        hosts: Sequence[str],
+        period: tuple[datetime, datetime],
+        observer: bool,
     ) -> x509.Certificate:
+        names = [x509.DNSName(server_name(name)), *map(general_name, dict.fromkeys(hosts))]
+        purposes = OBSERVER_PURPOSES if observer else PURPOSES
         return (
-            builder.issuer_name(self.certificate.subject)
+            _builder(name, key, *period, unit=OBSERVER_UNIT if observer else None)
+            .issuer_name(self.certificate.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(authority=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(PURPOSES), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(_issued_by(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
 
-    def _copy_public_files(self, identity: Identity) -> None:
+    def copy_public_files(self, folder: Path) -> None:
         """Copy the authority's certificate and revocation list to another folder."""
-        if identity.authority.parent.samefile(self.folder):
+        if folder.samefile(self.folder):
             return
-        own = _pem(self.certificate)
-        if not os.path.lexists(identity.authority):
-            write_new((identity.authority, own, PUBLIC))
-        elif read(identity.authority, REMEDY) != own:
-            raise InputError(
-                f"{identity.authority} belongs to another authority; choose another folder"
-            )
-        write_bytes(identity.revoked, read(self.folder / "revoked.pem", REMEDY), REMEDY)
+        own, authority = _pem(self.certificate), folder / "authority.pem"
+        if not os.path.lexists(authority):
+            write_new((authority, own, PUBLIC))
+        elif read(authority, REMEDY) != own:
+            raise InputError(f"{authority} belongs to another authority; choose another folder")
+        revoked = read(self.folder / "revoked.pem", REMEDY)
+        write_bytes(folder / "revoked.pem", revoked, REMEDY)
 
 
 def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, years: int) -> x509.Certificate:
@@ -272,11 +316,16 @@ def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, years: int) -> x509
 
 
 def _builder(
-    name: str, key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    start: datetime,
+    end: datetime,
+    unit: str | None = None,
 ) -> x509.CertificateBuilder:
+    units = [] if unit is None else [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit)]
     return (
         x509.CertificateBuilder()
-        .subject_name(_x509_name(name))
+        .subject_name(x509.Name([*_x509_name(name), *units]))
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
@@ -308,29 +357,6 @@ def _usage(authority: bool) -> x509.KeyUsage:
     )
 
 
-def is_host_name(name: str) -> bool:
-    """Whether this is a valid host name, and not an IP address."""
-    labels = name.split(".")
-    well_formed = all(map(LABEL.fullmatch, labels))
-    return len(name) <= 253 and well_formed and not labels[-1].isdigit()
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    with suppress(ValueError):
-        return x509.IPAddress(ipaddress.ip_address(host))
-    name = host.lower()
-    if not is_host_name(name):
-        raise InputError(
-            "a host must be a name such as peer.example.org or an address such as 192.0.2.7, "
-            f"without a port; got {host!r}"
-        )
-    if name == DOMAIN or name.endswith(f".{DOMAIN}"):
-        raise InputError(
-            f"host {host!r} is in {DOMAIN}, which is reserved for identities; choose another"
-        )
-    return x509.DNSName(name)
-
-
 def _check_range(what: str, value: int, most: int) -> None:
     if not 1 <= value <= most:
         raise InputError(f"{what} must lie between 1 and {most}, got {value}")
@@ -347,6 +373,7 @@ def _issued(certificate: x509.Certificate, revocations: x509.CertificateRevocati
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,
         revoked=None if entry is None else entry.revocation_date_utc,
+        observer=is_observer(certificate),
     )
 
 
@@ -370,11 +397,3 @@ def _revocation(serial: int) -> x509.RevokedCertificate:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )

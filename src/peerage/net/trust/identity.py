@@ -26,15 +26,20 @@ CERTIFICATE_REASONS = (
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 DOMAIN = "peerage.internal"  # a domain that does not exist in public DNS
 PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+OBSERVER_PURPOSES = (ExtendedKeyUsageOID.CLIENT_AUTH,)
+OBSERVER_UNIT = "observer"  # organisational unit in the certificate of an observer
 COPY = "copy it from the folder of the authority"
 
 
 class CertificateRejected(InputError):
-    """A certificate that is not valid here; `reason` is one of `CERTIFICATE_REASONS`."""
+    """A certificate that is not valid here; `reason` is one of `CERTIFICATE_REASONS`.
 
-    def __init__(self, reason: str, message: str) -> None:
+    `name` is that of its holder, empty if the authority did not sign it.
+    """
+
+    def __init__(self, reason: str, message: str, name: str = "") -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.name = reason, name
 
 
 def check_name(name: str) -> str:
@@ -82,14 +87,19 @@ class Identity:
         )
 
     @classmethod
-    def load(cls, folder: Path, name: str) -> Self:
-        """Load an identity and verify it as other peers will; raises InputError if not valid."""
+    def load(cls, folder: Path, name: str, *, observer: bool = False) -> Self:
+        """Load an identity and verify it as other peers will; raises InputError if not valid.
+
+        With `observer`, it may be that of a peer or of an observer.
+        """
         identity = cls.within(folder, name)
         remedy = f"create it with `peerage certs add {name}`, or copy it from the authority"
         certificate = read_certificate(identity.certificate, remedy)
         key = read_key(identity.key, remedy)
         check_pair(identity.key, key, certificate)
-        holder = identity.trust().verify(certificate.public_bytes(serialization.Encoding.PEM))
+        pem = certificate.public_bytes(serialization.Encoding.PEM)
+        trust = identity.trust()
+        holder = trust.verify_holder(pem).name if observer else trust.verify(pem)
         if holder != name:
             raise InputError(
                 f"{identity.certificate} is the certificate of {holder!r}, not of {name!r}; "
@@ -99,6 +109,14 @@ class Identity:
 
     def trust(self) -> "TrustStore":
         return TrustStore(self.authority, self.revoked)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The holder of a valid certificate: a peer, or an observer that may only ask for status."""
+
+    name: str
+    observer: bool
 
 
 class TrustStore:
@@ -120,6 +138,11 @@ class TrustStore:
         self._renew()
         return verify_peer(pem, self._authority, self._revoked)
 
+    def verify_holder(self, pem: bytes) -> Holder:
+        """The peer or the observer that holds a certificate; raises errors as `verify` does."""
+        self._renew()
+        return verify_holder(pem, self._authority, self._revoked)
+
     def _renew(self) -> None:
         try:
             content = read(self._path, COPY)
@@ -137,7 +160,25 @@ def verify_peer(
     revoked: x509.CertificateRevocationList,
     when: datetime | None = None,
 ) -> str:
-    """The name of the holder of a certificate; raises `CertificateRejected` if it is not valid.
+    """The name of the peer that holds a certificate; raises `CertificateRejected` if none does."""
+    holder = verify_holder(pem, authority, revoked, when)
+    if holder.observer:
+        raise CertificateRejected(
+            "purpose",
+            f"the certificate of {holder.name!r} is an observer's, which may only ask for the "
+            "status; use the certificate of a peer",
+            holder.name,
+        )
+    return holder.name
+
+
+def verify_holder(
+    pem: bytes,
+    authority: x509.Certificate,
+    revoked: x509.CertificateRevocationList,
+    when: datetime | None = None,
+) -> Holder:
+    """The holder of a certificate; raises `CertificateRejected` if it is not valid.
 
     The signature is verified before any field of the certificate is used.
     """
@@ -159,17 +200,18 @@ def verify_peer(
             "name", f"{name!r} is not a valid identity name; use the certificate of a peer"
         )
     what = f"the certificate of {name!r}"
-    if not _for_peers(certificate):
+    observer = is_observer(certificate)
+    if not _has_purposes(certificate, OBSERVER_PURPOSES if observer else PURPOSES):
         raise CertificateRejected(
-            "purpose", f"{what} is not valid for servers and clients; use one that is"
+            "purpose", f"{what} is not valid for servers and clients; use one that is", name
         )
     check_dates(authority, issuer, when)
-    check_dates(certificate, what, when)
+    check_dates(certificate, what, when, name)
     entry = revoked.get_revoked_certificate_by_serial_number(certificate.serial_number)
     if entry is not None:
         day = date(entry.revocation_date_utc)
-        raise CertificateRejected("revoked", f"{what} was revoked on {day}; issue a new one")
-    return name
+        raise CertificateRejected("revoked", f"{what} was revoked on {day}; issue a new one", name)
+    return Holder(name, observer)
 
 
 def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -181,15 +223,20 @@ def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> boo
     return True
 
 
-def _for_peers(certificate: x509.Certificate) -> bool:
-    """Whether the certificate is valid for servers and clients, and is not an authority's."""
+def is_observer(certificate: x509.Certificate) -> bool:
+    found = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    return [str(one.value) for one in found] == [OBSERVER_UNIT]
+
+
+def _has_purposes(certificate: x509.Certificate, needed: tuple[x509.ObjectIdentifier, ...]) -> bool:
+    """Whether a certificate has these purposes, and is not an authority's."""
     try:
         found = certificate.extensions
         limits = found.get_extension_for_class(x509.BasicConstraints).value
         purposes = found.get_extension_for_class(x509.ExtendedKeyUsage).value
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
         return False
-    return not limits.ca and set(PURPOSES) <= set(purposes)
+    return not limits.ca and set(needed) <= set(purposes)
 
 
 def common_name(certificate: x509.Certificate) -> str:
@@ -198,19 +245,21 @@ def common_name(certificate: x509.Certificate) -> str:
     return str(found[0].value) if len(found) == 1 else ""
 
 
-def check_dates(certificate: x509.Certificate, what: str, when: datetime) -> None:
+def check_dates(certificate: x509.Certificate, what: str, when: datetime, name: str = "") -> None:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if when < start:
         raise CertificateRejected(
             "not yet valid",
             f"{what} is not valid before {date(start)}, and it is {date(when)}; "
             "check the clock, or wait",
+            name,
         )
     if when > end:
         raise CertificateRejected(
             "expired",
             f"{what} expired on {date(end)}, and it is {date(when)}; "
             "check the clock, or create a new one",
+            name,
         )
 
 

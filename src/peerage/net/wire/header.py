@@ -46,6 +46,7 @@ REASONS = (
     "full",
 )
 RETRYABLE_REASONS = ("early", "full")  # the sender should try again
+HONEST_REASONS = ("late", "early", "replayed", "full")  # also occur between honest peers
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 

@@ -1,14 +1,16 @@
 """The receiving side of the gRPC transport: authenticates callers and reads their messages.
 
-The service `peerage.Peer` has three methods that carry plain bytes:
+The service `peerage.Peer` has four methods that carry plain bytes:
 
     Deliver   a header, then its payload in chunks -> nothing
     Offset    a header -> the bytes of its payload that have arrived, to resume a broken transfer
     Ask       a question -> an answer, both small
+    Status    nothing -> a report about this peer; the only method for observers
 
 The standard health service answers at the same port. The certificate of every call is checked
 before anything is read from it, and refused calls are counted. A caller that floods a peer must not
-flood its log: each kind of error is logged at most once a minute.
+flood its log: a refusal is logged once per peer and reason, and each kind of internal error at most
+once a minute.
 """
 
 import asyncio
@@ -23,8 +25,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from peerage.net.trust.identity import CertificateRejected, Identity
-from peerage.net.wire.header import HEADER_LIMIT, RETRYABLE_REASONS, Rejected, escaped
+from peerage.net.trust.identity import CertificateRejected, Holder, Identity
+from peerage.net.wire.header import (
+    HEADER_LIMIT,
+    HONEST_REASONS,
+    RETRYABLE_REASONS,
+    Rejected,
+    escaped,
+)
+from peerage.net.wire.notices import LOG_INTERVAL, Notices
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver
 
 SERVICE = "peerage.Peer"
@@ -33,9 +42,9 @@ ROOM = 1024  # bytes by which a gRPC message may exceed a chunk
 AHEAD = 4  # chunks of a stream that gRPC may buffer before they are read
 DETAILS = 500  # characters of an error message that are sent
 BREAK_DELAY = 0.1  # seconds to find out whether a stream ended or its connection broke
-LOG_INTERVAL = 60.0  # seconds between two log lines about the same kind of error
+OTHER = "other"  # stands for all callers that are no members, wherever callers are counted
+OBSERVER = -1  # stands for the node of an observer
 
-Handler = Callable[[int, Any], Awaitable[Any]]  # takes an identity and a call
 Code = grpc.StatusCode
 log = logging.getLogger(__name__)
 
@@ -51,22 +60,46 @@ class Limits:
 
 
 class Authenticator:
-    """Maps a valid certificate to a member of the network."""
+    """Maps a valid certificate to a member of the network; logs which ones it refuses."""
 
     def __init__(self, identity: Identity, names: Mapping[str, int]) -> None:
         self._trust = identity.trust()
         self._names = dict(names)
         self._list_problem: str | None = None  # as it was logged
+        self._notices = Notices(log)
 
-    def identify(self, pem: bytes) -> int:
+    def identify(self, pem: bytes, *, quiet: bool = False) -> int:
         """The node that holds this certificate; raises `CertificateRejected` if there is none."""
+        return self._names[self._verify(pem, observers=False, quiet=quiet).name]
+
+    def identify_caller(self, pem: bytes) -> Holder:
+        """The member or the observer that holds this certificate; raises errors as `identify`."""
+        return self._verify(pem, observers=True, quiet=False)
+
+    def node(self, holder: Holder) -> int:
+        return self._names[holder.name]
+
+    def _verify(self, pem: bytes, *, observers: bool, quiet: bool) -> Holder:
         try:
-            name = self._trust.verify(pem)
+            trust = self._trust
+            holder = trust.verify_holder(pem) if observers else Holder(trust.verify(pem), False)
+            if not holder.observer and holder.name not in self._names:
+                raise NotAMember(holder.name)
+        except CertificateRejected as error:
+            who = self.label(error.name)
+            known = "a caller that is not a member" if who == OTHER else who
+            if not quiet:
+                self._notices.warn(who, error.reason, f"refusing {known}: {short(error)}")
+            raise
         finally:
             self._log_list_problem()
-        if name not in self._names:
-            raise NotAMember("membership", f"{name!r} is not a member of this network")
-        return self._names[name]
+        if not holder.observer:
+            self._notices.settle(holder.name)
+        return holder
+
+    def label(self, name: str) -> str:
+        """The name of a member, or `OTHER`: there may be any number of other names."""
+        return name if name in self._names else OTHER
 
     def _log_list_problem(self) -> None:
         """Log when the revocation list becomes unreadable, and when it can be read again."""
@@ -82,6 +115,26 @@ class Authenticator:
 class NotAMember(CertificateRejected):
     """A valid certificate whose holder is not a member of the network."""
 
+    def __init__(self, name: str) -> None:
+        text = f"{name!r} is not a member of this network; give all peers the same network file"
+        super().__init__("membership", text, name)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A call, and the member or observer that makes it."""
+
+    call: Any
+    holder: Holder
+    node: int  # `OBSERVER` for observers
+    name: str  # for counters and logs: of the member, or `OTHER`
+
+    async def abort(self, code: Any, text: str, *more: Any) -> None:
+        await self.call.abort(code, text, *more)
+
+
+Handler = Callable[[Caller], Awaitable[Any]]
+
 
 class PeerServicer:
     """The methods of the service: serves members only, with a time limit for every read."""
@@ -92,14 +145,15 @@ class PeerServicer:
         authenticator: Authenticator,
         limits: Limits,
         counters: Counter[str],
-        refused: Counter[str],
+        refused: Counter[tuple[str, str]],  # by the name of the caller and the reason
         mark_alive: Callable[[int], None],
     ) -> None:
         self._receiver, self._authenticator, self._limits = receiver, authenticator, limits
         self._counters, self._refused, self._mark_alive = counters, refused, mark_alive
-        self._busy: Counter[int] = Counter()  # identity -> concurrent calls
+        self._busy: Counter[Holder] = Counter()  # concurrent calls
         self._streams: dict[tuple[int, bytes], object] = {}  # the newest stream of each message
         self._logged: dict[type[Exception], float] = {}  # kind of error -> when it was last logged
+        self._notices = Notices(log)
 
     def services(self, servicer: Any) -> tuple[Any, ...]:
         """The gRPC handlers; all methods are served as streams, even those with one request.
@@ -109,6 +163,7 @@ class PeerServicer:
         stream, watch = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods = {"Deliver": self._deliver, "Offset": self._offset, "Ask": self._ask}
         peer = {name: stream(self._guarded(handler)) for name, handler in methods.items()}
+        peer["Status"] = stream(self._guarded(self._status, observers=True))
         options = {"response_serializer": health_pb2.HealthCheckResponse.SerializeToString}
         health_methods = {
             "Check": stream(self._guarded(self._about_health(servicer.Check)), **options),
@@ -120,71 +175,90 @@ class PeerServicer:
             _Fallback(stream(self._guarded(self._unknown))),
         )
 
-    def _guarded(self, handler: Handler) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _guarded(
+        self, handler: Handler, *, observers: bool = False
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """A method for members; with `observers`, one that only asks, for observers as well."""
+
         async def guarded(_: Any, call: Any) -> Any:
-            identity = await self._admit(call)
-            self._busy[identity] += 1
+            caller = await self._admit(call, observers)
+            self._busy[caller.holder] += 1
             try:
-                return await handler(identity, call)
+                return await handler(caller)
             except grpc.aio.AbortError:
                 raise
             except Rejected as error:
-                await self._reject(call, error)
+                await self._reject(caller, error)
             except Exception as error:
-                self._refused["failed"] += 1
-                self._log_failure(identity, error)
+                self._refused[caller.name, "failed"] += 1
+                self._log_failure(caller.name, error)
                 await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
             finally:
-                self._busy[identity] -= 1
+                self._busy[caller.holder] -= 1
 
         return guarded
 
-    async def _admit(self, call: Any) -> int:
-        """The identity of the caller; aborts the call of a non-member before it is read."""
+    async def _admit(self, call: Any, observers: bool) -> Caller:
+        """The authenticated caller; aborts the call of anyone else before it is read."""
         peer_certificate = [*call.auth_context().get("x509_pem_cert", ()), b""][0]
         try:
-            identity = self._authenticator.identify(peer_certificate)
+            holder = self._authenticator.identify_caller(peer_certificate)
         except CertificateRejected as error:
-            self._refused[error.reason] += 1
+            self._refused[self._authenticator.label(error.name), error.reason] += 1
             authenticated = isinstance(error, NotAMember)
             code = Code.PERMISSION_DENIED if authenticated else Code.UNAUTHENTICATED
             await call.abort(code, short(error))
-        self._mark_alive(identity)
-        if self._busy[identity] >= self._limits.max_calls:
+        caller = self._caller(call, holder)
+        if holder.observer and not observers:
+            self._refused[OTHER, "observer"] += 1
+            text = f"{holder.name!r} is an observer, which may only ask for the status"
+            self._notices.warn(OTHER, "observer", f"refused a call: {text}")
+            await call.abort(Code.PERMISSION_DENIED, text)
+        if not observers:  # a status may be asked for in the name of a peer that is down
+            self._mark_alive(caller.node)
+        if self._busy[holder] >= self._limits.max_calls:
             await self._reject(
-                call, Rejected("full", f"{self._busy[identity]} calls are already running")
+                caller, Rejected("full", f"{self._busy[holder]} calls are already running")
             )
-        return identity
+        return caller
 
-    def _log_failure(self, identity: int, error: Exception) -> None:
+    def _caller(self, call: Any, holder: Holder) -> Caller:
+        if holder.observer:
+            return Caller(call, holder, OBSERVER, OTHER)
+        return Caller(call, holder, self._authenticator.node(holder), holder.name)
+
+    def _log_failure(self, name: str, error: Exception) -> None:
         """Log an internal error, at most once per `LOG_INTERVAL` for each kind."""
         now, last = monotonic(), self._logged.get(type(error))
         if last is None or now - last > LOG_INTERVAL:
             self._logged[type(error)] = now
-            log.error("internal error in a call of peer %d", identity, exc_info=error)
+            log.error("internal error in a call of %s", name, exc_info=error)
 
-    async def _reject(self, call: Any, error: Rejected) -> None:
-        self._refused[error.reason] += 1
+    async def _reject(self, caller: Caller, error: Rejected) -> None:
+        self._refused[caller.name, error.reason] += 1
+        if error.reason not in HONEST_REASONS:
+            text = f"rejected a message of {caller.name} ({error.reason}): {short(error)}"
+            self._notices.warn(caller.name, error.reason, text)
         retryable = error.reason in RETRYABLE_REASONS
         code = Code.RESOURCE_EXHAUSTED if retryable else Code.FAILED_PRECONDITION
-        await call.abort(code, short(error), ((REASON, error.reason),))
+        await caller.abort(code, short(error), ((REASON, error.reason),))
 
-    async def _deliver(self, identity: int, call: Any) -> bytes:
-        raw = await self._read(call, HEADER_LIMIT)
+    async def _deliver(self, caller: Caller) -> bytes:
+        raw = await self._read(caller, HEADER_LIMIT)
         # A sender may reconnect before its broken stream has ended here.
-        key, stream = (identity, raw), object()
+        key, stream = (caller.node, raw), object()
         self._streams[key] = stream
         try:
-            header, offset = self._receiver.accept(raw, identity)
-            await self._check_offset(call, offset)
+            header, offset = self._receiver.accept(raw, caller.node)
+            await self._check_offset(caller, offset)
             while offset < header.size:
-                data = await self._chunk(call, header.size - offset)
+                data = await self._chunk(caller, header.size - offset)
                 if self._streams.get(key) is not stream:
-                    self._refused["newer stream"] += 1
-                    await call.abort(Code.ABORTED, "a newer stream carries the same message")
+                    self._refused[caller.name, "newer stream"] += 1
+                    await caller.abort(Code.ABORTED, "a newer stream carries the same message")
                 self._receiver.chunk(header, offset, data)
                 offset += len(data)
-            if await self._next(call, 0) is not None:
+            if await self._next(caller, 0) is not None:
                 raise Rejected("oversized", f"more bytes than the {header.size} of the header")
             await self._receiver.complete(header)
         finally:
@@ -192,49 +266,55 @@ class PeerServicer:
                 del self._streams[key]
         return b""
 
-    async def _offset(self, identity: int, call: Any) -> bytes:
-        _, offset = self._receiver.accept(await self._read(call, HEADER_LIMIT), identity)
+    async def _offset(self, caller: Caller) -> bytes:
+        _, offset = self._receiver.accept(await self._read(caller, HEADER_LIMIT), caller.node)
         return offset.to_bytes(8, "big")
 
-    async def _ask(self, identity: int, call: Any) -> bytes:
-        question = await self._read(call, ANSWER_LIMIT)
-        answer = await self._receiver.answer(question, identity)
+    async def _ask(self, caller: Caller) -> bytes:
+        question = await self._read(caller, ANSWER_LIMIT)
+        answer = await self._receiver.answer(question, caller.node)
         if len(answer) > ANSWER_LIMIT:
             raise Rejected("oversized", f"the answer has {len(answer)} of {ANSWER_LIMIT} bytes")
         self._counters["bytes_sent"] += len(answer)
         return answer
 
-    async def _unknown(self, _: int, call: Any) -> None:
-        self._refused["unknown method"] += 1
-        await call.abort(Code.UNIMPLEMENTED, "this peer has no such method")
+    async def _status(self, caller: Caller) -> bytes:
+        await self._read(caller, 0)
+        answer = await self._receiver.report()
+        self._counters["bytes_sent"] += len(answer)
+        return answer
+
+    async def _unknown(self, caller: Caller) -> None:
+        self._refused[caller.name, "unknown method"] += 1
+        await caller.abort(Code.UNIMPLEMENTED, "this peer has no such method")
 
     def _about_health(self, method: Callable[[Any, Any], Awaitable[Any]]) -> Handler:
-        async def handler(_: int, call: Any) -> Any:
-            raw = await self._read(call, ROOM)
+        async def handler(caller: Caller) -> Any:
+            raw = await self._read(caller, ROOM)
             try:
                 request = health_pb2.HealthCheckRequest.FromString(raw)
             except DecodeError:
                 raise Rejected("malformed", "not a health check request") from None
-            return await method(request, call)
+            return await method(request, caller.call)
 
         return handler
 
-    async def _check_offset(self, call: Any, offset: int) -> None:
-        stated = dict(call.invocation_metadata() or ()).get(OFFSET, "0")
+    async def _check_offset(self, caller: Caller, offset: int) -> None:
+        stated = dict(caller.call.invocation_metadata() or ()).get(OFFSET, "0")
         if stated != str(offset):
-            self._refused["offset"] += 1
-            await call.abort(Code.OUT_OF_RANGE, f"{offset} bytes of the payload have arrived")
+            self._refused[caller.name, "offset"] += 1
+            await caller.abort(Code.OUT_OF_RANGE, f"{offset} bytes of the payload have arrived")
 
-    async def _chunk(self, call: Any, left: int) -> bytes:
+    async def _chunk(self, caller: Caller, left: int) -> bytes:
         """Read a chunk; all but the last must be full, so that callers cannot send tiny ones."""
         size = min(CHUNK, left)
-        data = await self._read(call, size)
+        data = await self._read(caller, size)
         if len(data) != size:
             raise Rejected("malformed", f"expected a chunk of {size} bytes, got {len(data)}")
         return data
 
-    async def _read(self, call: Any, most: int) -> bytes:
-        data = await self._next(call, most)
+    async def _read(self, caller: Caller, most: int) -> bytes:
+        data = await self._next(caller, most)
         if data is None:
             # A broken connection also ends the stream; the call is then cancelled during the sleep.
             await asyncio.sleep(BREAK_DELAY)
@@ -243,15 +323,15 @@ class PeerServicer:
             raise Rejected("oversized", f"expected at most {most} bytes, got {len(data)}")
         return data
 
-    async def _next(self, call: Any, most: int) -> bytes | None:
+    async def _next(self, caller: Caller, most: int) -> bytes | None:
         """The next message of the stream, read with a time limit; None at its end."""
         seconds = self._limits.grace + most / self._limits.min_rate
         try:
             async with asyncio.timeout(seconds):
-                data = await call.read()
+                data = await caller.call.read()
         except TimeoutError:
-            self._refused["slow"] += 1
-            await call.abort(Code.ABORTED, f"no data arrived within {seconds:g} s")
+            self._refused[caller.name, "slow"] += 1
+            await caller.abort(Code.ABORTED, f"no data arrived within {seconds:g} s")
         if data is grpc.aio.EOF:
             return None
         self._counters["bytes_received"] += len(data)

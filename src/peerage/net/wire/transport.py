@@ -3,10 +3,11 @@
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
 
 from peerage.errors import PeerageError
-from peerage.net.wire.header import Buffer, Header
+from peerage.net.wire.header import Buffer, Header, Rejected
 
 CHUNK = 1 << 20  # bytes of a payload that are sent at a time
 QUERY_TIMEOUT = 2.0  # seconds to wait for an answer
@@ -15,6 +16,14 @@ ANSWER_LIMIT = 1 << 16  # largest question or answer, in bytes
 
 class Unreachable(PeerageError):
     """A message could not be delivered in time."""
+
+
+class CallerRefused(Rejected):
+    """The other peer does not accept the certificate of this one, so it accepts no call."""
+
+    def __init__(self, peer: int, details: str) -> None:
+        super().__init__("sender", f"peer {peer} rejected the certificate of this peer: {details}")
+        self.details = details
 
 
 class Receiver(Protocol):
@@ -34,12 +43,22 @@ class Receiver(Protocol):
 
     async def answer(self, question: bytes, identity: int) -> bytes: ...
 
+    async def report(self) -> bytes:
+        """What members and observers may know about this peer."""
+
 
 class Transport(Protocol):
     """Carries messages to other peers, and passes incoming ones to a receiver."""
 
     counters: Counter[str]  # including bytes_sent and bytes_received, with headers
-    refused: Counter[str]  # calls that were refused before they reached the receiver, by reason
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Calls that were refused before they reached the receiver, by reason."""
+
+    @property
+    def expires(self) -> datetime | None:
+        """When the certificate of this peer expires; None without a certificate."""
 
     async def start(self, receiver: Receiver) -> None: ...
 
@@ -53,6 +72,12 @@ class Transport(Protocol):
 
     def reachable(self, peer: int) -> bool:
         """Whether the peer was alive recently."""
+
+    def failure(self, peer: int, since: float) -> str | None:
+        """Why the last attempt to reach a peer failed, if it began after `since`.
+
+        The time is that of the event loop. A peer that calls this one may still be unreachable.
+        """
 
     async def stop(self) -> None: ...
 
