@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from peerage.net.deploy.up import Show
 
 Rejoin = Annotated[
-    str, Option(help="Model that a restarted peer continues with: own or neighbour.")
+    str, Option(help="Model that a peer continues with after missed rounds: own or neighbour.")
+]
+Quorum = Annotated[
+    str, Option(help="Peers that must be in contact to run a round: majority, or a number.")
 ]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
@@ -119,6 +122,7 @@ def up(
         str, Option(help="Numbers in messages: fp32, or bf16 (half the bytes, rounded).")
     ] = "fp32",
     pack: Annotated[bool, Option(help="Compress messages that become smaller.")] = False,
+    quorum: Quorum = "majority",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -131,7 +135,7 @@ def up(
         check_installed()
         from peerage.graphs.faults import parse_schedule
         from peerage.net.deploy.up import LocalNetwork
-        from peerage.net.peer.network import Timeouts
+        from peerage.net.peer.network import Timeouts, parse_quorum
 
         with live_table() as show:
             summary = LocalNetwork(
@@ -144,6 +148,7 @@ def up(
                 parse_schedule("restart", restart or ""),
                 rejoin,
                 show,
+                parse_quorum(quorum),
             ).run()
     show_runs([home], home / "report.html", summary, as_json)
 
@@ -158,6 +163,7 @@ def export(
     certs: Annotated[
         Path | None, Option(help="Folder of a certificate authority (default: a new one).")
     ] = None,
+    quorum: Quorum = "majority",
     out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
     as_json: Json = False,
 ) -> None:
@@ -167,8 +173,11 @@ def export(
     """
     check_installed()
     from peerage.net.deploy.export import export as write_folders
+    from peerage.net.peer.network import parse_quorum
 
-    exported = write_folders(settings.experiment(), hosts, out, port=port, certs=certs)
+    exported = write_folders(
+        settings.experiment(), hosts, out, port=port, certs=certs, quorum=parse_quorum(quorum)
+    )
     print(json.dumps(exported.facts) if as_json else exported)
 
 

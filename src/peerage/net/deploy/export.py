@@ -30,7 +30,7 @@ from peerage.errors import InputError, PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
-from peerage.net.peer.network import Member, Network, Timeouts
+from peerage.net.peer.network import MAJORITY, Member, Network, Timeouts
 from peerage.net.trust.certs import Authority, is_host_name
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
 from peerage.net.wire.address import Address
@@ -181,6 +181,7 @@ def export(
     *,
     port: int = PORT,
     certs: Path | None = None,
+    quorum: int | str = MAJORITY,
 ) -> Exported:
     """Write a folder for every peer, all or none; `certs` is that of an existing authority."""
     _check_port(port, "--port")
@@ -189,7 +190,8 @@ def export(
     check_empty(out)
     places = assign_hosts(read_hosts(hosts, port), experiment)
     members = tuple(Member(f"node-{i}", str(place)) for i, place in enumerate(places))
-    network = Network(secrets.token_hex(8), experiment, members, Timeouts(start=START))
+    timeouts = Timeouts(start=START)
+    network = Network(secrets.token_hex(8), experiment, members, timeouts, quorum=quorum)
     known = None if certs is None else Authority.load(certs)
     if known is not None:
         _check_names(known, network)

@@ -61,10 +61,18 @@ class PeerProcess:
             self.seen.state = self.pause or (State.RUNNING if new else State.STARTING)
         else:
             self.seen.state = State.FINISHED if code == 0 else "killed" if self.killed else "failed"
+            if code > 0 and self._final_state == State.SKIPPED:
+                self.seen.state = State.SKIPPED
+
+    @property
+    def _final_state(self) -> str | None:
+        with suppress(PeerageError):  # a peer that failed has no summary
+            return str(read_json(self.folder / "summary.json")["state"])
+        return None
 
     @property
     def pause(self) -> str | None:
-        """What the peer waits for, if no other peer is reachable."""
+        """What the peer waits for, if it may not run its round."""
         with suppress(PeerageError):  # the file does not exist while the peer runs
             return str(read_json(self.folder / PAUSED)["state"])
         return None

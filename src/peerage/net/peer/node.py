@@ -28,12 +28,13 @@ from peerage.net.peer.metrics import serve_metrics
 from peerage.net.peer.network import Network
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import Classes, prepare_own
+from peerage.net.peer.progress import State
 from peerage.net.trust.identity import Identity
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.server import Limits
 from peerage.records.rows import read_metrics
 from peerage.runs.run import locked
-from peerage.runs.summary import digest, totals
+from peerage.runs.summary import digest, missed_rounds, totals
 
 log = logging.getLogger("peerage.peer")
 
@@ -92,16 +93,25 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             asyncio.run(_run_until_signal(peer))
         node = peer.shard.members[me].node
         params = [node.params] if node.params.numel() else []
+        rows = read_metrics(config.folder / "metrics.jsonl")  # over all restarts
         summary = {
             "node": me,
             "name": config.identity,
             "state": peer.state,
-            **totals(read_metrics(config.folder / "metrics.jsonl")),  # over all restarts
+            **totals(rows),
             "rounds": peer.finished,
+            "missed": missed_rounds(rows, peer.scheduled_rounds),
+            "skipped": peer.recorder.skipped,
             "digest": digest(params, [node.layout] * len(params)),
             "released": peer.shard.released().get(me, 0),
         }
         write_json(config.folder / "summary.json", summary)
+        if peer.state == State.SKIPPED:
+            raise PeerageError(
+                f"skipped {summary['skipped']} of {len(peer.scheduled_rounds)} rounds to catch up "
+                f"with the others, and ran no round {summary['missed']}; check which peers are "
+                "faulty, and start it again in a new folder"
+            )
         return summary
 
 
