@@ -4,13 +4,14 @@ from collections import defaultdict
 
 LEAST = 1.0  # seconds that a reachable peer gets, even if it was silent for many rounds
 MEMORY = 8  # rounds whose observations count
+MARGIN = 1.25  # times what a sender was observed to need
 
 
 class Deadlines:
     """The seconds that each sender gets, at most `limit`.
 
     A sender that missed its deadline gets half as long the next time, and twice as long after it
-    was heard in time. It always gets twice the time that it was observed to need in the last
+    was heard in time. It always gets a little more than it was observed to need in the last
     rounds, also if its message came too late.
     """
 
@@ -23,7 +24,7 @@ class Deadlines:
     def seconds(self, sender: int) -> float:
         """How long to wait for the next message of this sender."""
         needed = max(self._needed[sender].values(), default=0.0)
-        return min(max(self._allowed.get(sender, self.limit), 2 * needed, LEAST), self.limit)
+        return min(max(self._allowed.get(sender, self.limit), MARGIN * needed, LEAST), self.limit)
 
     def begin(self, round: int, now: float) -> None:
         """Note that the node begins to wait for messages of the round."""

@@ -118,7 +118,7 @@ class Peer(Receiver):
             await self._run_rounds(first)
             self.state = final_state(self.recorder.skipped, len(self.scheduled_rounds))
             for peer, outbox in self._outboxes.items():
-                if self.transport.reachable(peer):
+                if self.transport.reachable(peer) and peer not in self.tracker.mismatched_peers:
                     await outbox.flush(timeouts.message)
             last = self.world.is_present(self.me, self.world.rounds - 1)
             if last and self.state == State.FINISHED:
