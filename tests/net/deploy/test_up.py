@@ -275,6 +275,8 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
         ("--message-timeout 0", "message must be a number of seconds above 0"),
         ("--until accuracy=0.9", "until requires the mean over all nodes"),
         ("--wire fp8", "wire must be one of fp32, bf16; got 'fp8'"),
+        ("--quorum 4", "quorum must be majority or 1 to 3, the number of peers, got 4"),
+        ("--quorum most", "quorum must be majority or 1 to 3, the number of peers, got 'most'"),
         ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
@@ -355,6 +357,7 @@ def test_an_experiment_that_is_not_there(ready):
         (r"\[\[peer\]\]\nname = \"node-1\"\naddress = .*\n", "", "lists 1 peers"),
         ('wire = "fp32"', 'wire = "fp8"', "wire must be one of fp32, bf16"),
         ("message = 1.0", "message = -1.0", "message must be a number of seconds above 0"),
+        ('quorum = "majority"', "quorum = 3", "quorum must be majority or 1 to 2, the number"),
         ("run = ", "run = = ", "is not valid TOML"),
     ],
 )
