@@ -95,9 +95,12 @@ class View:
         return [] if self.may_run() else sorted(self.others.difference(self.in_contact()))
 
     def worth_waiting_for(self, senders: Iterable[int]) -> list[int]:
-        """The senders that may still send a message: all of a finished peer's have arrived."""
+        """The senders that may still send a message; none if the peer must pause instead.
+
+        All messages of a finished peer have arrived.
+        """
         possible = self.reachable - self.refused - self.finished
-        return [peer for peer in senders if peer in possible]
+        return [peer for peer in senders if peer in possible] if self.may_run() else []
 
     # Rounds
 
