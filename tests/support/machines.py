@@ -17,7 +17,7 @@ from support.processes import TIMEOUT
 
 from peerage import Experiment
 from peerage.net.deploy.up import free_ports
-from peerage.net.peer.network import Member, Network, Timeouts
+from peerage.net.peer.network import MAJORITY, Member, Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.records.rows import Row, read_metrics
 
@@ -33,13 +33,14 @@ class Machines:
         experiment: Experiment,
         timeouts: Timeouts,
         hosts: Sequence[str] | None = None,
+        quorum: int | str = MAJORITY,
     ) -> None:
         self.home = home
         count = experiment.nodes_and_hub
         hosts = hosts or ["127.0.0.1"] * count
         addresses = zip(hosts, free_ports(count), strict=True)
         members = tuple(Member(f"node-{i}", f"{h}:{p}") for i, (h, p) in enumerate(addresses))
-        network = Network("test", experiment, members, timeouts)
+        network = Network("test", experiment, members, timeouts, quorum=quorum)
         (home / "experiment.toml").write_text(experiment.to_toml())
         (home / "network.toml").write_text(network.to_toml("experiment.toml"))
         authority = Authority.create(home / "certs", "tests")

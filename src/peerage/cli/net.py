@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from peerage.net.deploy.up import Show
 
 Rejoin = Annotated[
-    str, Option(help="Model that a restarted peer continues with: own or neighbour.")
+    str, Option(help="Model that a peer continues with after missed rounds: own or neighbour.")
+]
+Quorum = Annotated[
+    str, Option(help="Peers that must be in contact to run a round: majority, or a number.")
 ]
 StopAtEpsilon = Annotated[
     float | None,
@@ -163,6 +166,7 @@ def up(
     ] = 60.0,
     wire: Wire = "fp32",
     pack: Pack = False,
+    quorum: Quorum = "majority",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -175,7 +179,7 @@ def up(
         check_installed()
         from peerage.graphs.faults import parse_schedule
         from peerage.net.deploy.up import LocalNetwork
-        from peerage.net.peer.network import Timeouts
+        from peerage.net.peer.network import Timeouts, parse_quorum
         from peerage.runs.kept_models import Keep
         from peerage.runs.privacy_plan import privacy_plan
 
@@ -189,6 +193,7 @@ def up(
             parse_schedule("restart", restart or ""),
             rejoin,
             stop_at_epsilon,
+            quorum=parse_quorum(quorum),
             keep=Keep(keep, keep_every),
             announce=lambda text: print(text, file=sys.stderr, flush=True),
         )
@@ -212,6 +217,7 @@ def export(
     stop_at_epsilon: StopAtEpsilon = None,
     wire: Wire = "fp32",
     pack: Pack = False,
+    quorum: Quorum = "majority",
     out: Annotated[Path, Option(help="New folder for the peers' folders.")] = Path("deploy"),
     keys_at_site: Annotated[
         bool, Option("--keys-at-site", help="Write no keys: each machine makes its own.")
@@ -224,6 +230,7 @@ def export(
     """
     check_installed()
     from peerage.net.deploy.export import export as write_folders
+    from peerage.net.peer.network import parse_quorum
 
     exported = write_folders(
         settings.experiment(),
@@ -235,6 +242,7 @@ def export(
         pack=pack,
         stop_at_epsilon=stop_at_epsilon,
         keys_at_site=keys_at_site,
+        quorum=parse_quorum(quorum),
     )
     print(json.dumps(exported.facts) if as_json else exported)
 

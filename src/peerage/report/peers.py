@@ -38,7 +38,7 @@ def lines(record: RunRecord) -> list[list[str]]:
     return [
         [
             peer["name"],
-            peer.get("state", "-"),
+            _state(peer),
             str(peer.get("rounds", "-")),
             str(peer["starts"]),
             size(peer.get("bytes_sent")),
@@ -47,6 +47,12 @@ def lines(record: RunRecord) -> list[list[str]]:
         ]
         for peer in (peers if len(peers) <= FEW else ())
     ]
+
+
+def _state(peer: Mapping[str, Any]) -> str:
+    """The state of a peer, with the rounds that it missed."""
+    state = str(peer.get("state", "-"))
+    return f"{state}, missed rounds {peer['missed']}" if peer.get("missed") else state
 
 
 def _errors(counted: Mapping[str, Any]) -> str:

@@ -253,6 +253,24 @@ def gain_label(experiment: Experiment) -> str:
     return f"gain {specs.text(gain, 'gain', GAINS) if known else type(gain).__name__}"
 
 
+def missed_rounds(rows: Sequence[Row], scheduled: Iterable[int]) -> str:
+    """The scheduled rounds before the last row in which a peer recorded nothing.
+
+    >>> missed_rounds([{"round": 1}, {"round": 5}, {"round": 7}], range(1, 10))
+    '2-4, 6'
+    """
+    known = {row["round"] for row in rows}
+    spans: list[list[int]] = []
+    for round in sorted(set(scheduled) - known):
+        if round > max(known, default=0):
+            break
+        if spans and spans[-1][1] == round - 1:
+            spans[-1][1] = round
+        else:
+            spans.append([round, round])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+
+
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
     """Totals over all restarts of the peers; a restarted peer does not know its earlier counts."""
     counters: Counter[str] = Counter()

@@ -31,7 +31,10 @@ def test_a_cable_between_two_rooms_is_cut_and_restored(rooms, tmp_path):
     all_nodes = range(4)
     timeouts = Timeouts(start=600, message=300, idle=5)
     hosts = [host(me) for me in all_nodes]
-    with two_rooms(*rooms) as cable, Machines(tmp_path, experiment, timeouts, hosts) as network:
+    with (
+        two_rooms(*rooms) as cable,
+        Machines(tmp_path, experiment, timeouts, hosts, quorum=2) as network,
+    ):
         for me in all_nodes:
             network.start(me, entering(cable.machines[me]))
         network.until(lambda: min(map(network.round, all_nodes)) >= 5)

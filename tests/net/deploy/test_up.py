@@ -302,6 +302,8 @@ def test_a_network_states_its_epsilon_and_stops_at_a_limit(tmp_path):
         ("--stop-at-epsilon 3", "--stop-at-epsilon 3 requires differential privacy; set --noise"),
         ("--noise 1 --clip 1 --stop-at-epsilon 0", "--stop-at-epsilon must be a number above 0"),
         ("--wire fp8", "wire must be one of fp32, bf16, int8; got 'fp8'"),
+        ("--quorum 4", "quorum must be majority or 1 to 3, the number of peers, got 4"),
+        ("--quorum most", "quorum must be majority or 1 to 3, the number of peers, got 'most'"),
         ("--spread", "spread requires the models of all nodes, which no peer has"),
     ],
 )
@@ -382,6 +384,7 @@ def test_an_experiment_that_is_not_there(ready):
         (r"\[\[peer\]\]\nname = \"node-1\"\naddress = .*\n", "", "lists 1 peers"),
         ('wire = "fp32"', 'wire = "fp8"', "wire must be one of fp32, bf16, int8"),
         ("message = 1.0", "message = -1.0", "message must be a number of seconds above 0"),
+        ('quorum = "majority"', "quorum = 3", "quorum must be majority or 1 to 2, the number"),
         ("run = ", "run = = ", "is not valid TOML"),
     ],
 )

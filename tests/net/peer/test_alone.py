@@ -1,4 +1,4 @@
-"""A peer without contact to any other one pauses, reports it, and counts no round."""
+"""A peer without a quorum pauses, reports it, and counts no round."""
 
 import asyncio
 import json
@@ -25,7 +25,8 @@ from peerage.net.peer.recorder import PAUSED
 from peerage.testing import toy
 
 THREE = {"nodes": 3, "partition": "iid", "topology": "complete"}
-WAITING = "no other peer is reachable: round"
+WAITING = "needed: round"
+SOON = Timeouts(start=1.0, message=300.0, idle=1.0)  # for peers that start without the others
 
 
 async def waiting(peer: Peer) -> None:
@@ -99,7 +100,8 @@ def test_a_peer_that_has_lost_all_others_pauses_and_goes_on_with_them(algorithm,
         " waits for "
         + ", ".join(f"node-{n} ({peers[0].network.members[n].address})" for n in (1, 2))
     )
-    assert len(lines(caplog, "another peer is reachable again, continuing with round")) == 1
+    assert line.startswith("in contact with 1 of 3 peers, 2 needed: round ")
+    assert len(lines(caplog, "enough peers are in contact again, continuing with round")) == 1
 
 
 def test_a_message_that_waits_for_all_others_is_not_given_up(tmp_path):
@@ -137,12 +139,12 @@ def test_a_lone_peer_of_a_stopped_network_waits_until_others_start(algorithm, tm
         await searches()
         assert harness.peers[0].finished <= saved  # what was not saved is run again
         assert not harness.tasks[0].done()
-        found["lines"] = lines(caplog, WAITING)
+        found["lines"] = lines(caplog, "waits for node-")
         for me in all_nodes[1:]:
             harness.start(me)
 
     settings = {"nodes": 3, "partition": "iid"} if algorithm.with_hub else THREE
-    peers = run_harness(toy(algorithm, rounds=30, **settings), tmp_path, act)
+    peers = run_harness(toy(algorithm, rounds=30, **settings), tmp_path, act, timeouts=SOON)
     assert [peer.finished for peer in peers] == [30] * len(peers)
     assert len(found["lines"]) == 1
     assert [row["heard"][0] for row in peers[0].rows if row["round"] == 30] == [
@@ -199,7 +201,7 @@ def test_a_peer_that_joins_later_waits_for_the_running_peers(tmp_path):
             harness.start(me)
 
     experiment = toy(DecAvg(), rounds=50, faults={"join": "2@40"}, **THREE)
-    peers = run_harness(experiment, tmp_path, act)
+    peers = run_harness(experiment, tmp_path, act, timeouts=SOON)
     assert [peer.finished for peer in peers] == [50] * 3
 
 
@@ -236,7 +238,7 @@ def test_a_peer_that_missed_the_end_waits_until_another_reports_it(tmp_path):
         assert not harness.tasks[2].done()
         harness.start(1)
 
-    peers = run_harness(toy(DecAvg(), rounds=20, **THREE), tmp_path, act)
+    peers = run_harness(toy(DecAvg(), rounds=20, **THREE), tmp_path, act, timeouts=SOON)
     assert [peer.finished for peer in peers] == [20] * 3
     assert peers[2].tracker.finished == {1}
     assert len(read_rounds(tmp_path / "2")) == 21
@@ -257,7 +259,7 @@ def test_a_finished_peer_that_restarts_is_not_in_contact(tmp_path):
         asyncio.run(peer.answer(b'{"ask": "finished", "incarnation": "one"}', one))
         # Although they are unreachable.
         assert others.view(0).in_contact() == list(range(1, one + 1))
-        assert others.view(0).needed_contacts() == []
+        assert others.view(0).may_run()
     for one in (1, 2):
         others.note_incarnation(one, "another incarnation")
     assert others.view(0).in_contact() == []
@@ -279,15 +281,15 @@ def test_a_peer_of_another_experiment_is_no_contact(tmp_path):
 
 @pytest.mark.slow
 def test_one_process_of_a_stopped_network_runs_no_round_alone(tmp_path):
-    settings = {"nodes": 3, "topology": "ring", "partition": "iid", "model": "logistic"}
+    settings = {"nodes": 4, "topology": "ring", "partition": "iid", "model": "logistic"}
     experiment = pg.Experiment(**settings, rounds=40, local={"epochs": 1})
-    with Machines(tmp_path, experiment, Timeouts(start=60, message=30, idle=2)) as network:
-        for me in range(3):
+    with Machines(tmp_path, experiment, Timeouts(start=6, message=30, idle=2)) as network:
+        for me in range(4):
             network.start(me)
-        network.until(lambda: min(map(network.round, range(3))) >= 5, BROKEN)
+        network.until(lambda: min(map(network.round, range(4))) >= 5, BROKEN)
         for process in network.processes.values():
             process.terminate()
-        assert network.wait(BROKEN) == [130] * 3
+        assert network.wait(BROKEN) == [130] * 4
         network.processes.clear()
         reached = network.round(0)
         assert reached < 40
@@ -299,17 +301,17 @@ def test_one_process_of_a_stopped_network_runs_no_round_alone(tmp_path):
             assert network.round(0) <= reached
             assert not (network.folders[0] / "summary.json").exists()
             assert json.loads((network.folders[0] / PAUSED).read_text()) == {
-                "state": "waiting for node-1, node-2"
+                "state": "waiting for node-1, node-2, node-3"
             }
             if start == 1:
                 network.processes[0].terminate()
                 assert network.wait(BROKEN) == [130]
         assert network.log(0).count(WAITING) == 2
-        for me in (1, 2):
+        for me in (1, 2, 3):
             network.start(me)
-        assert network.wait(BROKEN) == [0] * 3
-        assert [network.round(me) for me in range(3)] == [40] * 3
-        # At most the round in which the others were stopped, and those before all three were back.
+        assert network.wait(BROKEN) == [0] * 4
+        assert [network.round(me) for me in range(4)] == [40] * 4
+        # At most the round in which the others were stopped, and those before all four were back.
         alone = [row["round"] for row in network.rows(0)[1:] if row["heard"][0] == 0]
         assert len(alone) <= 2
         assert "Traceback" not in network.log(0)
@@ -359,8 +361,27 @@ def test_up_shows_waiting_peers_and_ends_without_the_last(tmp_path):
     with pytest.raises(WorkerDied, match="node-1 was killed by signal 9"):
         up._check_progress()
     up.watched[1].killed = True  # as planned
-    with pytest.raises(PeerageError, match="node-0 is waiting for node-1, node-2 in round 4, and"):
+    text = "node-0 is waiting for node-1, node-2 in round 4, and too many others have ended"
+    with pytest.raises(PeerageError, match=text):
         up._check_progress()
+
+
+def test_up_ends_if_the_peers_that_are_left_are_too_few(tmp_path):
+    for quorum, codes, stuck in (
+        ("majority", [None, None, -9, -9], True),
+        (2, [None, None, -9, -9], False),
+        ("majority", [None, None, 0, -9], False),  # a finished peer is a contact
+    ):
+        up = LocalNetwork(pg.Experiment(nodes=4, rounds=50), tmp_path, quorum=quorum)
+        watched_by(up, tmp_path / f"{quorum} {codes}", [ALONE, ALONE, None, None], codes)
+        for peer in up.watched:
+            peer.killed = peer.process.returncode == -9
+            peer.look()
+        if stuck:
+            with pytest.raises(PeerageError, match="or lower --quorum"):
+                up._check_progress()
+        else:
+            up._check_progress()
 
 
 def test_up_restarts_a_peer_early_if_all_others_wait_for_it(tmp_path, monkeypatch):

@@ -47,8 +47,8 @@ class Receiver:
         self.headers: list[tuple[int, int]] = []
         self.assembler = MessageAssembler(expected, self.mailbox, self.counters, self.on_header)
 
-    def on_header(self, peer: int, round: int) -> None:
-        self.headers.append((peer, round))
+    def on_header(self, header: Header) -> None:
+        self.headers.append((header.sender, header.round))
 
     def accept(self, header: Header) -> int:
         """How many bytes of the message are here."""

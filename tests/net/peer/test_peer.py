@@ -290,7 +290,8 @@ def test_two_halves_continue_and_join_again(tmp_path):
         await harness.until(3, 10)
         harness.memory.cut = set()
 
-    peers = run_harness(toy(DecAvg(), rounds=60, topology="complete"), tmp_path, act)
+    experiment = toy(DecAvg(), rounds=60, topology="complete")
+    peers = run_harness(experiment, tmp_path, act, quorum=2)
     assert [peer.rows[-1]["round"] for peer in peers] == [60] * 5
     received = [[row["heard"][0] for row in peer.rows] for peer in peers]
     for half in halves:

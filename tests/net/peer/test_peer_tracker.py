@@ -312,7 +312,7 @@ def test_a_view_has_all_that_is_known(known):
         scheduled=frozenset({1, 2, 3}),
         reachable=frozenset({1}),
         finished=frozenset({2}),
-        mismatched=frozenset({3}),
+        refused=frozenset({3}),
         hub=None,
         ahead=2,
         awaited=False,
@@ -327,6 +327,21 @@ def test_a_view_does_not_change_any_more(known):
     setup.tracker.mismatched_peers[2] = "rounds"
     setup.add(1)
     assert view == Setup(known).view()
+
+
+def test_banned_peers_and_those_that_have_left_do_not_count():
+    experiment = toy(DecAvg(), **FOUR, faults={"leave": "2@6"})
+    setup = Setup((network_of(experiment, quorum=2), prepare(experiment)), me=3)
+    setup.tracker.banned_peers.add(0)
+    assert (setup.view(1).others, setup.view(1).quorum) == ({1, 2}, 2)
+    # This peer was down when node 2 left as scheduled, which it learns from another.
+    setup.add(1)
+    setup.tracker.note_message(1, 7)
+    assert setup.view(1).others == {1}
+    setup.add(2)
+    assert setup.view(1).others == {1, 2}
+    assert [setup.view(round).present for round in (1, 7)] == [True, True]
+    assert not Setup((setup.tracker.network, setup.tracker.world), me=2).view(7).present
 
 
 def test_a_peer_is_no_contact_of_itself(known):
@@ -401,7 +416,7 @@ def test_a_peer_with_another_experiment_is_found_and_asked_no_more(
         assert (other.count("status"), other.count("settings")) == (1, 1)
         assert setup.tracker.mismatched_peers == {1: f"another experiment: {text}"}
         assert setup.tracker.rounds == {}  # it is in no round of ours
-        assert setup.view().mismatched == {1}
+        assert setup.view().refused == {1}
 
     run(known, act)
     lines = [record.getMessage() for record in caplog.records]
@@ -477,10 +492,46 @@ def test_a_peer_without_answers_does_not_log_that_it_starts(known, caplog):
 
 def test_a_peer_that_the_others_did_not_wait_for_does_not_wait_either(known):
     async def act(setup: Setup) -> None:
-        setup.add(1, round=6, state="running", awaited=False)
+        for peer, round in ((1, 6), (2, 7)):
+            setup.add(peer, round=round, state="running", awaited=False)
         assert await ended(setup.tracker.wait_for_start(LONG)) < 5
         assert not setup.tracker.awaited
         assert setup.view(2).start_round() == 6
+
+    run(known, act)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "least", "most"),
+    [
+        (0, 2, 60, 70),  # a new peer waits for all
+        (4, 2, 1, 10),  # a restarted one briefly, if three of four are there,
+        (4, 1, 60, 70),  # and else as long as a new one
+        (4, 0, 60, 70),
+        (9, 0, 1, 10),  # which has finished all rounds
+    ],
+)
+def test_how_long_a_restarted_peer_waits(known, first, others, least, most):
+    async def act(setup: Setup) -> None:
+        for peer in range(1, others + 1):
+            setup.add(peer)
+        assert least <= await ended(setup.tracker.wait_for_start(60.0, first)) < most
+        assert setup.tracker.present_at_start.keys() == set(range(1, others + 1))
+        assert setup.tracker.awaited
+
+    run(known, act)
+
+
+def test_a_restarted_peer_starts_soon_after_there_is_a_quorum(known):
+    async def act(setup: Setup) -> None:
+        setup.add(1)
+        task = asyncio.create_task(setup.tracker.wait_for_start(LONG, 4))
+        for _ in range(100):
+            skip(0.5)
+            await settle()
+        assert not task.done()
+        setup.add(3)
+        assert await ended(task) < 10
 
     run(known, act)
 
@@ -556,6 +607,24 @@ def test_a_peer_that_differs_from_most_stops(known):
         text = "node-2 runs another experiment: local.lr is 0.1 here and 0.2 there; give all peers"
         with pytest.raises(InputError, match=text):
             await ended(setup.tracker.wait_for_start(LONG))
+
+    run(known, act)
+
+
+def test_a_peer_that_the_others_leave_for_another_experiment_stops(known):
+    """They were restarted with other files, while this one ran."""
+
+    async def act(setup: Setup) -> None:
+        others = [setup.add(peer) for peer in (1, 2, 3)]
+        await ended(setup.tracker.wait_for_start(LONG))
+        for other in others:
+            setup.tracker.check_experiment()
+            other.status = replace(other.status, settings_hash="another")
+            await setup.tracker.ask()
+            if len(setup.tracker.mismatched_peers) == 2:
+                break
+        with pytest.raises(InputError, match="node-1 runs another experiment"):
+            setup.tracker.check_experiment()
 
     run(known, act)
 

@@ -157,7 +157,8 @@ def test_a_partition_heals_and_both_halves_go_on_meanwhile(tmp_path):
         ports = free_ports(count + count * count)
         real, through = ports[:count], np.reshape(ports[count:], (count, count))
         members = tuple(Member(f"node-{i}", f"127.0.0.1:{p}") for i, p in enumerate(real))
-        network = Network("test", experiment, members, Timeouts(start=300, message=300, idle=3))
+        timeouts = Timeouts(start=300, message=300, idle=3)
+        network = Network("test", experiment, members, timeouts, quorum=2)
         authority = Authority.create(tmp_path / "certs", "tests")
         wires = {
             (a, b): Wire(int(through[a, b]), real[b])

@@ -26,6 +26,7 @@ from peerage.records.rows import MetricWriter, Row
 from peerage.runs.summary import (
     digest,
     group_rows,
+    missed_rounds,
     network_row,
     node_rows,
     summary_of,
@@ -74,7 +75,7 @@ class RecordCollector:
         )
         sums = totals(rows)
         summary |= {key: sums[key] for key in ("bytes_sent", "wire_bytes", "counters")}
-        summaries = [_peer_summary(*pair) for pair in zip(peers, by_peer, strict=True)]
+        summaries = [self._peer_summary(*pair) for pair in zip(peers, by_peer, strict=True)]
         summary |= {"wire": self.wire, "peers": summaries}
         write_json(self.home / "summary.json", summary, REMEDY)
         return summary
@@ -104,6 +105,19 @@ class RecordCollector:
                     writer.append(row | _spent(row, by_round[place]))
         return shared
 
+    def _peer_summary(self, peer: PeerProcess, rows: Sequence[Row]) -> dict[str, Any]:
+        """Totals over all restarts of a peer; a restarted peer does not know its earlier counts."""
+        seen, present = peer.seen, self.world.is_present
+        scheduled = [r + 1 for r in range(self.world.rounds) if present(peer.number, r)]
+        missed = missed_rounds(rows, scheduled)
+        return {
+            "name": seen.name,
+            "state": seen.state,
+            "starts": peer.starts,
+            **({"missed": missed} if missed else {}),
+            **totals(rows),
+        }
+
 
 def _spent(row: Row, rows: Sequence[Row]) -> Row:
     """The epsilon of a node, or the largest of all nodes; none without differential privacy."""
@@ -114,12 +128,6 @@ def _spent(row: Row, rows: Sequence[Row]) -> Row:
         return {}
     unbounded = any(value is None for value in found.values())
     return {"epsilon": None if unbounded else max(found.values())}
-
-
-def _peer_summary(peer: PeerProcess, rows: Sequence[Row]) -> dict[str, Any]:
-    """Totals over all restarts of a peer; a restarted peer does not know its earlier counts."""
-    seen = peer.seen
-    return {"name": seen.name, "state": seen.state, "starts": peer.starts, **totals(rows)}
 
 
 def complete_rounds(by_round: Mapping[P, Sequence[Row]]) -> list[P]:

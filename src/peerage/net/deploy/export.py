@@ -39,7 +39,7 @@ from peerage.net.deploy.code import FOLDER, ShippedCode, ship
 from peerage.net.deploy.container import container_file, run_command
 from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.deploy.unit import OPTIONS, STATE, home_of, unit_files, unit_name
-from peerage.net.peer.network import Member, Network, Timeouts
+from peerage.net.peer.network import MAJORITY, Member, Network, Timeouts
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.keyfiles import REMEDY, private_folder, read_certificate
 from peerage.net.trust.names import is_host_name
@@ -201,6 +201,7 @@ def export(
     wire: str = "fp32",
     pack: bool = False,
     keys_at_site: bool = False,
+    quorum: int | str = MAJORITY,
 ) -> Exported:
     """Write a folder for every peer, all or none; `certs` is that of an existing authority.
 
@@ -216,7 +217,9 @@ def export(
     places = assign_hosts(read_hosts(hosts, port), experiment)
     members = tuple(Member(f"node-{i}", str(place)) for i, place in enumerate(places))
     timeouts = Timeouts(start=START)
-    network = Network(secrets.token_hex(8), experiment, members, timeouts, wire, pack)
+    network = Network(
+        secrets.token_hex(8), experiment, members, timeouts, wire, pack, quorum=quorum
+    )
     sizes = MessageSizes.of_experiment(experiment, wire)
     known = None if certs is None else Authority.load(certs)
     if known is not None:

@@ -61,18 +61,19 @@ class PeerProcess:
             self.seen.state = self.pause or (State.RUNNING if new else State.STARTING)
         else:
             ended = "killed" if self.killed else "failed"
-            self.seen.state = self._final_state if code == 0 else ended
+            state = self._final_state
+            self.seen.state = state if code == 0 or state == State.SKIPPED else ended
 
     @property
     def _final_state(self) -> str:
-        """The state of a peer that ended without an error: finished, or why it stopped."""
-        with suppress(PeerageError, KeyError):
+        """The state in the summary: finished, or why the peer stopped."""
+        with suppress(PeerageError, KeyError):  # a peer that failed has no summary
             return str(read_json(self.folder / "summary.json")["state"])
         return State.FINISHED
 
     @property
     def pause(self) -> str | None:
-        """What the peer waits for, if no other peer is reachable."""
+        """What the peer waits for, if it may not run its round."""
         with suppress(PeerageError):  # the file does not exist while the peer runs
             return str(read_json(self.folder / PAUSED)["state"])
         return None

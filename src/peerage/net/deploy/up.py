@@ -23,7 +23,15 @@ from peerage.net.deploy.collect import REMEDY, RecordCollector
 from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.deploy.parent_pipe import ParentPipe, interrupt_once
 from peerage.net.deploy.process import PeerProcess, PeerProgress
-from peerage.net.peer.network import Member, Network, Timeouts, check_rejoin
+from peerage.net.peer.network import (
+    MAJORITY,
+    Member,
+    Network,
+    Timeouts,
+    check_quorum,
+    check_rejoin,
+    least_contacts,
+)
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
@@ -56,9 +64,11 @@ class LocalNetwork:
     show: Show | None = None
     announce: Callable[[str], None] | None = None  # called with lines for the user
     keep: Keep = Keep()
+    quorum: int | str = MAJORITY
 
     def __post_init__(self) -> None:
         check_rejoin(self.rejoin)
+        check_quorum(self.quorum, self.experiment.nodes_and_hub)
         check_epsilon_limit(self.stop_at_epsilon, self.experiment.noise)
         count, rounds = self.experiment.nodes_and_hub, self.experiment.rounds
         for what, plan in (("kill", self.kill), ("restart", self.restart)):
@@ -141,7 +151,15 @@ class LocalNetwork:
         ports = free_ports(self.experiment.nodes_and_hub)
         members = tuple(Member(f"node-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports))
         run = secrets.token_hex(8)
-        return Network(run, self.experiment, members, self.timeouts, self.wire, self.pack)
+        return Network(
+            run,
+            self.experiment,
+            members,
+            self.timeouts,
+            self.wire,
+            self.pack,
+            quorum=self.quorum,
+        )
 
     def _write(self, secret: Path) -> None:
         text = self.experiment.to_toml()
@@ -222,21 +240,28 @@ class LocalNetwork:
 
     def _raise_failure(self) -> None:
         """Raise the error of a peer that failed, if any did."""
-        failed = [peer for peer in self.watched if peer.seen.state == "failed"]
+        failed = [peer for peer in self.watched if peer.seen.state in ("failed", State.SKIPPED)]
         # A killed peer first: it may be the reason why others failed.
         for peer in sorted(failed, key=lambda peer: not isinstance(peer.failure, WorkerDied)):
             raise peer.failure
 
     def _check_progress(self) -> None:
-        """Raise PeerageError if the last peer waits for others that have all ended."""
+        """Raise PeerageError if all peers that still run wait for others that have ended."""
         alive = [peer for peer in self.watched if peer.alive]
-        if len(alive) == 1 and alive[0].pause is not None:
+        pauses = [peer.pause for peer in alive]
+        if not alive or None in pauses:
+            return
+        finished = sum(peer.seen.state == State.FINISHED for peer in self.watched)
+        enough = least_contacts(self.quorum, len(self.watched))
+        # Several peers that wait may find each other again, if they and the finished are enough.
+        if len(alive) == 1 or len(alive) + finished < enough:
             for peer in self.watched:
                 peer.look()  # one may have failed since the last time
             self._raise_failure()
             raise PeerageError(
-                f"{alive[0].seen.name} is {alive[0].pause} in round {alive[0].seen.round + 1}, and "
-                "all others have ended; kill fewer peers, or restart them in an earlier round"
+                f"{alive[0].seen.name} is {pauses[0]} in round {alive[0].seen.round + 1}, and too "
+                "many others have ended; kill fewer peers, restart them in an earlier round, or "
+                "lower --quorum"
             )
 
     def _kill_and_restart(

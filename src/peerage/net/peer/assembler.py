@@ -42,10 +42,10 @@ class MessageAssembler:
         expected: MessagePolicy,
         mailbox: Mailbox,
         counters: Counter[str],
-        on_header: Callable[[int, int], None],
+        on_header: Callable[[Header], None],
     ) -> None:
         self.expected, self.mailbox, self.counters = expected, mailbox, counters
-        self.on_header = on_header  # called with the sender and round of every valid header
+        self.on_header = on_header  # called with every valid header
         self.blocked_peers: dict[int, str] = {}  # sender -> why its messages are rejected
         self._incoming: dict[int, PartialMessage] = {}  # by sender
         self._room = max(PARTIAL_BYTES, 2 * expected.max_bytes)
@@ -58,7 +58,7 @@ class MessageAssembler:
                     "sender", f"node {identity} is blocked: {self.blocked_peers[identity]}"
                 )
             header = parse_header(raw, self.expected, identity)
-            self.on_header(identity, header.round)
+            self.on_header(header)
             self.mailbox.check(header)
             return header, 0 if header.kind == DONE else self._partial_message(header).here
 

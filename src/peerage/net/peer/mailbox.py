@@ -165,7 +165,7 @@ class Mailbox:
         self._awaited = frozenset(wanted)
         try:
             while round == self.round and worth(
-                [s for s, link in wanted.items() if link.pending() and not self._passed(s)]
+                [s for s, link in wanted.items() if link.pending() and not self.has_passed(s)]
             ):
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
@@ -178,7 +178,7 @@ class Mailbox:
     def _wanted(self, senders: Iterable[int]) -> dict[int, SenderQueue]:
         return {sender: self._links[self.round][sender] for sender in sorted(senders)}
 
-    def _passed(self, sender: int) -> bool:
+    def has_passed(self, sender: int) -> bool:
         """Whether the sender is in a later round: on a link, messages arrive in order."""
         return self._latest.get(sender, PRE_ROUND) > self.round
 

@@ -20,6 +20,8 @@ from peerage.net.wire.header import RUN, WIRES, escaped
 
 SETTING_LIMIT = 300  # characters of a setting in a message about differences
 
+MAJORITY = "majority"  # more than half of the members
+
 
 @dataclass(frozen=True)
 class Member:
@@ -67,6 +69,7 @@ class Network:
     )
     pack: bool = False  # compress messages with zstd where that makes them smaller
     ahead: int = 2  # rounds that a peer may be ahead of another
+    quorum: int | str = MAJORITY  # peers that must be in contact to run a round
 
     def __post_init__(self) -> None:
         if not RUN.fullmatch(self.run):
@@ -78,6 +81,7 @@ class Network:
             raise InputError("this algorithm requires lossless messages; use wire fp32")
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
+        check_quorum(self.quorum, len(self.members))
         if self.experiment.until is not None:
             raise InputError(
                 "until requires the mean over all nodes, which no peer knows; remove it"
@@ -130,6 +134,7 @@ class Network:
             "wire": self.wire,
             "pack": self.pack,
             "ahead": self.ahead,
+            "quorum": self.quorum,
             "timeouts": specs.plain(self.timeouts),
             "peer": [specs.plain(member) for member in self.members],
             **({"code": files} if files else {}),
@@ -146,7 +151,7 @@ class Network:
             table = tomllib.loads(_text(path, f"the network file {path}"))
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{path} is not valid TOML: {error}") from None
-        known = {"run", "experiment", "wire", "pack", "ahead", "timeouts", "peer", "code"}
+        known = {"run", "experiment", "wire", "pack", "ahead", "quorum", "timeouts", "peer", "code"}
         known |= {"patience"}  # of earlier versions
         for key in table:
             if key not in known:
@@ -171,12 +176,39 @@ class Network:
             str(table.get("wire", "fp32")),
             specs.convert(table.get("pack", False), bool, f"{path}: pack"),
             specs.convert(table.get("ahead", 2), int, f"{path}: ahead"),
+            table.get("quorum", MAJORITY),
         )
 
 
 def check_rejoin(rejoin: str) -> None:
     """Check the option that says whose model a peer continues with after missed rounds."""
     check_choice("rejoin", rejoin, ("own", "neighbour"))
+
+
+def check_quorum(quorum: object, members: int) -> None:
+    """Check the number of peers that must be in contact with each other."""
+    if quorum != MAJORITY and (type(quorum) is not int or not 1 <= quorum <= members):
+        raise InputError(
+            f"quorum must be {MAJORITY} or 1 to {members}, the number of peers, got {quorum!r}"
+        )
+
+
+def least_contacts(quorum: int | str, members: int) -> int:
+    """The number of members that must be in contact, out of all members of a round.
+
+    >>> least_contacts("majority", 4), least_contacts(2, 5), least_contacts(3, 2)
+    (3, 2, 2)
+    """
+    return min(quorum, members) if isinstance(quorum, int) else members // 2 + 1
+
+
+def parse_quorum(text: str) -> int | str:
+    """The quorum from the command line; `check_quorum` checks it.
+
+    >>> parse_quorum("majority"), parse_quorum("2")
+    ('majority', 2)
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
 
 
 def settings_hash(shared_settings: Mapping[str, str]) -> str:

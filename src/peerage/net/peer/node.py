@@ -19,7 +19,7 @@ from peerage.data import DATASETS, Dataset, DatasetSpec, cache_folder
 from peerage.data.classes import Classes
 from peerage.engine.prepare import load_dataset, prepare
 from peerage.engine.world import World
-from peerage.errors import DataError, InputError, Interrupted
+from peerage.errors import DataError, InputError, Interrupted, PeerageError
 from peerage.experiment import Experiment
 from peerage.experiment.identity import own_code
 from peerage.experiment.permission import allow, allowed, check_hash
@@ -42,6 +42,7 @@ from peerage.net.peer.private_data import (
     unused_examples,
     unused_training,
 )
+from peerage.net.peer.progress import State
 from peerage.net.peer.secret_noise import SecretNoise
 from peerage.net.trust.identity import Identity
 from peerage.net.trust.signature import check_signature
@@ -53,7 +54,7 @@ from peerage.records.rows import read_metrics
 from peerage.runs.kept_models import Keep
 from peerage.runs.run import locked
 from peerage.runs.saved import EXPERIMENT
-from peerage.runs.summary import digest, totals
+from peerage.runs.summary import digest, missed_rounds, totals
 
 log = logging.getLogger("peerage.peer")
 Result = TypeVar("Result")
@@ -134,17 +135,26 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             asyncio.run(_run_until_signal(peer.run(), lambda: f"in round {peer.round + 1}"))
         node = peer.shard.members[me].node
         params = [node.params] if node.params.numel() else []
+        rows = read_metrics(config.folder / "metrics.jsonl")  # over all restarts
         summary = {
             "node": me,
             "name": config.identity,
             "state": peer.state,
-            **totals(read_metrics(config.folder / "metrics.jsonl")),  # over all restarts
+            **totals(rows),
             "rounds": peer.finished,
+            "missed": missed_rounds(rows, peer.scheduled_rounds),
+            "skipped": peer.recorder.skipped,
             "digest": digest(params, [node.layout] * len(params)),
             "released": peer.shard.released().get(me, 0),
             **({"privacy": account.facts()} if account.noise.private else {}),
         }
         write_json(config.folder / "summary.json", summary)
+        if peer.state == State.SKIPPED:
+            raise PeerageError(
+                f"skipped {summary['skipped']} of {len(peer.scheduled_rounds)} rounds to catch up "
+                f"with the others, and ran no round {summary['missed']}; check which peers are "
+                "faulty, and start it again in a new folder"
+            )
         return summary
 
 

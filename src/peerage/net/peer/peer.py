@@ -3,7 +3,7 @@
 The simulator's `Shard` trains, aggregates, evaluates and saves. A network that loses no message
 therefore ends with the same bits as a simulation. A peer resumes, waits for the others, catches up
 and runs its rounds. `progress` decides which peers it waits for and which rounds it skips,
-`recorder` writes its files, and `responder` answers other peers.
+`synchroniser` waits and asks, `recorder` writes its files, and `responder` answers other peers.
 """
 
 import asyncio
@@ -29,20 +29,22 @@ from peerage.errors import DiskError, Diverged, InputError, PeerageError, TooMan
 from peerage.graphs.faults import LinkFaults
 from peerage.net.peer.account import ACCOUNT, EpsilonReached, PrivacyAccount
 from peerage.net.peer.assembler import MessageAssembler
+from peerage.net.peer.deadlines import Deadlines
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.mailbox import Mailbox
-from peerage.net.peer.model_transfer import ModelClient, ModelServer, download_model
+from peerage.net.peer.model_transfer import ModelClient, ModelServer
 from peerage.net.peer.network import Network, check_rejoin
 from peerage.net.peer.peer_tracker import POLL_INTERVAL, PeerTracker
-from peerage.net.peer.progress import State
+from peerage.net.peer.progress import State, final_state
 from peerage.net.peer.quarantine import Quarantine
 from peerage.net.peer.recorder import PeerRecorder
 from peerage.net.peer.report import report_on
 from peerage.net.peer.responder import Responder
+from peerage.net.peer.synchroniser import Synchroniser
 from peerage.net.peer.traffic import Outbox, SentBytes, message_policy
-from peerage.net.wire.header import Header, Rejected
+from peerage.net.wire.header import DATA, Header
 from peerage.net.wire.payload import encode
-from peerage.net.wire.transport import Receiver, Transport, Unreachable
+from peerage.net.wire.transport import Receiver, Transport
 from peerage.privacy import RELEASE_COUNT
 from peerage.records.rows import Row
 from peerage.requests import PRE_ROUND
@@ -94,8 +96,9 @@ class Peer(Receiver):
         self.mailbox = Mailbox(network.ahead, max(MAILBOX_BYTES, share), share, self.counters)
         settings = shared_settings_of(network, world)
         self.tracker = PeerTracker(network, me, world, transport, settings)
+        self.deadlines = Deadlines(network.timeouts.message)
         self.assembler = MessageAssembler(
-            self.expected, self.mailbox, self.counters, self.tracker.note_message
+            self.expected, self.mailbox, self.counters, self._note_header
         )
         self.model_server = ModelServer(network.run, world.models_at_hub and me == world.hub)
         # Of a client whose hub keeps the model.
@@ -113,6 +116,7 @@ class Peer(Receiver):
         self.contacts: frozenset[int] = frozenset()  # peers that were reachable after the round
         self.last_round: tuple[list[int], list[int]] = ([], [])  # peers heard, and missing ones
         self._round_senders: set[int] = set()  # the senders of the messages used in this round
+        self._unheard: set[tuple[int, str]] = set()  # peers and reasons that were logged
         self._outboxes: dict[int, Outbox] = {}
         self.sent_bytes = SentBytes(self.tracker.finished)
         self.endings = Endings(network.run, me, self._outbox, network.ahead)
@@ -123,6 +127,7 @@ class Peer(Receiver):
             self.counters,
             lambda: (self.round, self.state),
         )
+        self.synchroniser = Synchroniser(self)
 
     async def run(self) -> Tensor:
         """Run all rounds and return the final parameters, [d]."""
@@ -134,22 +139,22 @@ class Peer(Receiver):
             for note in self.notes:
                 log.info("%s", note)
             first = self.recorder.steps
-            # A restarted peer waits only briefly: the others may have finished long ago.
             timeouts = self.network.timeouts
             self.state = State.MEETING
             for text in self.warnings:
                 log.warning("%s", text)
-            await self.tracker.wait_for_start(timeouts.idle if first else timeouts.start)
-            first = await self._catch_up(first)
+            await self.tracker.wait_for_start(timeouts.start, first)
+            first = await self.synchroniser.catch_up(first)
             if first == 0:
                 await self._run_pre_round()
             await self._run_rounds(first)
-            self.state = State.FINISHED
+            self.state = final_state(self.recorder.skipped, len(self.scheduled_rounds))
             for peer, outbox in self._outboxes.items():
-                if self.transport.reachable(peer):
+                if self.transport.reachable(peer) and peer not in self.tracker.mismatched_peers:
                     await outbox.flush(timeouts.message)
                 outbox.forget()
-            if self.world.is_present(self.me, self.world.rounds - 1):
+            last = self.world.is_present(self.me, self.world.rounds - 1)
+            if last and self.state == State.FINISHED:
                 await self.tracker.say_finished(timeouts.message)
                 if self.model_client is not None:
                     await self.model_client.fetch(self.tracker, self.expected, timeouts.message)
@@ -169,34 +174,6 @@ class Peer(Receiver):
             self.recorder.close()
         return self.shard.members[self.me].node.params
 
-    async def _catch_up(self, first: int) -> int:
-        """Return the round to start with: that of the others if they are ahead."""
-        view = self.tracker.view(first)
-        newest = view.start_round()
-        if newest == first:
-            return first
-        log.info("the others are in round %d, this peer was in %d", newest + 1, first + 1)
-        shared = self.world.hub is None and not self.world.algorithm.personal
-        if self.rejoin == "neighbour" and shared and view.next_round() > first:
-            await self._adopt(newest)
-        return self.tracker.view(first).start_round()
-
-    async def _adopt(self, round: int) -> None:
-        """Adopt the model of the first neighbour that offers one of the same architecture."""
-        node = self.shard.members[self.me].node
-        for peer in self.world.neighbours(round)[self.me]:
-            try:
-                offer = await download_model(
-                    self.transport, peer, self.expected, self.network.timeouts.message
-                )
-            except (Unreachable, Rejected) as error:
-                log.info("cannot download the model of %s: %s", self.tracker.name(peer), error)
-                continue
-            if offer.architecture == node.architecture:
-                node.params, node.buffers = offer.payload["x"], offer.payload["b"]
-                log.info("continuing with the model of %s", self.tracker.name(peer))
-                return
-
     async def _run_pre_round(self) -> None:
         """Run the exchange before round 1, if there is one, and evaluate the initial model."""
         sent = 0
@@ -210,85 +187,19 @@ class Peer(Receiver):
         round, self.state = first, State.RUNNING
         while round < self.world.steps:  # after the last round, perhaps a final step
             self.endings.begin_round(round)
-            if await self._pause(round):
-                round = await self._resynchronise(round)
+            if await self.synchroniser.pause(round):
+                round = await self.synchroniser.resynchronise(round)
                 self.endings.begin_round(round)
             if not self.world.is_present(self.me, round):
                 if round + 1 >= self.world.faults.left.get(self.me, self.world.rounds + 1):
                     return
-                await self._sit_out(round)
+                await self.synchroniser.sit_out(round)
             else:
                 await self._run_round(round)
             round += 1
             if self.received[0] < self.received[1] and round < self.world.steps:
-                round = await self._resynchronise(round)
+                round = await self.synchroniser.resynchronise(round)
         self.endings.begin_round(round)
-
-    async def _pause(self, round: int) -> bool:
-        """Wait while this peer may not run the round; return whether it had to wait."""
-        needed = self.tracker.view(round).needed_contacts()
-        if not needed:
-            return False
-        before = self.state
-        self.mailbox.begin_round(round)
-        self.round, self.contacts = round, frozenset()
-        self.state = State.WAITING + self.tracker.names(needed, addresses=False)
-        names = self.tracker.names(needed)
-        contacts = self.tracker.view(round).in_contact()  # a client may reach others, not its hub
-        lost = "no contact with the hub" if contacts else "no other peer is reachable"
-        log.warning("%s: round %d waits for %s", lost, round + 1, names)
-        self.recorder.show_pause(self.state)
-        while not await self._can_continue(round):
-            await asyncio.sleep(POLL_INTERVAL)
-        log.info("another peer is reachable again, continuing with round %d", round + 1)
-        self.state = before
-        self.recorder.show_pause(None)
-        return True
-
-    async def _can_continue(self, round: int) -> bool:
-        """Whether a peer that had lost contact with all others can continue."""
-        view = self.tracker.view(round)
-        if not view.may_run():
-            return False
-        return bool(view.finished or await self.tracker.ask(view.in_contact()))
-
-    async def _resynchronise(self, round: int) -> int:
-        """Return the round to continue with after messages were missing.
-
-        After a network partition, the two halves advance at different speeds. A peer that has
-        fallen behind skips ahead. A peer that is alone in front waits: the others do not follow a
-        single peer, because it might lie.
-        """
-        view = self.tracker.view(round)
-        if view.next_round() > round:
-            next_round = view.next_round()
-            log.warning("fell behind: skipping from round %d to %d", round + 1, next_round + 1)
-            return next_round
-        now, seen = asyncio.get_running_loop().time, PRE_ROUND
-        deadline = now()
-        while view.too_far_ahead():
-            if view.newest() > seen:
-                seen, deadline = view.newest(), now() + self.network.timeouts.message
-            if now() > deadline:
-                break
-            self.state = State.AHEAD
-            await asyncio.sleep(POLL_INTERVAL)
-            await self.tracker.ask(filter(self.transport.reachable, self.tracker.other_peers))
-            view = self.tracker.view(round)
-        return round
-
-    async def _sit_out(self, round: int) -> None:
-        """Wait until the peers that take part in the round have left it."""
-        self.state, self.received, self.missing = State.ABSENT, (0, 0), []
-        self.mailbox.begin_round(round)
-        self.round = round
-        last = round + 1 >= self.world.rounds
-        while not last and not (view := self.tracker.view(round)).is_over():
-            answers = await self.tracker.ask(view.scheduled)
-            unreachable = not answers and not any(map(self.transport.reachable, view.scheduled))
-            if unreachable and not await self._pause(round):
-                return
-            await asyncio.sleep(POLL_INTERVAL)
 
     async def _run_round(self, round: int) -> None:
         start, self.received, self.missing = perf_counter(), (0, 0), []
@@ -347,6 +258,7 @@ class Peer(Receiver):
     def _quarantine_senders(self, senders: set[int]) -> None:
         self.quarantine.failed(senders)
         for peer in self.quarantine.banned_peers - self.assembler.blocked_peers.keys():
+            self.tracker.banned_peers.add(peer)
             reason = self.assembler.blocked_peers[peer] = "its messages made rounds fail here"
             log.error("ignoring %s from now on: %s", self.tracker.name(peer), reason)
 
@@ -413,7 +325,8 @@ class Peer(Receiver):
             arrives = link_faults.link_up(sender, self.me) and not link_faults.message_lost(
                 sender, self.me, sequence
             )
-            if arrives and self.quarantine.admits(sender):
+            refused = sender in self.tracker.mismatched_peers
+            if arrives and not refused and self.quarantine.admits(sender):
                 expected.append(sender)
             else:
                 self.mailbox.take([sender])  # it will not come
@@ -421,6 +334,7 @@ class Peer(Receiver):
         await self._wait(round, expected)
         self.shard.seconds["wait"] += perf_counter() - start
         self.missing = sorted(set(self.mailbox.missing(expected)) - self.tracker.finished)
+        self._log_unheard(round, self.missing)
         found = self.mailbox.take(expected)
         if self.model_client is not None and self.world.hub in found:
             self.model_client.receive(found[self.world.hub], round)
@@ -437,15 +351,44 @@ class Peer(Receiver):
         out_neighbours, now = self.world.out_neighbours(round), asyncio.get_running_loop().time
         pending = partial(self.mailbox.pending, senders)
         uninformed = [peer for peer in pending() if self.me not in out_neighbours[peer]]
+        until: dict[int, float] = {}  # sender -> its deadline
+
+        def worth_waiting_for(senders: list[int]) -> list[int]:
+            worth = self.tracker.view(round).worth_waiting_for(senders)
+            return [sender for sender in worth if now() < until[sender]]
+
         async with _in_background(self.tracker.announce(round, uninformed, pending)):
             while True:
-                deadline = now() + self.network.timeouts.message
-                await self.mailbox.wait(round, senders, deadline, self._worth_waiting_for)
-                if not self.mailbox.pending(senders) or not await self._pause(round):
-                    return
+                begun = now()
+                self.deadlines.begin(round, begun)
+                until |= {sender: begun + self.deadlines.seconds(sender) for sender in senders}
+                latest = begun + self.network.timeouts.message
+                await self.mailbox.wait(round, senders, latest, worth_waiting_for)
+                if not pending() or not await self.synchroniser.pause(round):
+                    break
+        silent = pending()
+        for sender in senders:
+            if sender not in silent:
+                self.deadlines.heard(sender)
+            elif now() >= until[sender]:
+                self.deadlines.missed(sender)
 
-    def _worth_waiting_for(self, senders: list[int]) -> list[int]:
-        return self.tracker.view(self.round).worth_waiting_for(senders)
+    def _log_unheard(self, round: int, missing: list[int]) -> None:
+        """Log which peers were not heard, once for each peer and reason."""
+        pending = self.mailbox.pending(missing)
+        for peer in missing:
+            if peer not in pending:
+                reason = "could not deliver a message"
+            elif not self.transport.reachable(peer):
+                reason = "is unreachable"
+            elif self.mailbox.has_passed(peer):
+                reason = "is in a later round"
+            else:
+                reason = "did not send a message in time"
+            if (peer, reason) not in self._unheard:
+                self._unheard.add((peer, reason))
+                name = self.tracker.name(peer)
+                log.warning("%s %s, continuing round %d without it", name, reason, round + 1)
 
     async def _serve_while_stopped(self, error: PeerageError) -> None:
         """Log the error, and answer other peers for as long as any of them runs.
@@ -460,7 +403,7 @@ class Peer(Receiver):
         told = self.round + 1
         self.endings.begin_round(self.world.steps)
         while any(status.running for status in (await self.tracker.ask()).values()):
-            newest = self.tracker.view(self.round).newest()
+            newest = self.tracker.view(self.round).confirmed_round()
             self.mailbox.begin_round(max(newest, self.mailbox.round))
             for round in range(max(told, newest), min(newest + 2, self.world.steps)):
                 self.endings.finish(round, self.world.out_neighbours(round)[self.me])
@@ -499,6 +442,12 @@ class Peer(Receiver):
         """The number of finished rounds."""
         return self.recorder.finished
 
+    @property
+    def scheduled_rounds(self) -> list[int]:
+        """The numbers of the rounds in which this peer takes part, counted from 1."""
+        present = self.world.is_present
+        return [round + 1 for round in range(self.world.rounds) if present(self.me, round)]
+
     def _offer(self, round: int) -> None:
         """Offer the model to peers that missed rounds, unless noise is to keep it private."""
         node = self.shard.members[self.me].node
@@ -522,7 +471,17 @@ class Peer(Receiver):
         self.assembler.chunk(header, offset, data)
 
     async def complete(self, header: Header) -> None:
-        await self.assembler.complete(header)
+        try:
+            await self.assembler.complete(header)
+        finally:
+            self._note_header(header)
+
+    def _note_header(self, header: Header) -> None:
+        """Note in which round the sender is, and how long its message took; late ones count."""
+        self.tracker.note_message(header.sender, header.round)
+        if header.kind == DATA:
+            now = asyncio.get_running_loop().time()
+            self.deadlines.arrived(header.sender, header.round, now)
 
     async def answer(self, question: bytes, identity: int) -> bytes:
         return self.responder.answer(question, identity)

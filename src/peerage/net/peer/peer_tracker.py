@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from peerage.engine.world import World
@@ -91,6 +91,7 @@ class PeerTracker:
         self.mismatched_peers: dict[int, str] = {}
         self._remedies: dict[int, str] = {}
         self._cautioned: set[int] = set()  # peers whose other version of torch was logged
+        self.banned_peers: set[int] = set()  # peers whose messages made rounds fail
         self._senders: set[int] = set()  # peers that have sent messages
         self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
         # Peers that asked -> their incarnation, and since when it asks.
@@ -145,17 +146,34 @@ class PeerTracker:
 
     def view(self, round: int) -> View:
         """What is known now, for this peer's decisions about a round."""
-        present, hub = self.world.is_present, self.world.hub
+        hub = self.world.hub
+        reachable = frozenset(filter(self.transport.reachable, self.other_peers))
         return View(
             round=round,
             rounds=dict(self.rounds),
-            scheduled=frozenset(p for p in self.other_peers if present(p, round)),
-            reachable=frozenset(filter(self.transport.reachable, self.other_peers)),
+            scheduled=self._scheduled(round, reachable),
+            reachable=reachable,
             finished=frozenset(self.finished.intersection(self.other_peers)),
-            mismatched=frozenset(self.mismatched_peers),
+            refused=frozenset(self.banned_peers | self.mismatched_peers.keys()),
             hub=None if hub == self.me else hub,
             ahead=self.network.ahead,
             awaited=self.awaited,
+            present=self.world.is_present(self.me, round),
+            quorum=self.network.quorum,
+        )
+
+    def _scheduled(self, round: int, reachable: frozenset[int]) -> frozenset[int]:
+        """The other peers that take part in the round.
+
+        Without those that left by schedule while this peer was down: it would wait for ever.
+        """
+        latest = max([round, *(self.rounds[p] for p in reachable if p in self.rounds)])
+        left = self.world.faults.left
+        return frozenset(
+            peer
+            for peer in self.other_peers
+            if self.world.is_present(peer, round)
+            and (peer in reachable or left.get(peer, latest + 2) > latest + 1)
         )
 
     async def say_finished(self, seconds: float) -> None:
@@ -202,19 +220,28 @@ class PeerTracker:
         answers = await asyncio.gather(*map(self._status, asked))
         return {p: answer for p, answer in zip(asked, answers, strict=True) if answer is not None}
 
-    async def wait_for_start(self, seconds: float) -> None:
-        """Wait until all peers are there, or the time is over.
+    async def wait_for_start(self, seconds: float, first: int = 0) -> None:
+        """Wait until all peers are there, or the time is over; `first` is the round to run next.
 
         A peer that asked this one and no longer answers was there and has left: it is not waited
-        for. Raises InputError if most of them run another experiment or version, and at once if
-        most of them reject the certificate of this peer. A single peer might lie, so it is only
-        logged.
+        for. A restarted peer waits for a quorum, and only briefly for the rest: they may have
+        finished or failed long ago. Raises InputError if most of them run another experiment or
+        version, and at once if most of them reject the certificate of this peer. A single peer
+        might lie, so it is only logged.
         """
         now = asyncio.get_running_loop().time
         deadline, reminder = now() + seconds, now() + REMIND / 5
+        briefly = now() + min(seconds, self.network.timeouts.idle)
+
+        def time_is_over() -> bool:
+            if first >= self.world.steps:  # it has finished, and needs nobody
+                return now() >= briefly
+            met = first > 0 and now() >= briefly and self._has_quorum(first)
+            return met or now() >= deadline
+
         missing = set(self.other_peers)
         silent: dict[int, float] = {}  # peers that asked and do not answer -> since when
-        while missing and self.awaited and not self.started_early and now() < deadline:
+        while missing and self.awaited and not self.started_early and not time_is_over():
             # Senders are asked again: they have begun, perhaps after their last answer.
             answers = await self.ask(missing | self._senders)
             for peer, status in answers.items():
@@ -236,14 +263,26 @@ class PeerTracker:
                 log.info("waiting for %s to start", self.names(missing))
             if missing and self.awaited and not self.started_early:
                 await asyncio.sleep(POLL_INTERVAL)
+        self.check_experiment()
+        if missing and self.present_at_start and self.awaited and not self.started_early:
+            log.warning("starting without %s", self.names(missing))
+
+    def _has_quorum(self, round: int) -> bool:
+        """Whether the peers that answered before the start form a quorum with this one."""
+        return replace(self.view(round), reachable=frozenset(self.present_at_start)).may_run()
+
+    def check_experiment(self) -> None:
+        """Raise InputError if more peers run another experiment than are known to run this one.
+
+        A client can do nothing without its hub, so for it the hub alone decides.
+        """
+        agreeing = (self.present_at_start.keys() | self._senders) - self.mismatched_peers.keys()
         hub = self.world.hub
-        no_hub = hub in self.mismatched_peers  # without it, a client can do nothing
-        if no_hub or len(self.mismatched_peers) > len(self.present_at_start):
+        no_hub = hub in self.mismatched_peers
+        if no_hub or len(self.mismatched_peers) > len(agreeing):
             peer = hub if no_hub and hub is not None else next(iter(self.mismatched_peers))
             other = self.mismatched_peers[peer]
             raise InputError(f"{self.name(peer)} runs {other}; {self._remedies[peer]}")
-        if missing and self.present_at_start and self.awaited and not self.started_early:
-            log.warning("starting without %s", self.names(missing))
 
     def _check_refusals(self) -> None:
         if 2 * len(self.refusals) > len(self.other_peers):

@@ -18,12 +18,18 @@ from peerage.net.wire.header import REASONS
 from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
 from peerage.records import checkpoint
-from peerage.records.rows import MetricWriter, Row, replace_last_row, truncate_after
+from peerage.records.rows import (
+    MetricWriter,
+    Row,
+    read_metrics,
+    replace_last_row,
+    truncate_after,
+)
 from peerage.runs.kept_models import Keep, ModelKeeper
 from peerage.runs.summary import node_row, tests_table
 
 FILE = "part-0.safetensors"
-PAUSED = "paused.json"  # in the folder of a peer that waits because no other is reachable
+PAUSED = "paused.json"  # in the folder of a peer that waits for others
 REMEDY = "start the peer again"
 HEADER_BYTES = 1 << 15  # an estimate of what a file needs besides its tensors
 
@@ -52,6 +58,8 @@ class PeerRecorder:
         self.finished = 0  # rounds
         self.final = False  # whether the step after the last round is done
         self.bytes_total = 0
+        self.skipped = 0  # rounds that were skipped while the peer ran, over all restarts
+        self._recorded_skips = 0  # those that are in the rows already
         self._writer: MetricWriter | None = None
         self._recorded: Counter[str] = Counter()  # errors and bytes that are in the rows already
 
@@ -73,6 +81,8 @@ class PeerRecorder:
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             truncate_after(metrics, saved.round if saved else -1, self.final)
+            self.skipped = sum(row.get("skipped", 0) for row in read_metrics(metrics))
+            self._recorded_skips = self.skipped
         self._writer = MetricWriter(metrics, REMEDY)
         origin = {"run": str(owner.get("run")), "experiment": str(owner.get("seal"))}
         self.models = ModelKeeper(self.folder, self.shard, self.me, self.keep, origin, REMEDY)
@@ -134,6 +144,9 @@ class PeerRecorder:
         row |= {**tests_table(node_report), "bytes": sent, "heard": list(received)}
         row |= {"seconds": _rounded(report.seconds, seconds), **self._new_counts()}
         row |= {"epsilon": self.account.epsilon} if self.account.noise.private else {}
+        if self.skipped > self._recorded_skips:
+            row["skipped"] = self.skipped - self._recorded_skips
+            self._recorded_skips = self.skipped
         self.rows.append(row)
         if self._writer is not None:
             self._writer.append(row)
