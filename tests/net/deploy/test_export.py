@@ -27,7 +27,8 @@ from peerage.errors import DiskError, InputError, Interrupted, PeerageWarning
 from peerage.models import MODELS, default_model
 from peerage.net.deploy import export as exporting
 from peerage.net.deploy.collect import final_models, report_of
-from peerage.net.deploy.export import assign_hosts, export, parse_host, read_hosts
+from peerage.net.deploy.export import export
+from peerage.net.deploy.hosts import assign_hosts, parse_host, read_hosts
 from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import Network, Timeouts
