@@ -32,7 +32,7 @@ def lie(round: int) -> None:
     """Let all peers of this process lie about their round from now on."""
     put, status = Outbox.put, Responder.status
 
-    def put_lie(self: Outbox, header: Header, payload: Any = b"") -> None:
+    def put_lie(self: Outbox, header: Header, *_: Any, **__: Any) -> None:
         to = {"sender": header.sender, "recipient": header.recipient}
         put(self, done(run=header.run, round=round, sent=0, **to))
 

@@ -16,6 +16,7 @@ from support.forked import Forked
 from support.processes import TIMEOUT
 
 from peerage import Experiment
+from peerage.experiment.identity import own_code
 from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import MAJORITY, Member, Network, Timeouts
 from peerage.net.trust.certs import Authority
@@ -46,6 +47,9 @@ class Machines:
         authority = Authority.create(home / "certs", "tests")
         for member in members:
             authority.issue(member.name)
+        # The permission that an administrator gives.
+        hashes = dict.fromkeys(own_code(experiment).values())
+        self.permission = [word for sha256 in hashes for word in ("--allow-code", sha256)]
         self.folders = [home / member.name for member in members]
         self.processes: dict[int, subprocess.Popen[bytes] | Forked] = {}
 
@@ -53,7 +57,8 @@ class Machines:
         """`within` is a command that must replace itself by the command after it, the peer's."""
         argv = ["node", "--identity", f"node-{me}"]
         argv += ["--network", str(self.home / "network.toml")]
-        argv += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me]), *more]
+        argv += ["--certs", str(self.home / "certs"), "--out", str(self.folders[me])]
+        argv += [*self.permission, *more]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(self.log_file(me), "ab") as log:
             if within:

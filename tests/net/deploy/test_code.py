@@ -16,6 +16,8 @@ from support.processes import TIMEOUT, until
 
 from peerage.experiment.outside import file_hash
 from peerage.net.deploy.up import free_ports
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.signature import sign_network
 from peerage.records.rows import read_metrics
 
 CODE = """
@@ -73,6 +75,7 @@ def homes(place: Path) -> list[Path]:
         network = home / "network.toml"
         text = re.sub("^(start|message) = .*", r"\1 = 300.0", network.read_text(), flags=re.M)
         network.write_text(text)
+        sign_network(Authority.load(place / "deploy" / "authority"), network)
     (place / "mine.py").unlink()
     return found
 
@@ -202,6 +205,7 @@ def test_peers_with_other_code_at_the_same_path_refuse_each_other(homes):
     second.write_text(CODE.replace("hidden: int = 8", "hidden: int = 9"))
     network = homes[1] / "network.toml"
     network.write_text(network.read_text().replace(file_hash(first), file_hash(second)))
+    sign_network(Authority.load(homes[1].parents[1] / "deploy" / "authority"), network)
     hashes = [file_hash(first), file_hash(second)]
     pairs = zip(homes, hashes, strict=True)
     processes = [node(home, "--allow-code", sha256) for home, sha256 in pairs]

@@ -79,7 +79,7 @@ def test_a_full_disk_stops_only_the_peer_that_has_it(small_disk, tmp_path):
         assert "Traceback" not in network.log(1)
         subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
         network.start(1)  # the others have left, and it does not know that they have finished
-        network.until(lambda: "waits for node-0" in network.log(1))
+        network.until(lambda: "waiting for node-0" in network.log(1))
         assert network.round(1) < 60
         network.start(0)  # which says so
         assert network.wait() == [0, 0, 0]

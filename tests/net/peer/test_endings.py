@@ -274,7 +274,7 @@ def test_members_cannot_fill_the_memory_with_announcements():
         for round in range(10_000):
             for identity in (1, 2):
                 question = json.dumps({"ask": "done", "round": round}).encode()
-                assert await peer.answer(question, identity) == b"{}"
+                await peer.answer(question, identity)
         queued = max(len(outbox._waiting) for outbox in peer._outboxes.values())
         for outbox in peer._outboxes.values():
             await outbox.close()

@@ -981,6 +981,7 @@ def test_an_unreadable_revocation_list_leaves_the_last_one_in_force(
     run(test)
     # Once each time that it was gone, not for every call.
     said = [record.getMessage() for record in caplog.records]
+    assert said.pop().startswith("refusing node-0: the certificate of 'node-0' was revoked on")
     assert len(said) == 4
     start = f"using the last revocation list until it can be read again: there is no {tmp_path}"
     assert all(text.startswith(start) for text in said[::2])

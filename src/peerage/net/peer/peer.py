@@ -149,7 +149,7 @@ class Peer(Receiver):
                 await self._run_pre_round()
             await self._run_rounds(first)
             self.state = final_state(self.recorder.skipped, len(self.scheduled_rounds))
-            for peer, outbox in self._outboxes.items():
+            for peer, outbox in list(self._outboxes.items()):  # a question may open another
                 if self.transport.reachable(peer) and peer not in self.tracker.mismatched_peers:
                     await outbox.flush(timeouts.message)
                 outbox.forget()
