@@ -74,7 +74,7 @@ class PeerConfig:
     test: str | None = None  # a data set to test on, instead of the test set of `data`
     classes: Classes | None = None  # of the whole network; `data` may lack some
     shift: bool = False  # whether `data` get the shift of this peer's cluster
-    rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
+    rejoin: str | None = None  # the model to continue with after missed rounds: own or neighbour
     stop_at_epsilon: float | None = None  # the largest epsilon of the data, over all runs
     keep: Keep = Keep()
     allow_code: Sequence[str] = ()  # SHA-256 of files outside the package that may run

@@ -69,18 +69,21 @@ class Peer(Receiver):
         folder: Path | None = None,
         *,
         executor: Executor | None = None,
-        rejoin: str = "own",
+        rejoin: str | None = None,
         account: PrivacyAccount | None = None,
         notes: Sequence[str] = (),
         keep: Keep = Keep(),
     ) -> None:
-        check_rejoin(rejoin)
+        check_rejoin(rejoin or "own")
         if account is None:
             path = None if folder is None else folder / ACCOUNT
             account = PrivacyAccount(
                 path, network.run, network.members[me].name, world.noise_of(me)
             )
-        self.rejoin = rejoin  # the model to continue with after missed rounds: own or neighbour
+        # The model to continue with after missed rounds, own or neighbour. By default a new member
+        # begins with that of a neighbour: its own would be far behind those of the others.
+        self.rejoin = rejoin or "own"
+        self._adopts_first = (rejoin or "neighbour") == "neighbour" and network.added_by_revision(me)
         self.notes = notes  # lines to log at the start
         self.network, self.me, self.transport = network, me, transport
         self.world = world
@@ -133,8 +136,7 @@ class Peer(Receiver):
         """Run all rounds and return the final parameters, [d]."""
         await self.transport.start(self)
         try:
-            owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
-            self.recorder.resume(owner)
+            self.recorder.resume(self._owner())
             self._log_privacy()
             for note in self.notes:
                 log.info("%s", note)
@@ -145,6 +147,7 @@ class Peer(Receiver):
                 log.warning("%s", text)
             await self.tracker.wait_for_start(timeouts.start, first)
             first = await self.synchroniser.catch_up(first)
+            self._adopts_first = self._adopts_first and self.recorder.steps == 0
             if first == 0:
                 await self._run_pre_round()
             await self._run_rounds(first)
@@ -174,6 +177,12 @@ class Peer(Receiver):
             self.recorder.close()
         return self.shard.members[self.me].node.params
 
+    def _owner(self) -> dict[str, Any]:
+        """What a folder of this peer says about its owner."""
+        owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
+        revision = self.network.revision
+        return {**owner, "revision": revision} if revision > 1 else owner
+
     async def _run_pre_round(self) -> None:
         """Run the exchange before round 1, if there is one, and evaluate the initial model."""
         sent = 0
@@ -195,6 +204,9 @@ class Peer(Receiver):
                     return
                 await self.synchroniser.sit_out(round)
             else:
+                if self._adopts_first and round > 0:
+                    await self.synchroniser.adopt_a_model(round)
+                self._adopts_first = False
                 await self._run_round(round)
             round += 1
             if self.received[0] < self.received[1] and round < self.world.steps:

@@ -11,7 +11,7 @@ from typing import Any
 
 from peerage.engine.world import World
 from peerage.errors import InputError
-from peerage.net.peer.network import Network, differing, remedy_for, settings_hash
+from peerage.net.peer.network import Network, differing, remedy_for, settings_hash, unrevised
 from peerage.net.peer.progress import State, View, has_begun
 from peerage.net.peer.versions import REMEDY, Versions
 from peerage.net.wire.header import Rejected, escaped
@@ -38,6 +38,7 @@ class Status:
     awaited: bool  # whether it has not begun, or began with this incarnation of the asking peer
     versions: Versions | None = None  # None if an early version does not state them
     unreachable: str | None = None  # why it cannot reach the asking peer, if it cannot
+    revision: int = 1  # of its network file
 
     @classmethod
     def parse(cls, raw: bytes) -> "Status | None":
@@ -46,7 +47,8 @@ class Status:
             round, awaited = int(fields["round"]), bool(fields["awaited"])
             names = (str(fields["settings_hash"]), str(fields["incarnation"]))
             state, versions = str(fields["state"]), Versions.parse(fields.get("versions"))
-            return cls(*names, round, state, awaited, versions, unreachable_in(fields))
+            revision = int(fields.get("revision", 1))
+            return cls(*names, round, state, awaited, versions, unreachable_in(fields), revision)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
@@ -91,6 +93,7 @@ class PeerTracker:
         self.mismatched_peers: dict[int, str] = {}
         self._remedies: dict[int, str] = {}
         self._cautioned: set[int] = set()  # peers whose other version of torch was logged
+        self._revisions: dict[int, int] = {}  # peers with another revision, as it was logged
         self.banned_peers: set[int] = set()  # peers whose messages made rounds fail
         self._senders: set[int] = set()  # peers that have sent messages
         self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
@@ -239,7 +242,8 @@ class PeerTracker:
             met = first > 0 and now() >= briefly and self._has_quorum(first)
             return met or now() >= deadline
 
-        missing = set(self.other_peers)
+        left = self.world.faults.left
+        missing = {peer for peer in self.other_peers if left.get(peer, first + 2) > first + 1}
         silent: dict[int, float] = {}  # peers that asked and do not answer -> since when
         while missing and self.awaited and not self.started_early and not time_is_over():
             # Senders are asked again: they have begun, perhaps after their last answer.
@@ -285,6 +289,12 @@ class PeerTracker:
             raise InputError(f"{self.name(peer)} runs {other}; {self._remedies[peer]}")
 
     def _check_refusals(self) -> None:
+        """Raise InputError if most peers reject this one.
+
+        A new member waits instead: the others may not have the new network file yet.
+        """
+        if self.network.added_by_revision(self.me):
+            return
         if 2 * len(self.refusals) > len(self.other_peers):
             verb = "rejects" if len(self.refusals) == 1 else "reject"
             names = self.names(self.refusals, addresses=False)
@@ -332,16 +342,44 @@ class PeerTracker:
             return refusal
         if status.settings_hash == self.settings_hash:
             return None
+        if status.revision != self.network.revision:
+            return await self._other_revision(peer, status.revision)
         return f"another experiment: {await self._difference(peer)}"
+
+    async def _other_revision(self, peer: int, revision: int) -> str | None:
+        """As `_mismatch`, for a peer with another revision of the network file.
+
+        Settings that revisions may change are not compared. Each revision is asked for once.
+        """
+        if self._revisions.get(peer) == revision:
+            return None
+        theirs = await self._their_settings(peer)
+        keys = differing(unrevised(self.shared_settings), unrevised(theirs)) if theirs else []
+        if keys:
+            return f"another experiment: {self._describe(peer, theirs, keys)}"
+        self._revisions[peer] = revision
+        log.warning(
+            "%s has revision %d of the network file, this peer %d; give all peers the newest",
+            *(self.name(peer), revision, self.network.revision),
+        )
+        return None
 
     async def _difference(self, peer: int) -> str:
         """How the other peer's experiment differs."""
+        theirs = await self._their_settings(peer)
+        keys = differing(self.shared_settings, theirs) if theirs else []
+        return self._describe(peer, theirs, keys)
+
+    async def _their_settings(self, peer: int) -> dict[str, str]:
+        """The shared settings of another peer; empty if it does not say."""
         raw = await self._answer(peer, {"ask": "settings"})
         try:
-            theirs = {str(key): str(value) for key, value in json.loads(raw or b"{}").items()}
+            return {str(key): str(value) for key, value in json.loads(raw or b"{}").items()}
         except (ValueError, AttributeError, RecursionError):
-            theirs = {}
-        keys = differing(self.shared_settings, theirs) if theirs else []
+            return {}
+
+    def _describe(self, peer: int, theirs: Mapping[str, str], keys: list[str]) -> str:
+        """The differences in words; remembers what to do about them."""
         self._remedies[peer] = remedy_for(self.shared_settings, theirs)
         return escaped("; ".join(keys[:5]), 1000) or "unknown difference"
 

@@ -14,6 +14,7 @@ from peerage.engine.shard import NodeReport, Shard, ShardReport
 from peerage.errors import InputError, TooManyOpenFiles
 from peerage.files import read_json, write_json
 from peerage.net.peer.account import PrivacyAccount
+from peerage.net.peer.revisions import check_state_fits
 from peerage.net.wire.header import REASONS
 from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
@@ -72,9 +73,13 @@ class PeerRecorder:
         self.show_pause(None)
         saved = self._newest_checkpoint(self.folder)
         if saved is not None:
+            fresh = self.shard.members[self.me].node.state
             arguments = (saved.trees, saved.parts, saved.round, saved.final)
             self.shard.restore(str(saved.folder), *arguments)
-            self.finished, self.final = saved.round, saved.final
+            check_state_fits(self.shard, self.me, fresh)
+            # If a revision of the network file has more rounds, its last step is still to come.
+            more = saved.round < self.shard.world.rounds
+            self.finished, self.final = saved.round, saved.final and not more
         # The account includes messages of an unfinished round, which no checkpoint has.
         self.account.open(max(self.shard.released().get(self.me, 0), _old_count(self.folder)))
         self.restore_release_count()
@@ -108,8 +113,21 @@ class PeerRecorder:
             log.info("checkpoints need at most %.1f MB, model files included", megabytes)
 
     def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
-        """Mark the folder as this peer's; raise InputError if it belongs to another one."""
-        if file.exists() and read_json(file) != owner:
+        """Mark the folder as this peer's; raise InputError if it belongs to another one.
+
+        A peer of the same run continues with a higher revision of the network file.
+        """
+        known = read_json(file) if file.exists() else owner
+        before, now = (int(each.get("revision", 1)) for each in (known, owner))
+        same_peer = all(known.get(key) == owner.get(key) for key in ("run", "node"))
+        if same_peer and before > now:
+            raise InputError(
+                f"{file.parent} is that of revision {before} of the network file, and this is "
+                f"revision {now}; copy the newer network file, experiment and signature"
+            )
+        if same_peer and before < now:
+            log.info("continuing with revision %d of the network file", now)
+        elif known != owner:
             raise InputError(
                 f"{file.parent} belongs to a peer of another run or experiment; "
                 "choose another --out, or remove it"

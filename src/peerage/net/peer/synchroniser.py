@@ -34,8 +34,8 @@ class Synchroniser:
         if newest == first:
             return first
         log.info("the others are in round %d, this peer was in %d", newest + 1, first + 1)
-        if view.next_round() > first:
-            await self._adopt_a_model(newest)
+        if view.next_round() > first and self.peer.rejoin == "neighbour":
+            await self.adopt_a_model(newest)
         return self.tracker.view(first).start_round()
 
     # A quorum
@@ -95,7 +95,8 @@ class Synchroniser:
         if newest == round:
             return round
         log.warning("fell behind: skipping from round %d to %d", round + 1, newest + 1)
-        await self._adopt_a_model(newest)
+        if self.peer.rejoin == "neighbour":
+            await self.adopt_a_model(newest)
         newest = max(newest, self.tracker.view(round).next_round())
         present = [r for r in range(round, newest) if self.world.is_present(self.peer.me, r)]
         self.peer.recorder.skipped += len(present)
@@ -136,14 +137,14 @@ class Synchroniser:
 
     # Models
 
-    async def _adopt_a_model(self, round: int) -> None:
-        """With `--rejoin neighbour`, adopt the model of the first neighbour that offers one.
+    async def adopt_a_model(self, round: int) -> None:
+        """Adopt the model of the first neighbour that offers one.
 
         It must have the same architecture. Models that are personal, or those of a hub, stay.
         """
         peer = self.peer
         shared = self.world.hub is None and not self.world.algorithm.personal
-        if peer.rejoin != "neighbour" or not shared:
+        if not shared:
             return
         node = peer.shard.members[peer.me].node
         for other in self.world.neighbours(round)[peer.me]:

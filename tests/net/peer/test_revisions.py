@@ -1,0 +1,178 @@
+"""Members that join or leave a network, and rounds that are added: revisions of its file."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.networking import PeerHarness, network_of, run_harness, run_peers
+
+import peerage as pg
+from peerage import DecAvg, Experiment
+from peerage.errors import InputError
+from peerage.net.peer.network import Member, Network
+from peerage.net.peer.revisions import check_successor
+from peerage.testing import toy
+
+BEFORE = toy(DecAvg(), nodes=4, topology="complete", rounds=3)
+
+
+def after(nodes: int = 4, rounds: int = 6, **changes: Any) -> Experiment:
+    """The experiment of the second revision."""
+    return toy(DecAvg(), nodes=nodes, topology="complete", rounds=rounds, **changes)
+
+
+# The file
+
+
+def test_a_network_file_without_a_revision_is_the_first(tmp_path: Path) -> None:
+    network = network_of(BEFORE)
+    (tmp_path / "experiment.toml").write_text(pg.Experiment(nodes=4).to_toml())
+    file = tmp_path / "network.toml"
+    file.write_text(network.to_toml("experiment.toml"))
+    assert "revision" not in file.read_text()
+    assert "revision" not in network.shared_settings
+    assert Network.load(file).revision == 1
+    again = replace(Network.load(file), revision=3, from_round=2)
+    file.write_text(again.to_toml("experiment.toml"))
+    assert Network.load(file) == again
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"revision": 0}, "revision must be at least 1, got 0"),
+        ({"revision": 2}, "from_round is the first round of a revision above 1"),
+        ({"from_round": 2}, "from_round is the first round of a revision above 1"),
+        ({"revision": 2, "from_round": 4}, "from_round must lie in 1 to 3"),
+    ],
+)
+def test_wrong_revisions_are_named(settings: dict[str, int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        network_of(BEFORE, **settings)
+
+
+def test_a_revision_may_change_members_rounds_and_topology() -> None:
+    old = network_of(BEFORE)
+    joined = after(5, faults={"join": "4@4", "leave": "0@5"})
+    check_successor(old, network_of(joined, revision=2, from_round=4))
+    ring = toy(DecAvg(), nodes=4, topology="ring", rounds=3)
+    check_successor(old, network_of(ring, revision=7, from_round=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"run": "other"}, "run 'other' is not 'test'"),
+        ({"revision": 1, "from_round": None}, "revision 1 is not above 1"),
+        ({"wire": "bf16"}, "but wire is fp32 here and bf16 there"),
+        ({"experiment": after(seed=9)}, "but seed is 0 here and 9 there"),
+        ({"experiment": after(faults={"loss": 0.5})}, "but faults.loss is not set here"),
+        ({"members": tuple(reversed(network_of(BEFORE).members))}, "their numbers must stay"),
+    ],
+)
+def test_a_revision_that_changes_anything_else_is_refused(
+    changes: dict[str, Any], words: str
+) -> None:
+    old = network_of(BEFORE)
+    new = replace(old, **({"revision": 2, "from_round": 2} | changes))
+    with pytest.raises(InputError, match=words):
+        check_successor(old, new)
+
+
+def test_a_network_with_a_hub_gets_no_new_members() -> None:
+    old = network_of(toy(pg.FedAvg(), nodes=3))
+    members = (*old.members, Member("node-9", "127.0.0.1:9"))
+    experiment = toy(pg.FedAvg(), nodes=4)
+    new = replace(old, experiment=experiment, members=members, revision=2, from_round=2)
+    with pytest.raises(InputError, match="the hub is the last one"):
+        check_successor(old, new)
+
+
+# Peers that are started again
+
+
+@pytest.mark.slow
+def test_raised_rounds_continue_from_the_last_checkpoint(tmp_path: Path) -> None:
+    run_peers(BEFORE, tmp_path)
+    peers = run_peers(after(), tmp_path, revision=2, from_round=4)
+    whole = run_peers(after())
+    for peer, undisturbed in zip(peers, whole, strict=True):
+        assert [row["round"] for row in peer.rows] == [4, 5, 6]
+        assert peer.state == "finished"
+        models = (each.shard.members[each.me].node.params for each in (peer, undisturbed))
+        assert torch.equal(*models)
+    with pytest.raises(InputError, match="revision 2 of the network file, and this is revision 1"):
+        run_peers(BEFORE, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_step_after_the_last_round_comes_after_the_new_last_one(tmp_path: Path) -> None:
+    algorithm = pg.DPSGD()
+    assert algorithm.has_final
+    run_peers(toy(algorithm, rounds=2), tmp_path)
+    longer = toy(algorithm, rounds=4)
+    peers = run_peers(longer, tmp_path, revision=2, from_round=3)
+    rows = [(row["round"], bool(row.get("final"))) for row in peers[0].rows]
+    assert rows == [(3, False), (4, False), (4, True)]
+
+
+@pytest.mark.slow
+def test_a_fifth_peer_joins_a_finished_network_with_the_model_of_a_neighbour(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_peers(BEFORE, tmp_path)
+    joined = after(5, faults={"join": "4@4"})
+    with caplog.at_level("INFO", "peerage.peer"):
+        peers = run_peers(joined, tmp_path, revision=2, from_round=4)
+    assert [row["round"] for row in peers[4].rows] == [0, 4, 5, 6]
+    assert all(row["heard"] == [4, 4] for peer in peers for row in peer.rows if row["round"])
+    assert "continuing with the model of node-" in caplog.text
+    assert [peer.state for peer in peers] == ["finished"] * 5
+
+
+@pytest.mark.slow
+def test_removed_peers_are_not_waited_for_and_not_counted(tmp_path: Path) -> None:
+    """Two of four stay, which were no quorum before."""
+    run_peers(BEFORE, tmp_path)
+    left = after(faults={"leave": "1@4, 3@4"})
+
+    async def together() -> list[Any]:
+        harness = PeerHarness(left, tmp_path, revision=2, from_round=4)
+        for me in (0, 2):
+            harness.start(me)
+        return await harness.finish()
+
+    import asyncio
+
+    peers = asyncio.run(together())
+    for peer in peers:
+        assert [row["heard"] for row in peer.rows] == [[1, 1]] * 3
+        assert peer.state == "finished"
+
+
+@pytest.mark.slow
+def test_peers_with_different_revisions_work_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = after(rounds=40)
+
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(1, 5)
+        await harness.kill(1)
+        harness.network = replace(harness.network, revision=2, from_round=4)
+        harness.start(1)
+
+    peers = run_harness(experiment, tmp_path, act)
+    assert all(not peer.tracker.mismatched_peers for peer in peers)
+    assert "node-1 has revision 2 of the network file, this peer 1" in caplog.text
+    assert "node-0 has revision 1 of the network file, this peer 2" in caplog.text
+    assert peers[1].rows[-1]["heard"] == [3, 3]
+
+
+@pytest.mark.slow
+def test_a_state_for_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
+    run_peers(toy(pg.DAC(), nodes=3, rounds=1), tmp_path)
+    with pytest.raises(InputError, match="another number of nodes than 4"):
+        run_peers(toy(pg.DAC(), nodes=4, rounds=2), tmp_path, revision=2, from_round=2)
