@@ -141,6 +141,8 @@ class Peer(Receiver):
             for note in self.notes:
                 log.info("%s", note)
             first = self.recorder.steps
+            if first > 0:
+                self._offer(first - 1)  # a new member may ask for it at once
             timeouts = self.network.timeouts
             self.state = State.MEETING
             for text in self.warnings:
