@@ -30,9 +30,7 @@ def change(
     remove: Annotated[
         list[str] | None, Option(metavar="NAME", help="Peer that leaves; repeatable.")
     ] = None,
-    rounds: Annotated[
-        int | None, Option(help="New number of rounds (default: as before).")
-    ] = None,
+    rounds: Annotated[int | None, Option(help="New number of rounds (default: as before).")] = None,
     topology: Annotated[
         str | None, Option(help="Graph from then on, e.g. complete (default: as before).")
     ] = None,

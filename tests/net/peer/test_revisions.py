@@ -1,21 +1,27 @@
 """Members that join or leave a network, and rounds that are added: revisions of its file."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.networking import PeerHarness, network_of, run_harness, run_peers
+from support.networking import PeerHarness, network_of, one_thread, run_harness, run_peers
 
 import peerage as pg
 from peerage import Algorithm, DecAvg, Experiment
+from peerage.engine.prepare import prepare
+from peerage.engine.world import World
 from peerage.errors import InputError
+from peerage.net.deploy.change import Change, change_network, parse_member
 from peerage.net.peer.network import Member, Network
-from peerage.net.peer.revisions import check_successor
+from peerage.net.peer.peer import Peer
+from peerage.net.peer.revisions import NetworkFile, check_successor
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.signature import REQUIRED, sign_network
 from peerage.testing import toy as toy_problem
-
 
 
 def toy(algorithm: Algorithm[Any], **changes: Any) -> Experiment:
@@ -178,6 +184,157 @@ def test_peers_with_different_revisions_work_together(
 
 @pytest.mark.slow
 def test_a_state_for_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
-    run_peers(toy(pg.DAC(), nodes=3, rounds=1), tmp_path)
+    run_peers(toy(pg.DAC(peers=2), nodes=3, rounds=1), tmp_path)
     with pytest.raises(InputError, match="another number of nodes than 4"):
-        run_peers(toy(pg.DAC(), nodes=4, rounds=2), tmp_path, revision=2, from_round=2)
+        run_peers(toy(pg.DAC(peers=2), nodes=4, rounds=2), tmp_path, revision=2, from_round=2)
+
+
+# Peers that run
+
+
+class Announced:
+    """A source of revisions that a test sets."""
+
+    def __init__(self) -> None:
+        self.new: Network | None = None
+
+    def look(self, present: Network) -> Network | None:
+        return self.new if self.new and self.new.revision > present.revision else None
+
+    def prepare(self, network: Network) -> World:
+        return prepare(network.experiment)
+
+
+def run_revised(
+    experiment: Experiment,
+    home: Path,
+    act: Callable[[PeerHarness, Announced], Awaitable[None]],
+) -> dict[int, Peer]:
+    """Start all peers, let `act` announce a revision, and run them to the end."""
+
+    async def together() -> dict[int, Peer]:
+        harness, source = PeerHarness(experiment, home), Announced()
+        for me in range(len(harness.network.members)):
+            harness.start(me, revisions=source)
+        await act(harness, source)
+        await harness.finish()
+        return harness.peers
+
+    with one_thread():
+        return asyncio.run(together())
+
+
+@pytest.mark.slow
+def test_a_running_peer_keeps_its_state_when_it_takes_up_a_revision(tmp_path: Path) -> None:
+    local = {"momentum": 0.9, "keep_optimizer": True}
+
+    async def act(harness: PeerHarness, source: Announced) -> None:
+        await harness.until(0, 2)
+        source.new = network_of(after(rounds=40, local=local), revision=2, from_round=20)
+
+    peers = run_revised(after(rounds=30, local=local), tmp_path, act)
+    whole = run_peers(after(rounds=40, local=local))
+    for me, undisturbed in enumerate(whole):
+        models = (each.shard.members[me].node.params for each in (peers[me], undisturbed))
+        assert torch.equal(*models)
+        assert peers[me].network.revision == 2
+        assert [row["round"] for row in peers[me].rows] == list(range(41))
+
+
+@pytest.mark.slow
+def test_a_peer_joins_a_running_network_and_another_one_leaves_it(tmp_path: Path) -> None:
+    changed = after(5, rounds=90, faults={"join": "4@70", "leave": "3@70"})
+
+    async def act(harness: PeerHarness, source: Announced) -> None:
+        await harness.until(0, 2)
+        source.new = network_of(changed, revision=2, from_round=70)
+        while any(harness.peers[me].revisions.next is None for me in range(4)):
+            await asyncio.sleep(0.001)
+        harness.experiment, harness.network = changed, source.new
+        harness.start(4)
+
+    peers = run_revised(after(rounds=80), tmp_path, act)
+    rounds = {me: [row["round"] for row in peer.rows] for me, peer in peers.items()}
+    assert rounds[0] == rounds[1] == rounds[2] == list(range(91))
+    assert rounds[3] == list(range(70))
+    assert rounds[4] == list(range(70, 91))
+    assert all(row["heard"] == [3, 3] for p in peers.values() for row in p.rows if row["round"])
+    assert {peer.state for peer in peers.values()} == {"finished"}
+    assert peers[4].scheduled_rounds == list(range(70, 91))
+
+
+@pytest.mark.slow
+def test_peers_without_a_quorum_continue_when_the_others_are_removed(tmp_path: Path) -> None:
+    left = after(rounds=60, faults={"leave": "2@3, 3@3"})
+
+    async def act(harness: PeerHarness, source: Announced) -> None:
+        await harness.until(0, 5)
+        await harness.kill(2)
+        await harness.kill(3)
+        while not all(harness.peers[me].state.startswith("waiting for node-2") for me in (0, 1)):
+            await asyncio.sleep(0.005)
+        del harness.tasks[2], harness.tasks[3]
+        source.new = network_of(left, revision=2, from_round=3)
+
+    peers = run_revised(after(rounds=50), tmp_path, act)
+    for me in (0, 1):
+        assert peers[me].rows[-1]["round"] == 60
+        assert peers[me].rows[-1]["heard"] == [1, 1]
+        assert peers[me].state == "finished"
+
+
+@pytest.mark.slow
+def test_a_revision_that_cannot_be_used_is_logged_and_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(harness: PeerHarness, source: Announced) -> None:
+        def fail(network: Network) -> World:
+            raise InputError("the data are gone")
+
+        source.prepare = fail  # type: ignore[method-assign]
+        await harness.until(0, 2)
+        source.new = network_of(after(rounds=40), revision=2, from_round=5)
+        while harness.peers[0].revisions.next is None and harness.peers[0].finished < 20:
+            await asyncio.sleep(0.001)
+        source.new = None
+
+    peers = run_revised(after(rounds=30), tmp_path, act)
+    assert "cannot use revision 2 of the network file: the data are gone" in caplog.text
+    assert all(peer.rows[-1]["round"] == 30 for peer in peers.values())
+
+
+def test_a_changed_file_is_read_again_only_if_it_is_valid(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority.create(tmp_path / "certs", "tests")
+    (tmp_path / "certs" / REQUIRED).touch()
+    experiment = pg.Experiment(nodes=4, topology="ring", rounds=5)
+    (tmp_path / "experiment.toml").write_text(experiment.to_toml())
+    path = tmp_path / "network.toml"
+    first = network_of(experiment)
+    path.write_text(first.to_toml("experiment.toml"))
+    sign_network(authority, path)
+
+    def never(network: Network) -> World:
+        raise AssertionError
+
+    file = NetworkFile(path, tmp_path / "certs", lambda: Network.load(path), never)
+    assert file.look(first) is None
+    wanted = Change(4, [parse_member("node-4=127.0.0.1:9")], ["node-1"], rounds=8)
+    changed = change_network(path, wanted, certs=authority.folder)
+    assert file.look(first) is None  # other files have changed
+    changed.network.rename(path)
+    assert file.look(first) is None  # not its signature yet
+    assert "has changed since it was signed" in caplog.text
+    caplog.clear()
+    assert file.look(first) is None
+    assert not caplog.text  # logged once
+    assert changed.signature is not None
+    changed.signature.rename(path.with_suffix(".sig"))
+    new = file.look(first)
+    assert new is not None
+    assert (new.revision, new.from_round, new.experiment.rounds) == (2, 4, 8)
+    assert new.experiment.faults.join == "4@4"
+    assert new.experiment.faults.leave == "1@4"
+    path.touch()
+    assert file.look(new) is None

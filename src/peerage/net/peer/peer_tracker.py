@@ -78,12 +78,10 @@ class PeerTracker:
         transport: Transport,
         shared_settings: Mapping[str, str],
     ) -> None:
-        self.network, self.me, self.world, self.transport = network, me, world, transport
-        self.shared_settings = dict(shared_settings)
-        self.settings_hash = settings_hash(shared_settings)
+        self.me, self.transport = me, transport
+        self.members = network.members  # of the newest revision that is known
         self.incarnation = secrets.token_hex(8)
         self.versions = Versions.here()
-        self.other_peers = [peer for peer in range(world.nodes) if peer != me]
         self.rounds: dict[int, int] = {}  # peer -> the round in which it was last seen
         self.present_at_start: dict[int, str] = {}  # peer -> its incarnation before round 1
         self.awaited = True  # whether the others began together with this peer
@@ -102,6 +100,16 @@ class PeerTracker:
         self.out_of_reach: dict[int, str] = {}  # peers that cannot reach this one -> why
         self.refusals: dict[int, str] = {}  # peers that reject this one's certificate -> why
         self._notices = Notices(log)
+        self.use(network, world, shared_settings)
+
+    def use(self, network: Network, world: World, shared_settings: Mapping[str, str]) -> None:
+        """Use this network file, at the beginning or instead of a lower revision."""
+        self.network, self.world = network, world
+        self.shared_settings = dict(shared_settings)
+        self.settings_hash = settings_hash(shared_settings)
+        self.other_peers = [peer for peer in range(world.nodes) if peer != self.me]
+        self.finished.clear()  # a revision may have more rounds
+        self._revisions.clear()
 
     def note_message(self, peer: int, round: int) -> None:
         """Note that a peer sent a message of a round; it may be in a later one by now."""
@@ -308,10 +316,10 @@ class PeerTracker:
         return self.present_at_start.get(peer) == incarnation
 
     def name(self, peer: int) -> str:
-        return self.network.members[peer].name
+        return self.members[peer].name
 
     def names(self, peers: Iterable[int], addresses: bool = True) -> str:
-        members = [self.network.members[peer] for peer in sorted(peers)]
+        members = [self.members[peer] for peer in sorted(peers)]
         listed = ", ".join(m.name + f" ({m.address})" * addresses for m in members[:5])
         return f"{listed} and {len(members) - 5} more" if len(members) > 5 else listed
 
@@ -359,7 +367,7 @@ class PeerTracker:
             return f"another experiment: {self._describe(peer, theirs, keys)}"
         self._revisions[peer] = revision
         log.warning(
-            "%s has revision %d of the network file, this peer %d; give all peers the newest",
+            "%s has revision %d of the network file, this peer %d; give all the newest one",
             *(self.name(peer), revision, self.network.revision),
         )
         return None

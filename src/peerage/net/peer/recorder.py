@@ -89,10 +89,18 @@ class PeerRecorder:
             self.skipped = sum(row.get("skipped", 0) for row in read_metrics(metrics))
             self._recorded_skips = self.skipped
         self._writer = MetricWriter(metrics, REMEDY)
-        origin = {"run": str(owner.get("run")), "experiment": str(owner.get("seal"))}
+        origin = _origin(owner)
         self.models = ModelKeeper(self.folder, self.shard, self.me, self.keep, origin, REMEDY)
         self.models.open()
         self._log_size(self.shard.saved_bytes + HEADER_BYTES)
+
+    def renew(self, shard: Shard, owner: Mapping[str, Any]) -> None:
+        """Continue with the shard of a higher revision of the network file."""
+        self.shard = shard
+        if self.folder is not None and self.models is not None:
+            self._claim(self.folder / "peer.json", owner)
+            self.models.shard, self.models.origin = shard, _origin(owner)
+            self.models.open()
 
     def _newest_checkpoint(self, folder: Path) -> checkpoint.Checkpoint | None:
         """The newest checkpoint that is whole; newer ones are logged and removed."""
@@ -249,6 +257,11 @@ class PeerRecorder:
             return
         with suppress(TooManyOpenFiles):  # it is only shown; the log says the same
             write_json(self.folder / PAUSED, {"state": state}, REMEDY)
+
+
+def _origin(owner: Mapping[str, Any]) -> dict[str, str]:
+    """What the metadata of model files say about their network."""
+    return {"run": str(owner.get("run")), "experiment": str(owner.get("seal"))}
 
 
 def _old_count(folder: Path) -> int:

@@ -9,6 +9,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from peerage.engine.world import World
 from peerage.net.peer.model_transfer import download_model
 from peerage.net.peer.peer_tracker import POLL_INTERVAL
 from peerage.net.peer.progress import State, View
@@ -25,7 +26,11 @@ class Synchroniser:
     """Decides in which round one peer continues, and waits until it may."""
 
     def __init__(self, peer: "Peer") -> None:
-        self.peer, self.tracker, self.world = peer, peer.tracker, peer.world
+        self.peer, self.tracker = peer, peer.tracker
+
+    @property
+    def world(self) -> World:
+        return self.peer.world
 
     async def catch_up(self, first: int) -> int:
         """Return the round to start with: that of the others if they are ahead."""
@@ -41,7 +46,10 @@ class Synchroniser:
     # A quorum
 
     async def pause(self, round: int) -> bool:
-        """Wait while this peer may not run the round; return whether it had to wait."""
+        """Wait while this peer may not run the round; return whether it had to wait.
+
+        Also ends when a revision of the network file is there that applies to the round.
+        """
         self.tracker.check_experiment()
         view = self.tracker.view(round)
         if view.may_run():
@@ -51,14 +59,15 @@ class Synchroniser:
         peer.round, peer.contacts = round, view.reachable
         names = self.tracker.names(view.needed_contacts())
         log.warning("%s: round %d waits for %s", _shortage(view), round + 1, names)
-        while not await self._can_continue(round):
+        while not peer.revisions.look(round) and not await self._can_continue(round):
             view = self.tracker.view(round)
             # Even if they can be reached already: they have not answered yet.
             needed = view.needed_contacts() or sorted(view.others)
             self._show(State.WAITING + self.tracker.names(needed, addresses=False))
             await asyncio.sleep(POLL_INTERVAL)
             self.tracker.check_experiment()
-        log.info("enough peers are in contact again, continuing with round %d", round + 1)
+        if not peer.revisions.is_due(round):
+            log.info("enough peers are in contact again, continuing with round %d", round + 1)
         self._show(None, before)
         return True
 
