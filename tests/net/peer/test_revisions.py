@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.memory import MemoryNetwork, MemoryTransport
 from support.networking import PeerHarness, network_of, one_thread, run_harness, run_peers
 
 import peerage as pg
@@ -18,6 +20,7 @@ from peerage.errors import InputError
 from peerage.net.deploy.change import Change, change_network, parse_member
 from peerage.net.peer.network import Member, Network
 from peerage.net.peer.peer import Peer
+from peerage.net.peer.peer_tracker import PeerTracker
 from peerage.net.peer.revisions import NetworkFile, check_successor
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.signature import REQUIRED, sign_network
@@ -102,6 +105,18 @@ def test_a_network_with_a_hub_gets_no_new_members() -> None:
     new = replace(old, experiment=experiment, members=members, revision=2, from_round=2)
     with pytest.raises(InputError, match="the hub is the last one"):
         check_successor(old, new)
+
+
+def test_a_new_member_waits_while_the_others_do_not_know_it() -> None:
+    """They may not have the new network file yet; an old member that is rejected ends."""
+    network = network_of(after(5, faults={"join": "4@4"}), revision=2, from_round=4)
+    world = prepare(network.experiment)
+    for me in (4, 0):
+        transport = MemoryTransport(MemoryNetwork(), me)
+        tracker = PeerTracker(network, me, world, transport, network.shared_settings)
+        tracker.refusals |= dict.fromkeys((1, 2, 3), "'node-4' is not a member of this network")
+        with nullcontext() if me == 4 else pytest.raises(InputError, match="reject this peer"):
+            asyncio.run(tracker.wait_for_start(0.5))
 
 
 # Peers that are started again

@@ -23,6 +23,7 @@ from peerage.net.peer.revisions import check_successor
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.keyfiles import REMEDY
 from peerage.net.trust.signature import sign_network, signature_path
+from peerage.runs.privacy_plan import privacy_plan
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Changed:
     revision: int
     from_round: int
     added: bool  # whether there are new members
+    privacy: str | None = None  # the planned epsilon, which grows with the rounds
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -65,6 +67,7 @@ class Changed:
                 f"{self.name} and its signature as {signature_path(Path(self.name)).name}",
                 f"running peers use them from round {self.from_round} on, others when they start",
                 *(["peers without --data get other parts of the data set"] * self.added),
+                *filter(None, [self.privacy]),
             ]
         )
 
@@ -128,7 +131,8 @@ def change_network(
     write_bytes(out, toml(revised).encode(), REMEDY)
     signature = None if authority is None else sign_network(authority, out)
     name = f"{_stem(path, old)}.toml"
-    return Changed(name, out, target, signature, revision, change.from_round, bool(added))
+    plan = privacy_plan(built)
+    return Changed(name, out, target, signature, revision, change.from_round, bool(added), plan)
 
 
 def _stem(path: Path, old: Network) -> str:

@@ -193,6 +193,7 @@ class Peer(Receiver):
         self.evaluated_rounds = world.experiment.evaluation.evaluated_rounds(world.rounds)
         self.tracker.use(network, world, shared_settings_of(network, world))
         self.recorder.renew(shard, self.owner())
+        self._log_privacy()
 
     def owner(self) -> dict[str, Any]:
         """What a folder of this peer says about its owner."""

@@ -14,7 +14,7 @@ from peerage.errors import InputError
 from peerage.net.peer.network import Network, differing, remedy_for, settings_hash, unrevised
 from peerage.net.peer.progress import State, View, has_begun
 from peerage.net.peer.versions import REMEDY, Versions
-from peerage.net.wire.header import Rejected, escaped
+from peerage.net.wire.header import NUMBER_LIMIT, Rejected, escaped
 from peerage.net.wire.notices import Notices
 from peerage.net.wire.server import short
 from peerage.net.wire.transport import QUERY_TIMEOUT, CallerRefused, Transport, Unreachable
@@ -48,6 +48,8 @@ class Status:
             names = (str(fields["settings_hash"]), str(fields["incarnation"]))
             state, versions = str(fields["state"]), Versions.parse(fields.get("versions"))
             revision = int(fields.get("revision", 1))
+            if not 1 <= revision < NUMBER_LIMIT:
+                return None
             return cls(*names, round, state, awaited, versions, unreachable_in(fields), revision)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
@@ -366,10 +368,9 @@ class PeerTracker:
         if keys:
             return f"another experiment: {self._describe(peer, theirs, keys)}"
         self._revisions[peer] = revision
-        log.warning(
-            "%s has revision %d of the network file, this peer %d; give all the newest one",
-            *(self.name(peer), revision, self.network.revision),
-        )
+        own, name = self.network.revision, self.name(peer)
+        text = f"{name} has revision {revision} of the network file, this peer {own}; "
+        self._notices.warn(f"{name} revision", "revision", text + "give all the newest one")
         return None
 
     async def _difference(self, peer: int) -> str:
