@@ -434,6 +434,7 @@ def test_all_commands_are_there() -> None:
         "export",
         "list",
         "model",
+        "network change",
         "node",
         "plan",
         "report",

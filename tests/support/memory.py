@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from peerage.net.wire.header import RETRYABLE_REASONS, Buffer, Header, Rejected, header_bytes
@@ -34,6 +34,9 @@ class MemoryTransport:
 
     async def start(self, receiver: Receiver) -> None:
         self.network.receivers[self.me] = receiver
+
+    def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> None:
+        """Nothing to do: a network in memory has no list of members."""
 
     async def send(self, header: Header, payload: Buffer, deadline: float) -> None:
         async with _until(deadline, header.recipient):

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from peerage.cli import certs, data, graphs, models, net, papers, run, status
+from peerage.cli import certs, data, graphs, models, net, network, papers, run, status
 from peerage.errors import InputError, Interrupted, PeerageError
 
 # The base of all errors about flags; some versions of typer include click, others import it.
@@ -35,6 +35,7 @@ app.command()(papers.reproduce)
 app.command("list")(data.list_family)
 app.add_typer(data.data_app, name="data")
 app.add_typer(certs.certs_app, name="certs")
+app.add_typer(network.network_app, name="network")
 
 
 def main() -> None:

@@ -81,7 +81,13 @@ def node(
     shift: Annotated[
         bool, Option("--shift", help="Apply the shift of this peer's cluster to --data.")
     ] = False,
-    rejoin: Rejoin = "own",
+    rejoin: Annotated[
+        str | None,
+        Option(
+            help="Model to continue with after missed rounds: own or neighbour "
+            "(default: own; neighbour when a new member begins)."
+        ),
+    ] = None,
     stop_at_epsilon: StopAtEpsilon = None,
     keep: KeepModels = "both",
     keep_every: KeepEvery = None,

@@ -690,6 +690,15 @@ class Shard:
             self._recall_acknowledgements(runtime)
         self._begin_last_round(rounds, final)
 
+    def take_over(self, other: "Shard", rounds: int) -> None:
+        """Continue with the state that the nodes have in another shard after `rounds` rounds."""
+        for id, runtime in self.members.items():
+            node, known = runtime.node, other.members[id]
+            node.params, node.buffers = known.node.params, known.node.buffers
+            node.state, runtime.persistent_tensors = known.node.state, known.persistent_tensors
+            self._recall_acknowledgements(runtime)
+        self._begin_last_round(rounds, final=False)
+
     def _begin_last_round(self, rounds: int, final: bool) -> None:
         """Begin each node's last round again, as `evaluated` may depend on it."""
         graph = cache(

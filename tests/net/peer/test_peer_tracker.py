@@ -126,7 +126,7 @@ def test_a_status_survives_encoding():
     assert raw == (
         b'{"settings_hash": "abc", "incarnation": "one", "round": 7, "state": "running", '
         b'"awaited": true, "versions": {"peerage": "0.1.0", "torch": "2.9.1", "schema": 3}, '
-        b'"unreachable": null}'
+        b'"unreachable": null, "revision": 1}'
     )
     assert Status.parse(raw) == STATUS
 
@@ -155,7 +155,10 @@ def test_a_status_without_versions_of_the_right_form_has_none(versions):
         b"[" * 100_000,
         *(
             json.dumps(asdict(STATUS) | change).encode()
-            for change in ({"round": "x"}, {"round": None}, {"round": []}, {"round": 1e999})
+            for change in (
+                *({"round": "x"}, {"round": None}, {"round": []}, {"round": 1e999}),
+                *({"revision": 0}, {"revision": 10**9}, {"revision": "x"}),
+            )
         ),
         *(
             json.dumps(
@@ -163,7 +166,7 @@ def test_a_status_without_versions_of_the_right_form_has_none(versions):
             ).encode()
             for left in asdict(STATUS)
             # Peers of earlier versions do not say these.
-            if left not in ("versions", "unreachable")
+            if left not in ("versions", "unreachable", "revision")
         ),
     ],
     ids=lambda raw: raw[:80].decode(errors="replace"),

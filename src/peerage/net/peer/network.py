@@ -14,6 +14,7 @@ from peerage.experiment.experiment import Experiment
 from peerage.experiment.identity import content_identity, own_code
 from peerage.experiment.outside import CodeGate, code_gate
 from peerage.experiment.toml import toml
+from peerage.graphs.faults import Faults
 from peerage.net.trust.identity import NAME
 from peerage.net.wire.address import Address
 from peerage.net.wire.header import RUN, WIRES, escaped
@@ -70,6 +71,8 @@ class Network:
     pack: bool = False  # compress messages with zstd where that makes them smaller
     ahead: int = 2  # rounds that a peer may be ahead of another
     quorum: int | str = MAJORITY  # peers that must be in contact to run a round
+    revision: int = 1  # of the network file; a higher one replaces it (`revisions`)
+    from_round: int | None = None  # the first round to which a revision above 1 applies
 
     def __post_init__(self) -> None:
         if not RUN.fullmatch(self.run):
@@ -82,6 +85,7 @@ class Network:
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
         check_quorum(self.quorum, len(self.members))
+        self._check_revision()
         if self.experiment.until is not None:
             raise InputError(
                 "until requires the mean over all nodes, which no peer knows; remove it"
@@ -107,6 +111,20 @@ class Network:
                 "pooled trains one node on all data and cannot use a network; remove it"
             )
 
+    def _check_revision(self) -> None:
+        if self.revision < 1:
+            raise InputError(f"revision must be at least 1, got {self.revision}")
+        if (self.from_round is None) != (self.revision == 1):
+            raise InputError(
+                f"revision {self.revision} with from_round {self.from_round}: from_round is the "
+                "first round of a revision above 1; write the file with `peerage network change`"
+            )
+        if self.from_round is not None and not 1 <= self.from_round <= self.experiment.rounds:
+            raise InputError(
+                f"from_round must lie in 1 to {self.experiment.rounds}, the number of rounds, "
+                f"got {self.from_round}"
+            )
+
     def number(self, name: str) -> int:
         """The number of the node with this name."""
         names = [member.name for member in self.members]
@@ -114,12 +132,19 @@ class Network:
             raise InputError(f"the network has no peer {name!r}; {did_you_mean(name, names)}")
         return names.index(name)
 
+    def added_by_revision(self, number: int) -> bool:
+        """Whether this revision of the network file added the peer."""
+        joined = self.experiment.faults.joined.get(number, 0)
+        return self.from_round is not None and joined >= self.from_round
+
     @property
     def shared_settings(self) -> dict[str, str]:
         """The settings that must be equal on all peers, as flat text."""
         table = content_identity(self.experiment)
         names = ", ".join(member.name for member in self.members)
-        return {"run": self.run, "peers": names, "wire": self.wire, **flat(table)}
+        revision = {"revision": str(self.revision)} if self.revision > 1 else {}
+        settings = {"run": self.run, "peers": names, "wire": self.wire}
+        return {**settings, **revision, **flat(table)}
 
     def to_toml(self, experiment: str, code: Mapping[str, str] | None = None) -> str:
         """The network file; `experiment` is the experiment file's path relative to it.
@@ -135,6 +160,11 @@ class Network:
             "pack": self.pack,
             "ahead": self.ahead,
             "quorum": self.quorum,
+            **(
+                {"revision": self.revision, "from_round": self.from_round}
+                if self.revision > 1
+                else {}
+            ),
             "timeouts": specs.plain(self.timeouts),
             "peer": [specs.plain(member) for member in self.members],
             **({"code": files} if files else {}),
@@ -152,6 +182,7 @@ class Network:
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{path} is not valid TOML: {error}") from None
         known = {"run", "experiment", "wire", "pack", "ahead", "quorum", "timeouts", "peer", "code"}
+        known |= {"revision", "from_round"}
         known |= {"patience"}  # of earlier versions
         for key in table:
             if key not in known:
@@ -177,6 +208,8 @@ class Network:
             specs.convert(table.get("pack", False), bool, f"{path}: pack"),
             specs.convert(table.get("ahead", 2), int, f"{path}: ahead"),
             table.get("quorum", MAJORITY),
+            specs.convert(table.get("revision", 1), int, f"{path}: revision"),
+            specs.convert(table.get("from_round"), int | None, f"{path}: from_round"),
         )
 
 
@@ -214,6 +247,21 @@ def parse_quorum(text: str) -> int | str:
 def settings_hash(shared_settings: Mapping[str, str]) -> str:
     """A hash of the shared settings, 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(shared_settings, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def unrevised(shared_settings: Mapping[str, str]) -> dict[str, str]:
+    """The shared settings without those that a revision of the network file may change.
+
+    >>> unrevised({"run": "a", "rounds": "20", "topology.name": "ring", "faults.join": "4@9"})
+    {'run': 'a'}
+    """
+    names = ("peers", "revision", "nodes", "rounds", "faults.join", "faults.leave")
+    unset = flat({"faults": specs.plain(Faults())})  # a section of defaults may be left out
+    return {
+        key: value
+        for key, value in shared_settings.items()
+        if key not in names and not key.startswith("topology.") and unset.get(key) != value
+    }
 
 
 def differing(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

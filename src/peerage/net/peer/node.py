@@ -43,6 +43,7 @@ from peerage.net.peer.private_data import (
     unused_training,
 )
 from peerage.net.peer.progress import State
+from peerage.net.peer.revisions import NetworkFile
 from peerage.net.peer.secret_noise import SecretNoise
 from peerage.net.trust.identity import Identity
 from peerage.net.trust.signature import check_signature
@@ -74,7 +75,7 @@ class PeerConfig:
     test: str | None = None  # a data set to test on, instead of the test set of `data`
     classes: Classes | None = None  # of the whole network; `data` may lack some
     shift: bool = False  # whether `data` get the shift of this peer's cluster
-    rejoin: str = "own"  # the model to continue with after missed rounds: own or neighbour
+    rejoin: str | None = None  # the model to continue with after missed rounds: own or neighbour
     stop_at_epsilon: float | None = None  # the largest epsilon of the data, over all runs
     keep: Keep = Keep()
     allow_code: Sequence[str] = ()  # SHA-256 of files outside the package that may run
@@ -101,9 +102,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         bind=config.bind,
         limits=Limits(idle_timeout=network.timeouts.idle),
     )
-    world, notes = prepare_for(network, me, config, transport)
-    # Other peers must not be able to compute the noise, so its key is taken here.
-    world = world.restrict_to_node(me, SecretNoise())
+    world, notes = _prepare(network, me, config, transport)
     account = account_of(network, me, world, config)
     torch.set_num_threads(1)  # so that sums are in the same order as in the simulator
     with ExitStack() as stack:
@@ -126,6 +125,12 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             notes=(describe_examples(world, me), *notes),
             account=account,
             keep=config.keep,
+            revisions=NetworkFile(
+                config.network,
+                config.certificates,
+                partial(_load_network, config),
+                partial(_prepare_revision, me, config, transport),
+            ),
         )
         peer.recorder.watch = lambda row: _log_row(peer, row)
         if not signed:
@@ -156,6 +161,25 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
                 "faulty, and start it again in a new folder"
             )
         return summary
+
+
+def _prepare(
+    network: Network, me: int, config: PeerConfig, transport: Callable[[], Transport]
+) -> tuple[World, list[str]]:
+    """As `prepare_for`, with the data of this peer only, and with secret noise."""
+    world, notes = prepare_for(network, me, config, transport)
+    # Other peers must not be able to compute the noise, so its key is taken here.
+    return world.restrict_to_node(me, SecretNoise()), notes
+
+
+def _prepare_revision(
+    me: int, config: PeerConfig, transport: Callable[[], Transport], network: Network
+) -> World:
+    """The world of a running peer in a higher revision of the network file."""
+    world, _ = _prepare(network, me, config, transport)
+    write_json(config.folder / "setup.json", model_facts(network.experiment, world))
+    log.info("%s", describe_examples(world, me))
+    return world
 
 
 def _load_network(config: PeerConfig) -> Network:

@@ -40,6 +40,7 @@ from peerage.net.peer.quarantine import Quarantine
 from peerage.net.peer.recorder import PeerRecorder
 from peerage.net.peer.report import report_on
 from peerage.net.peer.responder import Responder
+from peerage.net.peer.revisions import Revisions, RevisionSource
 from peerage.net.peer.synchroniser import Synchroniser
 from peerage.net.peer.traffic import Outbox, SentBytes, message_policy
 from peerage.net.wire.header import DATA, Header
@@ -69,18 +70,24 @@ class Peer(Receiver):
         folder: Path | None = None,
         *,
         executor: Executor | None = None,
-        rejoin: str = "own",
+        rejoin: str | None = None,
         account: PrivacyAccount | None = None,
         notes: Sequence[str] = (),
         keep: Keep = Keep(),
+        revisions: RevisionSource | None = None,
     ) -> None:
-        check_rejoin(rejoin)
+        check_rejoin(rejoin or "own")
         if account is None:
             path = None if folder is None else folder / ACCOUNT
             account = PrivacyAccount(
                 path, network.run, network.members[me].name, world.noise_of(me)
             )
-        self.rejoin = rejoin  # the model to continue with after missed rounds: own or neighbour
+        # The model to continue with after missed rounds, own or neighbour. By default a new member
+        # begins with that of a neighbour: its own would be far behind those of the others.
+        self.rejoin = rejoin or "own"
+        self._adopts_first = (rejoin or "neighbour") == "neighbour" and network.added_by_revision(
+            me
+        )
         self.notes = notes  # lines to log at the start
         self.network, self.me, self.transport = network, me, transport
         self.world = world
@@ -128,23 +135,26 @@ class Peer(Receiver):
             lambda: (self.round, self.state),
         )
         self.synchroniser = Synchroniser(self)
+        self.revisions = Revisions(self, revisions)
 
     async def run(self) -> Tensor:
         """Run all rounds and return the final parameters, [d]."""
         await self.transport.start(self)
         try:
-            owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
-            self.recorder.resume(owner)
+            self.recorder.resume(self.owner())
             self._log_privacy()
             for note in self.notes:
                 log.info("%s", note)
             first = self.recorder.steps
+            if first > 0:
+                self._offer(first - 1)  # a new member may ask for it at once
             timeouts = self.network.timeouts
             self.state = State.MEETING
             for text in self.warnings:
                 log.warning("%s", text)
             await self.tracker.wait_for_start(timeouts.start, first)
             first = await self.synchroniser.catch_up(first)
+            self._adopts_first = self._adopts_first and self.recorder.steps == 0
             if first == 0:
                 await self._run_pre_round()
             await self._run_rounds(first)
@@ -158,7 +168,7 @@ class Peer(Receiver):
                 await self.tracker.say_finished(timeouts.message)
                 if self.model_client is not None:
                     await self.model_client.fetch(self.tracker, self.expected, timeouts.message)
-                    await self._compute(self.recorder.save_models, self.world.rounds)
+                    await self.compute(self.recorder.save_models, self.world.rounds)
             await self.model_server.wait_for_downloads(self.transport, timeouts.message)
             self.recorder.add_late_counts(self.sent_bytes.difference)
         except EpsilonReached as reached:
@@ -174,20 +184,42 @@ class Peer(Receiver):
             self.recorder.close()
         return self.shard.members[self.me].node.params
 
+    def renew(self, network: Network, world: World, shard: Shard) -> None:
+        """Use a higher revision of the network file, between two rounds."""
+        self.network, self.world, self.shard = network, world, shard
+        self.expected = self.assembler.expected = message_policy(network, self.me, world)
+        self.mailbox.share = 4 * self.expected.max_bytes
+        self.mailbox.max_bytes = max(MAILBOX_BYTES, self.mailbox.share)
+        self.evaluated_rounds = world.experiment.evaluation.evaluated_rounds(world.rounds)
+        self.tracker.use(network, world, shared_settings_of(network, world))
+        self.recorder.renew(shard, self.owner())
+        self._log_privacy()
+
+    def owner(self) -> dict[str, Any]:
+        """What a folder of this peer says about its owner."""
+        owner = {"run": self.network.run, "node": self.me, "seal": self.tracker.settings_hash}
+        revision = self.network.revision
+        return {**owner, "revision": revision} if revision > 1 else owner
+
     async def _run_pre_round(self) -> None:
         """Run the exchange before round 1, if there is one, and evaluate the initial model."""
         sent = 0
         if self.world.pre_round is not None:
             self.state = State.RUNNING
             sent = await self._run_exchanges(PRE_ROUND, self.shard.pre_round)
-        self._record(0, await self._compute(self.shard.evaluate_models), sent, 0.0)
-        await self._compute(self.recorder.save_models, 0)
+        self._record(0, await self.compute(self.shard.evaluate_models), sent, 0.0)
+        await self.compute(self.recorder.save_models, 0)
 
     async def _run_rounds(self, first: int) -> None:
         round, self.state = first, State.RUNNING
-        while round < self.world.steps:  # after the last round, perhaps a final step
+        while True:
+            await self.revisions.take_up(round)
+            if round >= self.world.steps:  # after the last round, perhaps a final step
+                break
             self.endings.begin_round(round)
             if await self.synchroniser.pause(round):
+                if self.revisions.is_due(round):
+                    continue
                 round = await self.synchroniser.resynchronise(round)
                 self.endings.begin_round(round)
             if not self.world.is_present(self.me, round):
@@ -195,6 +227,9 @@ class Peer(Receiver):
                     return
                 await self.synchroniser.sit_out(round)
             else:
+                if self._adopts_first and round > 0:
+                    await self.synchroniser.adopt_a_model(round)
+                self._adopts_first = False
                 await self._run_round(round)
             round += 1
             if self.received[0] < self.received[1] and round < self.world.steps:
@@ -219,7 +254,7 @@ class Peer(Receiver):
 
         try:
             sent = await self._run_exchanges(round, begin)
-            report = await self._compute(self.shard.finish)
+            report = await self.compute(self.shard.finish)
             if report.broken and self._round_senders:  # finite messages may overflow
                 raise PeerageError("aggregating the messages gave NaN or infinite parameters")
             check_combined(round, report.broken)
@@ -253,7 +288,7 @@ class Peer(Receiver):
         self._offer(round)
         # In the executor: a slow disk must not delay answers to other peers.
         save = partial(self.recorder.save_checkpoint, done, final, evaluate or final)
-        await self._write(lambda: self._compute(save))
+        await self._write(lambda: self.compute(save))
 
     def _quarantine_senders(self, senders: set[int]) -> None:
         self.quarantine.failed(senders)
@@ -270,16 +305,16 @@ class Peer(Receiver):
         sequences = self.endings.sent(round)  # messages so far, by recipient
         asked: Counter[int] = Counter()  # messages asked for so far, by sender
         sent = 0
-        output = await self._compute(begin)
+        output = await self.compute(begin)
         while True:
             check_finite(round, [output])
-            await self._write(lambda: self._compute(self.recorder.remember_releases))
+            await self._write(lambda: self.compute(self.recorder.remember_releases))
             for packet in output.packets:
                 sent += self._send_packet(packet, round, sequences, link_faults)
             if self.me not in output.waiting:
                 break
             packets = await self._gather(round, output.waiting[self.me], asked, link_faults)
-            output = await self._compute(self.shard.resume, {self.me: packets})
+            output = await self.compute(self.shard.resume, {self.me: packets})
         self.endings.finish(round, self.world.out_neighbours(round)[self.me])
         return sent
 
@@ -365,6 +400,8 @@ class Peer(Receiver):
                 latest = begun + self.network.timeouts.message
                 await self.mailbox.wait(round, senders, latest, worth_waiting_for)
                 if not pending() or not await self.synchroniser.pause(round):
+                    break
+                if self.revisions.is_due(round):  # it decides whom this peer waits for
                     break
         silent = pending()
         for sender in senders:
@@ -511,7 +548,7 @@ class Peer(Receiver):
             )
         return self._outboxes[peer]
 
-    async def _compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def compute(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Run work of the node in the executor, so that the event loop can answer others."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor, work, *arguments)

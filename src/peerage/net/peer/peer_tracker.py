@@ -11,10 +11,10 @@ from typing import Any
 
 from peerage.engine.world import World
 from peerage.errors import InputError
-from peerage.net.peer.network import Network, differing, remedy_for, settings_hash
+from peerage.net.peer.network import Network, differing, remedy_for, settings_hash, unrevised
 from peerage.net.peer.progress import State, View, has_begun
 from peerage.net.peer.versions import REMEDY, Versions
-from peerage.net.wire.header import Rejected, escaped
+from peerage.net.wire.header import NUMBER_LIMIT, Rejected, escaped
 from peerage.net.wire.notices import Notices
 from peerage.net.wire.server import short
 from peerage.net.wire.transport import QUERY_TIMEOUT, CallerRefused, Transport, Unreachable
@@ -38,6 +38,7 @@ class Status:
     awaited: bool  # whether it has not begun, or began with this incarnation of the asking peer
     versions: Versions | None = None  # None if an early version does not state them
     unreachable: str | None = None  # why it cannot reach the asking peer, if it cannot
+    revision: int = 1  # of its network file
 
     @classmethod
     def parse(cls, raw: bytes) -> "Status | None":
@@ -46,7 +47,10 @@ class Status:
             round, awaited = int(fields["round"]), bool(fields["awaited"])
             names = (str(fields["settings_hash"]), str(fields["incarnation"]))
             state, versions = str(fields["state"]), Versions.parse(fields.get("versions"))
-            return cls(*names, round, state, awaited, versions, unreachable_in(fields))
+            revision = int(fields.get("revision", 1))
+            if not 1 <= revision < NUMBER_LIMIT:
+                return None
+            return cls(*names, round, state, awaited, versions, unreachable_in(fields), revision)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
@@ -76,12 +80,10 @@ class PeerTracker:
         transport: Transport,
         shared_settings: Mapping[str, str],
     ) -> None:
-        self.network, self.me, self.world, self.transport = network, me, world, transport
-        self.shared_settings = dict(shared_settings)
-        self.settings_hash = settings_hash(shared_settings)
+        self.me, self.transport = me, transport
+        self.members = network.members  # of the newest revision that is known
         self.incarnation = secrets.token_hex(8)
         self.versions = Versions.here()
-        self.other_peers = [peer for peer in range(world.nodes) if peer != me]
         self.rounds: dict[int, int] = {}  # peer -> the round in which it was last seen
         self.present_at_start: dict[int, str] = {}  # peer -> its incarnation before round 1
         self.awaited = True  # whether the others began together with this peer
@@ -91,6 +93,7 @@ class PeerTracker:
         self.mismatched_peers: dict[int, str] = {}
         self._remedies: dict[int, str] = {}
         self._cautioned: set[int] = set()  # peers whose other version of torch was logged
+        self._revisions: dict[int, int] = {}  # peers with another revision, as it was logged
         self.banned_peers: set[int] = set()  # peers whose messages made rounds fail
         self._senders: set[int] = set()  # peers that have sent messages
         self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
@@ -99,6 +102,16 @@ class PeerTracker:
         self.out_of_reach: dict[int, str] = {}  # peers that cannot reach this one -> why
         self.refusals: dict[int, str] = {}  # peers that reject this one's certificate -> why
         self._notices = Notices(log)
+        self.use(network, world, shared_settings)
+
+    def use(self, network: Network, world: World, shared_settings: Mapping[str, str]) -> None:
+        """Use this network file, at the beginning or instead of a lower revision."""
+        self.network, self.world = network, world
+        self.shared_settings = dict(shared_settings)
+        self.settings_hash = settings_hash(shared_settings)
+        self.other_peers = [peer for peer in range(world.nodes) if peer != self.me]
+        self.finished.clear()  # a revision may have more rounds
+        self._revisions.clear()
 
     def note_message(self, peer: int, round: int) -> None:
         """Note that a peer sent a message of a round; it may be in a later one by now."""
@@ -239,7 +252,8 @@ class PeerTracker:
             met = first > 0 and now() >= briefly and self._has_quorum(first)
             return met or now() >= deadline
 
-        missing = set(self.other_peers)
+        left = self.world.faults.left
+        missing = {peer for peer in self.other_peers if left.get(peer, first + 2) > first + 1}
         silent: dict[int, float] = {}  # peers that asked and do not answer -> since when
         while missing and self.awaited and not self.started_early and not time_is_over():
             # Senders are asked again: they have begun, perhaps after their last answer.
@@ -285,6 +299,12 @@ class PeerTracker:
             raise InputError(f"{self.name(peer)} runs {other}; {self._remedies[peer]}")
 
     def _check_refusals(self) -> None:
+        """Raise InputError if most peers reject this one.
+
+        A new member waits instead: the others may not have the new network file yet.
+        """
+        if self.network.added_by_revision(self.me):
+            return
         if 2 * len(self.refusals) > len(self.other_peers):
             verb = "rejects" if len(self.refusals) == 1 else "reject"
             names = self.names(self.refusals, addresses=False)
@@ -298,10 +318,10 @@ class PeerTracker:
         return self.present_at_start.get(peer) == incarnation
 
     def name(self, peer: int) -> str:
-        return self.network.members[peer].name
+        return self.members[peer].name
 
     def names(self, peers: Iterable[int], addresses: bool = True) -> str:
-        members = [self.network.members[peer] for peer in sorted(peers)]
+        members = [self.members[peer] for peer in sorted(peers)]
         listed = ", ".join(m.name + f" ({m.address})" * addresses for m in members[:5])
         return f"{listed} and {len(members) - 5} more" if len(members) > 5 else listed
 
@@ -332,16 +352,43 @@ class PeerTracker:
             return refusal
         if status.settings_hash == self.settings_hash:
             return None
+        if status.revision != self.network.revision:
+            return await self._other_revision(peer, status.revision)
         return f"another experiment: {await self._difference(peer)}"
+
+    async def _other_revision(self, peer: int, revision: int) -> str | None:
+        """As `_mismatch`, for a peer with another revision of the network file.
+
+        Settings that revisions may change are not compared. Each revision is asked for once.
+        """
+        if self._revisions.get(peer) == revision:
+            return None
+        theirs = await self._their_settings(peer)
+        keys = differing(unrevised(self.shared_settings), unrevised(theirs)) if theirs else []
+        if keys:
+            return f"another experiment: {self._describe(peer, theirs, keys)}"
+        self._revisions[peer] = revision
+        own, name = self.network.revision, self.name(peer)
+        text = f"{name} has revision {revision} of the network file, this peer {own}; "
+        self._notices.warn(f"{name} revision", "revision", text + "give all the newest one")
+        return None
 
     async def _difference(self, peer: int) -> str:
         """How the other peer's experiment differs."""
+        theirs = await self._their_settings(peer)
+        keys = differing(self.shared_settings, theirs) if theirs else []
+        return self._describe(peer, theirs, keys)
+
+    async def _their_settings(self, peer: int) -> dict[str, str]:
+        """The shared settings of another peer; empty if it does not say."""
         raw = await self._answer(peer, {"ask": "settings"})
         try:
-            theirs = {str(key): str(value) for key, value in json.loads(raw or b"{}").items()}
+            return {str(key): str(value) for key, value in json.loads(raw or b"{}").items()}
         except (ValueError, AttributeError, RecursionError):
-            theirs = {}
-        keys = differing(self.shared_settings, theirs) if theirs else []
+            return {}
+
+    def _describe(self, peer: int, theirs: Mapping[str, str], keys: list[str]) -> str:
+        """The differences in words; remembers what to do about them."""
         self._remedies[peer] = remedy_for(self.shared_settings, theirs)
         return escaped("; ".join(keys[:5]), 1000) or "unknown difference"
 

@@ -14,6 +14,7 @@ from peerage.engine.shard import NodeReport, Shard, ShardReport
 from peerage.errors import InputError, TooManyOpenFiles
 from peerage.files import read_json, write_json
 from peerage.net.peer.account import PrivacyAccount
+from peerage.net.peer.revisions import check_state_fits
 from peerage.net.wire.header import REASONS
 from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
@@ -72,9 +73,13 @@ class PeerRecorder:
         self.show_pause(None)
         saved = self._newest_checkpoint(self.folder)
         if saved is not None:
+            fresh = self.shard.members[self.me].node.state
             arguments = (saved.trees, saved.parts, saved.round, saved.final)
             self.shard.restore(str(saved.folder), *arguments)
-            self.finished, self.final = saved.round, saved.final
+            check_state_fits(self.shard, self.me, fresh)
+            # If a revision of the network file has more rounds, its last step is still to come.
+            more = saved.round < self.shard.world.rounds
+            self.finished, self.final = saved.round, saved.final and not more
         # The account includes messages of an unfinished round, which no checkpoint has.
         self.account.open(max(self.shard.released().get(self.me, 0), _old_count(self.folder)))
         self.restore_release_count()
@@ -84,10 +89,18 @@ class PeerRecorder:
             self.skipped = sum(row.get("skipped", 0) for row in read_metrics(metrics))
             self._recorded_skips = self.skipped
         self._writer = MetricWriter(metrics, REMEDY)
-        origin = {"run": str(owner.get("run")), "experiment": str(owner.get("seal"))}
+        origin = _origin(owner)
         self.models = ModelKeeper(self.folder, self.shard, self.me, self.keep, origin, REMEDY)
         self.models.open()
         self._log_size(self.shard.saved_bytes + HEADER_BYTES)
+
+    def renew(self, shard: Shard, owner: Mapping[str, Any]) -> None:
+        """Continue with the shard of a higher revision of the network file."""
+        self.shard = shard
+        if self.folder is not None and self.models is not None:
+            self._claim(self.folder / "peer.json", owner)
+            self.models.shard, self.models.origin = shard, _origin(owner)
+            self.models.open()
 
     def _newest_checkpoint(self, folder: Path) -> checkpoint.Checkpoint | None:
         """The newest checkpoint that is whole; newer ones are logged and removed."""
@@ -108,8 +121,21 @@ class PeerRecorder:
             log.info("checkpoints need at most %.1f MB, model files included", megabytes)
 
     def _claim(self, file: Path, owner: Mapping[str, Any]) -> None:
-        """Mark the folder as this peer's; raise InputError if it belongs to another one."""
-        if file.exists() and read_json(file) != owner:
+        """Mark the folder as this peer's; raise InputError if it belongs to another one.
+
+        A peer of the same run continues with a higher revision of the network file.
+        """
+        known = read_json(file) if file.exists() else owner
+        before, now = (int(each.get("revision", 1)) for each in (known, owner))
+        same_peer = all(known.get(key) == owner.get(key) for key in ("run", "node"))
+        if same_peer and before > now:
+            raise InputError(
+                f"{file.parent} is that of revision {before} of the network file, and this is "
+                f"revision {now}; copy the newer network file, experiment and signature"
+            )
+        if same_peer and before < now:
+            log.info("continuing with revision %d of the network file", now)
+        elif known != owner:
             raise InputError(
                 f"{file.parent} belongs to a peer of another run or experiment; "
                 "choose another --out, or remove it"
@@ -231,6 +257,11 @@ class PeerRecorder:
             return
         with suppress(TooManyOpenFiles):  # it is only shown; the log says the same
             write_json(self.folder / PAUSED, {"state": state}, REMEDY)
+
+
+def _origin(owner: Mapping[str, Any]) -> dict[str, str]:
+    """What the metadata of model files say about their network."""
+    return {"run": str(owner.get("run")), "experiment": str(owner.get("seal"))}
 
 
 def _old_count(folder: Path) -> int:

@@ -63,7 +63,8 @@ class Responder:
         tracker = self.tracker
         known = (tracker.settings_hash, tracker.incarnation)
         unreachable = tracker.failure_to_reach(identity)
-        return Status(*known, round, state, awaited, tracker.versions, unreachable)
+        revision = tracker.network.revision
+        return Status(*known, round, state, awaited, tracker.versions, unreachable, revision)
 
     def _is_round(self, value: Any) -> bool:
         return type(value) is int and PRE_ROUND <= value < self.tracker.world.steps

@@ -9,6 +9,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from peerage.engine.world import World
 from peerage.net.peer.model_transfer import download_model
 from peerage.net.peer.peer_tracker import POLL_INTERVAL
 from peerage.net.peer.progress import State, View
@@ -25,7 +26,11 @@ class Synchroniser:
     """Decides in which round one peer continues, and waits until it may."""
 
     def __init__(self, peer: "Peer") -> None:
-        self.peer, self.tracker, self.world = peer, peer.tracker, peer.world
+        self.peer, self.tracker = peer, peer.tracker
+
+    @property
+    def world(self) -> World:
+        return self.peer.world
 
     async def catch_up(self, first: int) -> int:
         """Return the round to start with: that of the others if they are ahead."""
@@ -34,14 +39,17 @@ class Synchroniser:
         if newest == first:
             return first
         log.info("the others are in round %d, this peer was in %d", newest + 1, first + 1)
-        if view.next_round() > first:
-            await self._adopt_a_model(newest)
+        if view.next_round() > first and self.peer.rejoin == "neighbour":
+            await self.adopt_a_model(newest)
         return self.tracker.view(first).start_round()
 
     # A quorum
 
     async def pause(self, round: int) -> bool:
-        """Wait while this peer may not run the round; return whether it had to wait."""
+        """Wait while this peer may not run the round; return whether it had to wait.
+
+        Also ends when a revision of the network file is there that applies to the round.
+        """
         self.tracker.check_experiment()
         view = self.tracker.view(round)
         if view.may_run():
@@ -51,14 +59,15 @@ class Synchroniser:
         peer.round, peer.contacts = round, view.reachable
         names = self.tracker.names(view.needed_contacts())
         log.warning("%s: round %d waits for %s", _shortage(view), round + 1, names)
-        while not await self._can_continue(round):
+        while not peer.revisions.look(round) and not await self._can_continue(round):
             view = self.tracker.view(round)
             # Even if they can be reached already: they have not answered yet.
             needed = view.needed_contacts() or sorted(view.others)
             self._show(State.WAITING + self.tracker.names(needed, addresses=False))
             await asyncio.sleep(POLL_INTERVAL)
             self.tracker.check_experiment()
-        log.info("enough peers are in contact again, continuing with round %d", round + 1)
+        if not peer.revisions.is_due(round):
+            log.info("enough peers are in contact again, continuing with round %d", round + 1)
         self._show(None, before)
         return True
 
@@ -95,7 +104,8 @@ class Synchroniser:
         if newest == round:
             return round
         log.warning("fell behind: skipping from round %d to %d", round + 1, newest + 1)
-        await self._adopt_a_model(newest)
+        if self.peer.rejoin == "neighbour":
+            await self.adopt_a_model(newest)
         newest = max(newest, self.tracker.view(round).next_round())
         present = [r for r in range(round, newest) if self.world.is_present(self.peer.me, r)]
         self.peer.recorder.skipped += len(present)
@@ -136,14 +146,14 @@ class Synchroniser:
 
     # Models
 
-    async def _adopt_a_model(self, round: int) -> None:
-        """With `--rejoin neighbour`, adopt the model of the first neighbour that offers one.
+    async def adopt_a_model(self, round: int) -> None:
+        """Adopt the model of the first neighbour that offers one.
 
         It must have the same architecture. Models that are personal, or those of a hub, stay.
         """
         peer = self.peer
         shared = self.world.hub is None and not self.world.algorithm.personal
-        if peer.rejoin != "neighbour" or not shared:
+        if not shared:
             return
         node = peer.shard.members[peer.me].node
         for other in self.world.neighbours(round)[peer.me]:

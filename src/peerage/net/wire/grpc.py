@@ -162,6 +162,13 @@ class GrpcTransport:
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         self._start_watching()
 
+    def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> None:
+        for name, node in names.items():
+            if node not in self._names:
+                self._names[node] = name
+                self._places[node] = Address.parse(addresses[node], lowest=0)
+                self._authenticator.add(name, node)
+
     async def send(self, header: Header, payload: Buffer, deadline: float) -> None:
         link = self._link(header.recipient)
         delivery = Delivery(link, header_bytes(header), payload, self.counters)

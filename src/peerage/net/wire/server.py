@@ -68,6 +68,10 @@ class Authenticator:
         self._list_problem: str | None = None  # as it was logged
         self._notices = Notices(log)
 
+    def add(self, name: str, node: int) -> None:
+        """Accept one more member."""
+        self._names[name] = node
+
     def identify(self, pem: bytes, *, quiet: bool = False) -> int:
         """The node that holds this certificate; raises `CertificateRejected` if there is none."""
         return self._names[self._verify(pem, observers=False, quiet=quiet).name]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Protocol
@@ -61,6 +62,9 @@ class Transport(Protocol):
         """When the certificate of this peer expires; None without a certificate."""
 
     async def start(self, receiver: Receiver) -> None: ...
+
+    def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> None:
+        """Serve and reach these members too; those that are known stay as they are."""
 
     async def send(self, header: Header, payload: Buffer, deadline: float) -> None:
         """Return when the recipient has accepted the message.

@@ -1,0 +1,200 @@
+"""Revisions of the network file: members that join or leave a run, and more rounds.
+
+A revision has a higher number than the file that it replaces, and the first round to which it
+applies. The schedule of its experiment (`join`, `leave`) says from which round on a member takes
+part or no longer does. Members keep their numbers; new ones come last.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from peerage.engine.shard import InProcessStore, Shard
+from peerage.engine.world import World
+from peerage.errors import InputError, PeerageError
+from peerage.net.peer.network import Network, differing, unrevised
+from peerage.net.trust.signature import check_signature
+from peerage.state import pack
+
+if TYPE_CHECKING:
+    from peerage.net.peer.peer import Peer
+
+log = logging.getLogger("peerage.peer")
+
+
+class RevisionSource(Protocol):
+    """Where a running peer finds revisions of its network file."""
+
+    def look(self, present: Network) -> Network | None:
+        """A valid revision above the present one, if there is one that was not returned before."""
+
+    def prepare(self, network: Network) -> World:
+        """The world of this peer in the revision."""
+
+
+class NetworkFile:
+    """The network file of a peer, which is read again when it, its experiment or signature change.
+
+    A file that cannot replace the present one is logged and ignored. It may be half copied: then it
+    changes again.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        certificates: Path,
+        load: Callable[[], Network],
+        prepare: Callable[[Network], World],
+    ) -> None:
+        self.path, self.certificates, self.load, self.prepare = path, certificates, load, prepare
+        self._stamps = self._read_stamps()
+        self._problem = ""  # as it was logged
+
+    def look(self, present: Network) -> Network | None:
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
+            return None
+        self._stamps = stamps
+        try:
+            check_signature(self.path, self.certificates)
+            new = self.load()
+            if (new.run, new.revision) == (present.run, present.revision):
+                return None
+            check_successor(present, new)
+        except InputError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.error("ignoring the new network file: %s", error)
+            return None
+        return new
+
+    def _read_stamps(self) -> list[tuple[str, int, int]]:
+        """Name, time and size of the files that may belong to the network."""
+        found = []
+        try:
+            for file in self.path.parent.iterdir():
+                if file.suffix in (".toml", ".sig"):
+                    status = file.stat()
+                    found.append((file.name, status.st_mtime_ns, status.st_size))
+        except OSError as error:  # replaced at this moment, or too many open files
+            log.debug("cannot look for a new network file: %s", error)
+            return self._stamps
+        return sorted(found)
+
+
+class Revisions:
+    """Takes up revisions of the network file while a peer runs."""
+
+    def __init__(self, peer: "Peer", source: RevisionSource | None) -> None:
+        self.peer, self.source = peer, source
+        self.next: Network | None = None  # known, but not taken up yet
+
+    def look(self, round: int) -> bool:
+        """Look for a new revision; return whether one applies to this round already."""
+        known = self.next or self.peer.network
+        new = None if self.source is None else self.source.look(known)
+        if new is not None:
+            self.next = new
+            self._admit(new)
+            log.info(
+                "revision %d of the network file applies from round %d on",
+                *(new.revision, new.from_round),
+            )
+        return self.is_due(round)
+
+    def is_due(self, round: int) -> bool:
+        """Whether a revision that is known applies to this round."""
+        return self.next is not None and round + 1 >= (self.next.from_round or 1)
+
+    def _admit(self, new: Network) -> None:
+        """Accept calls and messages of new members at once: some peers are in a later round."""
+        peer, members = self.peer, list(enumerate(new.members))
+        names = {member.name: number for number, member in members}
+        peer.transport.add_members(names, {number: member.address for number, member in members})
+        peer.tracker.members = new.members
+        experiment = new.experiment
+        peer.assembler.expected = replace(
+            peer.assembler.expected,
+            members=frozenset(range(len(new.members))),
+            rounds=experiment.rounds + experiment.algorithm.has_final,
+        )
+
+    async def take_up(self, round: int) -> None:
+        """Use a revision that applies to this round, the next one of the peer.
+
+        After the step that follows the last round it is too late: the peer has to be restarted.
+        """
+        peer = self.peer
+        if peer.recorder.final or not self.look(round):
+            return
+        new, self.next = self.next, None
+        assert new is not None
+        assert self.source is not None
+        try:
+            world = await peer.compute(self.source.prepare, new)
+            shard = await peer.compute(self._next_shard, world, round)
+        except PeerageError as error:
+            log.error("cannot use revision %d of the network file: %s", new.revision, error)
+            return
+        peer.renew(new, world, shard)
+        log.info("round %d is the first with revision %d", round + 1, new.revision)
+
+    def _next_shard(self, world: World, round: int) -> Shard:
+        me = self.peer.me
+        shard = Shard(world, [me], InProcessStore())
+        fresh = shard.members[me].node.state
+        shard.take_over(self.peer.shard, round)
+        check_state_fits(shard, me, fresh)
+        return shard
+
+
+def check_successor(old: Network, new: Network) -> None:
+    """Raise InputError if a network file cannot replace another one during a run."""
+    if new.run != old.run:
+        raise InputError(f"run {new.run!r} is not {old.run!r}, the run of this network")
+    if new.revision <= old.revision:
+        raise InputError(
+            f"revision {new.revision} is not above {old.revision}, the present one; raise it"
+        )
+    before = [member.name for member in old.members]
+    if [member.name for member in new.members[: len(before)]] != before:
+        raise InputError(
+            "members of the earlier revision are missing or in another order; their numbers must "
+            "stay, so let a member leave by the schedule and append new ones"
+        )
+    if len(new.members) > len(before) and new.experiment.algorithm.with_hub:
+        raise InputError(
+            "a network with a hub cannot get new members: the hub is the last one, and its number "
+            "would change; start a new run"
+        )
+    settings = (unrevised(network.shared_settings) for network in (old, new))
+    if differences := differing(*settings):
+        raise InputError(
+            f"a revision may change members, rounds and topology only, but {differences[0]}"
+        )
+
+
+def check_state_fits(shard: Shard, me: int, fresh: Any) -> None:
+    """Raise InputError if the state that a node carries over is for another number of nodes.
+
+    `fresh` is the state with which the node would begin.
+    """
+    nodes = shard.world.nodes
+    wanted, carried = _tensors(fresh), _tensors(shard.members[me].node.state)
+    for name, tensor in wanted.items():
+        other = carried.get(name, tensor)
+        if tensor.shape != other.shape and nodes in tensor.shape:
+            raise InputError(
+                f"the state of the algorithm is for another number of nodes than {nodes} "
+                f"({list(other.shape)} instead of {list(tensor.shape)}); start a new run"
+            )
+
+
+def _tensors(state: Any) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    pack(state, found, "state")
+    return found

@@ -1,0 +1,114 @@
+"""The next revision of a network file: the command, and processes that take it up."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import error_line, peerage
+from support.machines import Machines
+
+from peerage import Experiment
+from peerage.net.deploy.change import Change, change_network
+from peerage.net.deploy.up import free_ports
+from peerage.net.peer.network import Member, Network, Timeouts
+from peerage.net.trust.certs import Authority
+from peerage.net.trust.signature import check_signature
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    """A network file of four peers on a ring, with its experiment and authority."""
+    experiment = Experiment(nodes=4, topology="ring", model="logistic", rounds=5)
+    members = tuple(Member(f"node-{i}", f"10.0.0.{i}:7400") for i in range(4))
+    (tmp_path / "experiment.toml").write_text(experiment.to_toml())
+    path = tmp_path / "network.toml"
+    path.write_text(Network("test", experiment, members).to_toml("experiment.toml"))
+    Authority.create(tmp_path / "certs", "tests")
+    return path
+
+
+def test_the_command_writes_and_signs_the_next_revision(network: Path) -> None:
+    certs = network.parent / "certs"
+    flags = "--add node-4=10.0.0.4:7400 --remove node-1 --rounds 9 --topology complete"
+    done = peerage(f"network change {network} --from-round 6 {flags} --certs {certs} --json")
+    facts = json.loads(done.out)
+    second = Path(facts["network"])
+    assert second == network.with_name("network-2.toml")
+    assert check_signature(second, certs)
+    new = Network.load(second)
+    assert (new.revision, new.from_round) == (2, 6)
+    assert [member.name for member in new.members] == [f"node-{i}" for i in range(5)]
+    experiment = new.experiment
+    assert (experiment.nodes, experiment.rounds) == (5, 9)
+    assert (experiment.faults.join, experiment.faults.leave) == ("4@6", "1@6")
+
+    third = peerage(f"network change {second} --from-round 8 --remove node-0").out
+    assert "network-3.toml as network.toml and its signature as network.sig" in third
+    assert "peerage certs sign-network" in third
+    assert Network.load(network.with_name("network-3.toml")).experiment.faults.leave == "0@8, 1@6"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--from-round 2", "nothing changes; give --add, --remove, --rounds or --topology"),
+        ("--from-round 9 --remove node-1", "from_round must lie in 1 to 5"),
+        ("--from-round 2 --rounds 4", "rounds can only be raised"),
+        ("--from-round 2 --remove node-7", "the network has no peer 'node-7'"),
+        ("--from-round 2 --add node-4", "--add 'node-4' is not of the form NAME=HOST:PORT"),
+        ("--from-round 2 --add node-1=h:1", "two peers have the name 'node-1'"),
+        ("--from-round 2 --add node-4=10.0.0.1:7400", "two peers have the address"),
+        (
+            "--from-round 2 --remove node-0 --remove node-1 --remove node-2 --remove node-3",
+            "no peer of the network would stay",
+        ),
+        ("--from-round 2 --rounds 6 --out other/network.toml", "must be in"),
+    ],
+)
+def test_wrong_changes_are_named_and_nothing_is_written(
+    flags: str, words: str, network: Path
+) -> None:
+    before = sorted(network.parent.iterdir())
+    assert words in error_line(peerage(f"network change {network} {flags}"))
+    assert sorted(network.parent.iterdir()) == before
+
+
+def test_peers_that_would_be_cut_off_are_named(network: Path) -> None:
+    with pytest.warns(match="node-2 would have no path to node-0; choose another graph"):
+        change_network(network, Change(2, remove=["node-1", "node-3"]))
+
+
+@pytest.mark.slow
+def test_processes_take_up_a_revision_while_they_run(tmp_path: Path) -> None:
+    """A fourth peer joins, one leaves, and the network ends later."""
+    experiment = Experiment(
+        nodes=3, topology="complete", partition="iid", model="logistic", rounds=100_000
+    )
+    timeouts = Timeouts(start=600, message=300, idle=30)
+    with Machines(tmp_path, experiment, timeouts) as machines:
+        for me in range(3):
+            machines.start(me)
+        machines.until(lambda: min(map(machines.round, range(3))) >= 3)
+        path = tmp_path / "network.toml"
+        first = max(map(machines.round, range(3))) + 60
+        [port] = free_ports(1)
+        Authority.load(tmp_path / "certs").issue("node-3")
+        peerage(
+            f"network change {path} --from-round {first} --add node-3=127.0.0.1:{port} "
+            f"--remove node-1 --rounds 100001 --certs {tmp_path / 'certs'}"
+        )
+        (tmp_path / "network-2.sig").rename(tmp_path / "network.sig")
+        (tmp_path / "network-2.toml").rename(path)
+        machines.folders.append(tmp_path / "node-3")
+        machines.start(3)
+        left = machines.processes.pop(1)
+        assert left.wait(300) == 0
+        machines.until(lambda: min(map(machines.round, (0, 2, 3))) >= first + 20)
+    summary = json.loads((tmp_path / "node-1" / "summary.json").read_text())
+    assert (summary["state"], summary["rounds"]) == ("finished", first - 1)
+    assert "continuing with the model of node-" in machines.log(3)
+    for me in (0, 2, 3):
+        assert f"{first + 20} of 100001" in machines.log(me)
+        rows = [row for row in machines.rows(me) if row["round"] > first]
+        assert all(row["heard"][1] == 2 for row in rows)  # nobody waits for node-1
+        assert [2, 2] in [row["heard"] for row in rows]
