@@ -25,12 +25,14 @@ RUN = (
     "docs/networks.md",
     "docs/hubs.md",
     "docs/real-peers.md",
+    "docs/real-peers-reference.md",
     "docs/privacy.md",
     "docs/add-an-algorithm.md",
     "docs/reproduce.md",
 )
 
-# A fenced block, and the comment on the line above it: `not run: reason` or `file: name`.
+# A fenced block, and the comment on the line above it: `not run: reason` or `file: name`. Blocks
+# for tests/net/deploy/test_tutorial.py have `at: place` (commands) or `log: peer` (lines of it).
 BLOCK = re.compile(
     r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -82,7 +84,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modul
 
 
 def perform(block: Block, document: str, module: ModuleType) -> None:
-    if block.note.startswith("not run: "):
+    if block.note.startswith(("not run: ", "at: ", "log: ")):
         return
     if block.note.startswith("file: "):
         Path(block.note.removeprefix("file: ")).write_text(block.text)
@@ -116,7 +118,10 @@ def test_fences_and_notes_are_understood(document: str) -> None:
     text, found = (ROOT / document).read_text(), blocks(document)
     assert len(found) * 2 == len(re.findall(r"^```", text, re.MULTILINE))
     notes = [block.note for block in found if block.note]
-    assert all(re.fullmatch(r"not run: .{10,}|file: \w+\.py", note) for note in notes), notes
+    known = r"not run: .{10,}|file: \w+\.(py|toml|txt)"
+    if document == "docs/real-peers.md":
+        known += r"|at: (office(, for every site)?|every site|node-\d)|log: node-\d"
+    assert all(re.fullmatch(known, note) for note in notes), notes
     assert sum(note.startswith("not run") for note in notes) <= 1
 
 
