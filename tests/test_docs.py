@@ -6,12 +6,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support.forked import forked_peers
+from support.pages import Block, blocks_of
 
 from peerage.cli import app as cli
 from peerage.experiment import catalogue
@@ -31,29 +31,11 @@ RUN = (
     "docs/reproduce.md",
 )
 
-# A fenced block, and the comment on the line above it: `not run: reason` or `file: name`. Blocks
-# for tests/net/deploy/test_tutorial.py have `at: place` (commands) or `log: peer` (lines of it).
-BLOCK = re.compile(
-    r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
-)
 LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(?:#(?P<heading>[^)\s]+))?\)")
 
 
-@dataclass(frozen=True)
-class Block:
-    kind: str
-    text: str
-    note: str
-    line: int
-
-
 def blocks(document: str) -> list[Block]:
-    text = (ROOT / document).read_text()
-    return [
-        Block(m["kind"], m["text"], m["note"] or "", text[: m.start("text")].count("\n"))
-        for m in BLOCK.finditer(text)
-    ]
+    return blocks_of((ROOT / document).read_text())
 
 
 def commands(text: str) -> list[str]:

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 from support.machines import Cable, entering, host, two_rooms
+from support.pages import Block, blocks_of
 from support.processes import TIMEOUT, until
 
 PAGE = (Path(__file__).parents[3] / "docs" / "real-peers.md").read_text()
-BLOCK = re.compile(r"^<!-- (?P<note>[^\n]*) -->\n```\w+\n(?P<text>.*?)^```$", re.S | re.M)
 SITES, OFFICE = range(4), 4
 # Stands for the real one: machines are folders beside each other, named by their addresses.
 SCP = '#!/bin/bash\nset -- "${@/#10./../10.}"\nexec cp "${@/:/\\/}"\n'
@@ -48,11 +48,14 @@ def commands(text: str) -> list[Command]:
     return found
 
 
-def sections() -> dict[str, list[tuple[str, str]]]:
-    """The blocks with a note of each section, as pairs of note and text."""
+def sections() -> dict[str, list[Block]]:
+    """The blocks with a note, by section."""
     parts = re.split(r"^## (.+)\n", PAGE, flags=re.M)
-    titled = zip(parts[1::2], parts[2::2], strict=True)
-    return {title: BLOCK.findall(text) for title, text in titled if BLOCK.search(text)}
+    found = {
+        title: [block for block in blocks_of(text) if block.note]
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    return {title: blocks for title, blocks in found.items() if blocks}
 
 
 def masked(line: str) -> str:
@@ -153,8 +156,8 @@ class Tutorial:
 
     machines: list[Machine]
     cable: Cable
-    left: dict[str, list[tuple[str, str]]] = field(default_factory=sections)
-    blocks: Iterator[tuple[str, str]] = field(default_factory=lambda: iter(()))
+    left: dict[str, list[Block]] = field(default_factory=sections)
+    blocks: Iterator[Block] = field(default_factory=lambda: iter(()))
 
     def section(self, title: str) -> None:
         """Begin a section; the log lines of earlier ones do not count from here on."""
@@ -165,16 +168,16 @@ class Tutorial:
 
     def next(self, note: str) -> str:
         """Perform the next block, which must have this note; return the output of its commands."""
-        found, text = next(self.blocks)
-        assert found == note
+        block = next(self.blocks)
+        assert block.note == note
         kind, place = note.split(": ")
         if kind == "file":
-            (self.machines[OFFICE].folder / place).write_text(text)
+            (self.machines[OFFICE].folder / place).write_text(block.text)
             return ""
         if kind == "log":
-            self.machines[int(place.removeprefix("node-"))].until_logged(text.splitlines())
+            self.machines[int(place.removeprefix("node-"))].until_logged(block.text.splitlines())
             return ""
-        known, every = commands(text), "every site" in place
+        known, every = commands(block.text), "every site" in place
         performed = [
             (self._machine(place, site), command.at(site))
             for site in (SITES if every else [0])
@@ -234,8 +237,8 @@ def tutorial(tmp_path: Path) -> Iterator[Tutorial]:
 
 def test_the_page_names_the_hash_of_its_model():
     """A changed model needs another hash in the page, also where there are no namespaces."""
-    blocks = dict(BLOCK.findall(PAGE))
-    sha256 = hashlib.sha256(blocks["file: triage.py"].encode()).hexdigest()
+    model = next(block for block in blocks_of(PAGE) if block.note == "file: triage.py")
+    sha256 = hashlib.sha256(model.text.encode()).hexdigest()
     assert set(re.findall(r"\b[0-9a-f]{64}\b", PAGE)) == {sha256}
 
 
