@@ -6,12 +6,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support.forked import forked_peers
+from support.pages import Block, blocks_of
 
 from peerage.cli import app as cli
 from peerage.experiment import catalogue
@@ -25,33 +25,17 @@ RUN = (
     "docs/networks.md",
     "docs/hubs.md",
     "docs/real-peers.md",
+    "docs/real-peers-reference.md",
     "docs/privacy.md",
     "docs/add-an-algorithm.md",
     "docs/reproduce.md",
 )
 
-# A fenced block, and the comment on the line above it: `not run: reason` or `file: name`.
-BLOCK = re.compile(
-    r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
-)
 LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(?:#(?P<heading>[^)\s]+))?\)")
 
 
-@dataclass(frozen=True)
-class Block:
-    kind: str
-    text: str
-    note: str
-    line: int
-
-
 def blocks(document: str) -> list[Block]:
-    text = (ROOT / document).read_text()
-    return [
-        Block(m["kind"], m["text"], m["note"] or "", text[: m.start("text")].count("\n"))
-        for m in BLOCK.finditer(text)
-    ]
+    return blocks_of((ROOT / document).read_text())
 
 
 def commands(text: str) -> list[str]:
@@ -82,7 +66,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modul
 
 
 def perform(block: Block, document: str, module: ModuleType) -> None:
-    if block.note.startswith("not run: "):
+    if block.note.startswith(("not run: ", "at: ", "log: ")):
         return
     if block.note.startswith("file: "):
         Path(block.note.removeprefix("file: ")).write_text(block.text)
@@ -116,7 +100,10 @@ def test_fences_and_notes_are_understood(document: str) -> None:
     text, found = (ROOT / document).read_text(), blocks(document)
     assert len(found) * 2 == len(re.findall(r"^```", text, re.MULTILINE))
     notes = [block.note for block in found if block.note]
-    assert all(re.fullmatch(r"not run: .{10,}|file: \w+\.py", note) for note in notes), notes
+    known = r"not run: .{10,}|file: \w+\.(py|toml|txt)"
+    if document == "docs/real-peers.md":
+        known += r"|at: (office(, for every site)?|every site|node-\d)|log: node-\d"
+    assert all(re.fullmatch(known, note) for note in notes), notes
     assert sum(note.startswith("not run") for note in notes) <= 1
 
 

@@ -200,6 +200,19 @@ def test_code_runs_after_it_was_allowed_once_and_not_before(homes, place):
 
 
 @pytest.mark.slow
+def test_questions_to_a_peer_need_no_code(place):
+    """Neither the status nor the check of health asks for permission to run code."""
+    Path("hosts.txt").write_text("".join(f"127.0.0.1:{port}\n" for port in free_ports(2)))
+    assert peerage(f"export {SETTINGS}").code == 0
+    who = "--identity node-0 --certs deploy/node-0/certs"
+    asked = peerage(f"status deploy/node-0/network.toml {who} --json")
+    assert asked.code == 0
+    assert [peer["name"] for peer in json.loads(asked.out)["peers"]] == ["node-0", "node-1"]
+    health = peerage(f"node --network deploy/node-0/network.toml {who} --check-health")
+    assert "node-0 does not answer at" in health.err
+
+
+@pytest.mark.slow
 def test_peers_with_other_code_at_the_same_path_refuse_each_other(homes):
     first, second = (home / "code" / "mine.py" for home in homes)
     second.write_text(CODE.replace("hidden: int = 8", "hidden: int = 9"))

@@ -38,7 +38,7 @@ class NetworkStatus:
 
     def __init__(self, network: Path, identity: str, certificates: Path) -> None:
         check_signature(network, certificates)
-        self._members = Network.load(network).members
+        self._members = Network.load_members(network)
         self._identity = Identity.load(certificates, identity, observer=True)
 
     @asynccontextmanager

@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from peerage.errors import PeerageError
-from peerage.net.peer.network import Network
+from peerage.net.peer.network import Network, number_of
 from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire.address import Address
 from peerage.net.wire.server import SERVICE, short
@@ -20,8 +20,8 @@ def check_health(network: Path, name: str, certificates: Path, bind: str | None 
 
     The peer serves members only, so the question is asked with its own certificate.
     """
-    known = Network.load(network)
-    member = known.members[known.number(name)]
+    members = Network.load_members(network)
+    member = members[number_of(name, members)]
     identity = Identity.load(certificates, name)
     address = Address.parse(bind or member.address)
     address = address._replace(host=LOCAL.get(address.host, address.host))

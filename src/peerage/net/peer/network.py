@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -127,10 +127,7 @@ class Network:
 
     def number(self, name: str) -> int:
         """The number of the node with this name."""
-        names = [member.name for member in self.members]
-        if name not in names:
-            raise InputError(f"the network has no peer {name!r}; {did_you_mean(name, names)}")
-        return names.index(name)
+        return number_of(name, self.members)
 
     def added_by_revision(self, number: int) -> bool:
         """Whether this revision of the network file added the peer."""
@@ -171,12 +168,9 @@ class Network:
         }
         return toml(settings)
 
-    @classmethod
-    def load(cls, path: Path, allowed: Collection[str] = ()) -> "Network":
-        """Read a network file and its experiment.
-
-        Own code that the experiment names is loaded only if its SHA-256 is allowed.
-        """
+    @staticmethod
+    def table(path: Path) -> dict[str, Any]:
+        """The content of a network file, with known keys only."""
         try:
             table = tomllib.loads(_text(path, f"the network file {path}"))
         except tomllib.TOMLDecodeError as error:
@@ -190,12 +184,23 @@ class Network:
         for key in ("run", "experiment", "peer"):
             if key not in table:
                 raise InputError(f"{path} has no {key}; a network file needs run, experiment, peer")
+        return table
+
+    @staticmethod
+    def load_members(path: Path) -> tuple[Member, ...]:
+        """The members in a network file; nothing of its experiment is read, nor of own code."""
+        return _members(Network.table(path), path)
+
+    @classmethod
+    def load(cls, path: Path, allowed: Collection[str] = ()) -> "Network":
+        """Read a network file and its experiment.
+
+        Own code that the experiment names is loaded only if its SHA-256 is allowed.
+        """
+        table = cls.table(path)
         source = path.parent / str(table["experiment"])
         text = _text(source, f"the experiment {source} that {path} names")
-        members = tuple(
-            specs.construct(Member, entry, f"{path}: peer {number}")
-            for number, entry in enumerate(_tables(table["peer"], path))
-        )
+        members = _members(table, path)
         with code_gate(CodeGate.of_network(path, table, allowed)):
             experiment = Experiment.from_toml(text, str(source), source.parent)
         timeouts = specs.construct(Timeouts, _timeouts(table), f"{path}: timeouts")
@@ -211,6 +216,21 @@ class Network:
             specs.convert(table.get("revision", 1), int, f"{path}: revision"),
             specs.convert(table.get("from_round"), int | None, f"{path}: from_round"),
         )
+
+
+def number_of(name: str, members: Sequence[Member]) -> int:
+    """The number of the member with this name."""
+    names = [member.name for member in members]
+    if name not in names:
+        raise InputError(f"the network has no peer {name!r}; {did_you_mean(name, names)}")
+    return names.index(name)
+
+
+def _members(table: Mapping[str, Any], path: Path) -> tuple[Member, ...]:
+    return tuple(
+        specs.construct(Member, entry, f"{path}: peer {number}")
+        for number, entry in enumerate(_tables(table["peer"], path))
+    )
 
 
 def check_rejoin(rejoin: str) -> None:
