@@ -37,6 +37,7 @@ ARRAYS = arrays(np.float32, st.integers(1, 3 * BLOCK), elements=FINITE, fill=FIN
 @settings(deadline=None, max_examples=200)
 @given(ARRAYS)
 @example(np.full(BLOCK, MAX, dtype=np.float32))
+@example(np.array([TINY], dtype=np.float32))
 @example(np.array([TINY, -TINY, 127.4 * 128 * TINY, 0.0], dtype=np.float32))
 def test_the_error_is_at_most_half_a_scale(array):
     x = torch.from_numpy(array)

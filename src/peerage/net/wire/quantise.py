@@ -51,7 +51,9 @@ def _scales(rows: Tensor) -> Tensor:
     low, high = rows.aminmax(dim=1)
     peaks = torch.maximum(-low, high).double()
     bits = (peaks / STEPS).float().view(torch.int32)
-    scales = ((bits + UNUSED_BITS) & ~UNUSED_BITS).view(torch.float32).clamp(max=MAX_SCALE)
+    rounded = (bits + UNUSED_BITS) & ~UNUSED_BITS
+    rounded[peaks > 0] = rounded[peaks > 0].clamp(min=UNUSED_BITS + 1)  # a quotient may underflow
+    scales = rounded.view(torch.float32).clamp(max=MAX_SCALE)
     return torch.where(peaks.isfinite(), scales, torch.nan)
 
 
