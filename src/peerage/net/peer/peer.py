@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -287,8 +287,7 @@ class Peer(Receiver):
         self._record(done, report, sent, perf_counter() - start, final)
         self._offer(round)
         # In the executor: a slow disk must not delay answers to other peers.
-        save = partial(self.recorder.save_checkpoint, done, final, evaluate or final)
-        await self._write(lambda: self.compute(save))
+        await self._write(self.recorder.save_checkpoint, done, final, evaluate or final)
 
     def _quarantine_senders(self, senders: set[int]) -> None:
         self.quarantine.failed(senders)
@@ -308,7 +307,8 @@ class Peer(Receiver):
         output = await self.compute(begin)
         while True:
             check_finite(round, [output])
-            await self._write(lambda: self.compute(self.recorder.remember_releases))
+            if self.world.noise.active:  # otherwise nothing is counted
+                await self._write(self.recorder.remember_releases)
             for packet in output.packets:
                 sent += self._send_packet(packet, round, sequences, link_faults)
             if self.me not in output.waiting:
@@ -528,12 +528,11 @@ class Peer(Receiver):
 
     # Helpers
 
-    async def _write(self, write: Callable[[], Awaitable[None] | None]) -> None:
+    async def _write(self, write: Callable[..., None], *arguments: Any) -> None:
         """Write files, and try again while this process or machine has too many open files."""
         for attempt in count():
             try:
-                if (rest := write()) is not None:
-                    await rest
+                await self.compute(write, *arguments)
                 return
             except TooManyOpenFiles as error:
                 if attempt == 0:

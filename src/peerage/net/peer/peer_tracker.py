@@ -247,7 +247,7 @@ class PeerTracker:
         briefly = now() + min(seconds, self.network.timeouts.idle)
 
         def time_is_over() -> bool:
-            if first >= self.world.steps:  # it has finished, and needs nobody
+            if first >= self.world.steps:  # it has finished, and waits for no other peer
                 return now() >= briefly
             met = first > 0 and now() >= briefly and self._has_quorum(first)
             return met or now() >= deadline
