@@ -11,7 +11,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check bench golden data tools clean
+.PHONY: help setup demo test test-fast check bench bench-size attacks chaos golden data tools clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,15 @@ check: setup  ## Style and types
 
 bench: setup  ## Measure the speed and memory claims; prints and stores JSON
 	$(BIN)/python benchmarks/run.py
+
+bench-size: setup  ## 64 real peers on a ring: messages missing, memory and time (minutes)
+	$(BIN)/python benchmarks/size.py --write docs/results/net/size.json
+
+attacks: setup  ## Measure the rate of rounds of real peers under attack (about 5 minutes)
+	$(BIN)/python benchmarks/attacks.py
+
+chaos: setup tools  ## Disturb a network of real peers for 20 minutes and store the result: [SEED=1]
+	PYTHONPATH=tests $(BIN)/python benchmarks/chaos.py --seed $(or $(SEED),0)
 
 golden: setup  ## Compare results with those of a commit, bit by bit: BASE=commit [ONLY=pattern]
 	$(BIN)/python tools/golden.py --only '$(ONLY)' -- '$(BASE)'

@@ -5,22 +5,25 @@ import re
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.forked import forked_peers
 from support.pages import Block, blocks_of
 
 from peerage.cli import app as cli
 from peerage.experiment import catalogue
+from peerage.papers import coverage
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 RUN = (
     "README.md",
+    "docs/pictures.md",
     "docs/guide.md",
+    "docs/python.md",
     "docs/mutual-learning.md",
     "docs/networks.md",
     "docs/hubs.md",
@@ -77,15 +80,14 @@ def perform(block: Block, document: str, module: ModuleType) -> None:
     elif block.kind == "console":
         for command in commands(block.text):
             sys.argv = shlex.split(command)
-            with forked_peers():
-                cli.main()  # leaves by SystemExit unless all went well
+            cli.main()  # leaves by SystemExit unless all went well
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", RUN)
 def test_code_and_commands_run(document: str, workplace: ModuleType) -> None:
     found = blocks(document)
-    assert any(block.kind == "python" for block in found)
+    assert any(block.kind in ("python", "console") for block in found)
     for block in found:
         try:
             perform(block, document, workplace)
@@ -137,13 +139,13 @@ def links(document: Path) -> set[Path]:
     return {(document.parent / link["path"]).resolve() for link in found}
 
 
-def test_tables_of_the_readme_are_fresh() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_tables_of_what_is_included_are_fresh() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
     for family in ("algorithms", "families"):
         assert f"<!-- {family} -->" in text
         assert f"<!-- /{family} -->" in text
     fresh = catalogue.refreshed(text) == text
-    assert fresh, "refresh the tables: python -m peerage.experiment.catalogue README.md"
+    assert fresh, "refresh the tables: python -m peerage.experiment.catalogue docs/algorithms.md"
 
 
 def test_the_table_of_mixes_is_fresh() -> None:
@@ -170,9 +172,36 @@ def test_decisions_stay_short() -> None:
             assert f"## {part}\n" in text, f"{note.name} has no part {part!r}"
 
 
-def test_the_readme_states_what_the_benchmarks_measured():
+@pytest.mark.parametrize("document", ["README.md", "docs/results/README.md"])
+def test_the_tables_of_what_was_run_are_fresh(document: str, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = Path(document).read_text()
+    fresh = coverage.refreshed(text, Path(document).parent) == text
+    assert fresh, f"refresh the tables: python -m peerage.papers.coverage {document}"
+
+
+def test_a_page_its_json_and_its_command_agree(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = coverage.results()
+    pages = set(Path("docs/results").glob("p?/p?-*.md"))
+    assert pages == {result.page for result in found}
+    words = tomllib.loads(Path("docs/results/agreement.toml").read_text())
+    assert words.keys() == {page.stem for page in pages}
+    for result in found:
+        assert result.agreement in coverage.AGREEMENT, result.page
+        if result.agreement == "none":
+            assert result.study.title.startswith("Not in the paper"), result.page
+        assert result.command.startswith(f"peerage reproduce {result.study.id} --scale")
+        assert result.command.split()[4] == result.scale, result.page
+        finished = f"{result.done} of {result.runs} runs finished"
+        assert finished in result.page.read_text(), result.page
+
+
+def test_the_page_of_speed_states_what_the_benchmarks_measured():
     results = json.loads((ROOT / "docs/results/bench.json").read_text())
-    table = (ROOT / "README.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
+    table = (
+        (ROOT / "docs/speed.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
+    )
     for name, result in results.items():
         if name != "environment":
             line = next(line for line in table.splitlines() if f"| {result['claim']} |" in line)

@@ -17,10 +17,12 @@ def examples(name: str) -> list[doctest.DocTest]:
     return [test for test in tests if test.examples]
 
 
-POOL = {name: [pytest.mark.slow] for name in ("peerage", "peerage.testing")}  # they run on it
+# Their examples run experiments, some on the pool.
+RUNNING = ("peerage", "peerage.algorithm", "peerage.testing")
+SLOW = {name: [pytest.mark.slow] for name in NAMES if name in RUNNING or ".runs" in name}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=POOL.get(n, [])) for n in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, [])) for n in NAMES])
 def test_examples(name):
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     report: list[str] = []

@@ -20,7 +20,7 @@ from peerage.experiment.catalogue import FAMILIES
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.toml import toml
 from peerage.graphs.topology import TOPOLOGIES, ErdosRenyi, Ring
-from peerage.runs.summary import label
+from peerage.runs.labels import label
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
 

@@ -20,6 +20,7 @@ LEVELS: list[dict[str, str]] = [
         "specs": "name:key=value",
         "files": "atomic writes",
         "workers": "forked processes",
+        "display": "bars in notebooks",
         "vectors": "a flat vector per model",
         "aggregation": "means of vectors",
     },

@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HOMES`
+    from peerage import algorithms as algorithms
+    from peerage import models as models
     from peerage.algorithm import Algorithm as Algorithm
     from peerage.algorithm import Node as Node
     from peerage.algorithms import ALGORITHMS as ALGORITHMS
@@ -44,20 +46,27 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.data import Dataset as Dataset
     from peerage.data import in_memory as in_memory
     from peerage.data.clusters import Clusters as Clusters
+    from peerage.data.examples import from_dataset as from_dataset
     from peerage.errors import PeerageError as PeerageError
     from peerage.experiment import Engine as Engine
     from peerage.experiment import Evaluation as Evaluation
     from peerage.experiment import Experiment as Experiment
     from peerage.experiment import Init as Init
+    from peerage.experiment.families import datasets as datasets
+    from peerage.experiment.families import partitions as partitions
+    from peerage.experiment.families import topologies as topologies
     from peerage.hub import HubAlgorithm as HubAlgorithm
     from peerage.models.start import Split as Split
     from peerage.requests import Compute as Compute
     from peerage.requests import Inbox as Inbox
     from peerage.requests import Message as Message
+    from peerage.runs.comparison import Comparison as Comparison
+    from peerage.runs.comparison import compare as compare
     from peerage.runs.run import Result as Result
     from peerage.runs.run import resume as resume
     from peerage.runs.run import run as run
     from peerage.runs.saved import RunRecord as RunRecord
+    from peerage.runs.saved import load as load
     from peerage.runs.verify import Verdict as Verdict
     from peerage.runs.verify import verify as verify
     from peerage.runs.watch import STOP as STOP
@@ -78,6 +87,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with `_HO
     from peerage.work.training import LocalSGD as LocalSGD
     from peerage.work.training import TrainStats as TrainStats
 
+__version__ = "0.1.0"
+
 # Public name -> the module that defines it. Names are imported on first use, so that
 # `peerage --help` and the certificate commands start without torch.
 _HOMES = {
@@ -95,6 +106,7 @@ _HOMES = {
     "WSM": "peerage.work.losses",
     "Algorithm": "peerage.algorithm",
     "Clusters": "peerage.data.clusters",
+    "Comparison": "peerage.runs.comparison",
     "Compute": "peerage.requests",
     "CrossEntropy": "peerage.work.losses",
     "CurvaturePenalty": "peerage.work.losses",
@@ -143,9 +155,17 @@ _HOMES = {
     "Watcher": "peerage.runs.watch",
     "WeightedSoftLabels": "peerage.work.mutual",
     "Weights": "peerage.vectors",
+    "algorithms": "peerage",
+    "compare": "peerage.runs.comparison",
+    "datasets": "peerage.experiment.families",
+    "from_dataset": "peerage.data.examples",
     "in_memory": "peerage.data",
+    "load": "peerage.runs.saved",
+    "models": "peerage",
+    "partitions": "peerage.experiment.families",
     "resume": "peerage.runs.run",
     "run": "peerage.runs.run",
+    "topologies": "peerage.experiment.families",
     "verify": "peerage.runs.verify",
 }
 __all__ = list(_HOMES)
@@ -154,7 +174,10 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'peerage' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    if home == "peerage":  # a subpackage
+        return import_module(f"peerage.{name}")
+    value = globals()[name] = getattr(import_module(home), name)
     return value
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from peerage.errors import InputError
+
 Vectors = Tensor | Sequence[Tensor]
 
 PIECE = 1 << 16  # entries; a piece of three float32 vectors stays inside a 1 MB cache
@@ -99,6 +101,45 @@ def curvature_weighted(
     if rest.numel():
         mean[rest] = weighted_mean([vector[rest] for vector in x], factors)
     return mean
+
+
+def check_share(share: float | None) -> None:
+    """Raise an InputError if this is no share of one sender."""
+    if share is not None and not 0 < share < 1:
+        raise InputError(f"max_share must lie between 0 and 1, got {share}")
+
+
+def capped(h: Sequence[Tensor], share: float | None) -> Sequence[Tensor]:
+    """Weights in proportion to `h`, of which none is above `share` of the sum of its entry.
+
+    What exceeds it goes to the others in proportion, or in equal parts if they are zero. With
+    1 / share vectors or fewer, this is impossible, and all get the same weight. An entry that is
+    zero in all vectors stays so. Without a share, `h` itself is returned.
+
+    >>> h = [torch.tensor([8.0]), torch.tensor([1.0]), torch.tensor([1.0])]
+    >>> torch.stack(list(capped(h, 0.5))).squeeze(1).tolist()
+    [0.5, 0.25, 0.25]
+    """
+    if share is None:
+        return h
+    largest = torch.stack(list(h)).amax(0)
+    # Relative to the largest, so that no sum overflows; zeros stay zeros.
+    weights = torch.stack(list(h)) / torch.where(largest > 0, largest, 1.0)
+    weights = weights / weights.sum(0).clamp(min=1.0)
+    if share * len(weights) <= 1:
+        return list(torch.where(largest > 0, 1.0 / len(weights), 0.0).repeat(len(weights), 1))
+    fixed = torch.zeros_like(weights, dtype=torch.bool)
+    for _ in weights:
+        over = (weights > share) & ~fixed
+        if not over.any():
+            break
+        fixed |= over
+        rest = torch.where(fixed, 0.0, weights)
+        rest = torch.where(~fixed & (rest.sum(0) == 0), 1.0, rest)
+        left = 1.0 - share * fixed.sum(0)
+        scaled = rest * (left / rest.sum(0).clamp(min=torch.finfo(rest.dtype).tiny))
+        weights = torch.where(fixed, share, torch.where(fixed.any(0), scaled, weights))
+    return list(weights)
 
 
 def unit(vector: Tensor) -> Tensor:

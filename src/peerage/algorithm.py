@@ -90,7 +90,14 @@ class Cost:
 
 @dataclass
 class Node(Generic[S]):
-    """What an algorithm can read and do on one node. Assign new tensors; never modify in place."""
+    """What an algorithm can read and do on one node. Assign new tensors; never modify in place.
+
+    >>> import peerage as pg
+    >>> async def round(node: pg.Node[None]) -> None:
+    ...     await node.train(pg.LocalSGD(epochs=1))
+    ...     inbox = await node.exchange(x=node.params)
+    ...     node.params = torch.stack([node.params, *inbox["x"]]).mean(0)
+    """
 
     id: int
     num_nodes: int
@@ -410,7 +417,22 @@ class Node(Generic[S]):
 
 
 class Algorithm(Generic[S]):
-    """A frozen dataclass of hyperparameters; a subclass must implement `round`."""
+    """A frozen dataclass of hyperparameters; a subclass must implement `round`.
+
+    >>> from dataclasses import dataclass
+    >>> import peerage as pg
+    >>> @dataclass(frozen=True)
+    ... class Gossip(pg.Algorithm[None]):
+    ...     local: pg.LocalSGD = pg.LocalSGD(epochs=1)
+    ...
+    ...     async def round(self, node: pg.Node[None]) -> None:
+    ...         await node.train(self.local)
+    ...         inbox = await node.exchange(x=node.params)
+    ...         node.params = torch.stack([node.params, *inbox["x"]]).mean(0)
+    >>> small = {"nodes": 3, "rounds": 1, "topology": "ring", "engine": {"name": "serial"}}
+    >>> pg.run(pg.Experiment(algorithm=Gossip(), **small)).accuracy > 0.1
+    True
+    """
 
     with_hub: ClassVar[bool] = False  # whether the network has a hub; see `peerage.hub`
     nonnegative: ClassVar[frozenset[str]] = frozenset()  # tensors that noise must not make negative
@@ -473,6 +495,13 @@ class Algorithm(Generic[S]):
     def has_final(self) -> bool:
         """Whether there is a final step; False if it does nothing with these hyperparameters."""
         return type(self).final is not Algorithm.final
+
+    def may_meet(self, a: int, b: int) -> bool:
+        """Whether one of two nodes that are not neighbours may send to the other or wait for it.
+
+        Real peers that only dial out cannot reach each other, so they must never meet.
+        """
+        return self.has_final
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         """Every tensor that a message may contain, with its shape and type.

@@ -15,12 +15,21 @@ PeerageError            1   something failed while running
 A PeerageWarning informs the user, and does not stop the run.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
 class PeerageError(Exception):
-    """An error with a one-line text for the user: the value and the remedy."""
+    """An error with a one-line text for the user: the value and the remedy.
+
+    >>> import peerage as pg
+    >>> try:
+    ...     pg.Experiment(nodes=0)
+    ... except pg.PeerageError as error:
+    ...     print(error)
+    nodes must be at least 1, got 0
+    """
 
     exit_code = 1
 
@@ -59,6 +68,15 @@ class Interrupted(PeerageError):
 
 class PeerageWarning(UserWarning):
     """A warning about something that is allowed but may surprise the user."""
+
+
+def shell_command(*words: object) -> str:
+    """A command of a hint, quoted so that it can be pasted into a shell as it is.
+
+    >>> shell_command("resume", "runs/a b;c")
+    "peerage resume 'runs/a b;c'"
+    """
+    return shlex.join(["peerage", *map(str, words)])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from peerage.errors import CheckpointError, DiskError, TooManyOpenFiles
+from peerage.errors import CheckpointError, DiskError, TooManyOpenFiles, shell_command
 
 
 def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> None:
@@ -43,7 +44,7 @@ def disk_errors(path: Path, remedy: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = remedy or f"run `peerage resume {path.parent}`"
+            remedy = remedy or f"run `{shell_command('resume', path.parent)}`"
             raise DiskError(
                 f"disk is full while writing {path}; free space and {remedy}"
             ) from error
@@ -107,3 +108,12 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
     return value
+
+
+def socket_folder() -> str:
+    """The folder for temporary sockets: that for temporary files, unless its path is too long.
+
+    The path of a socket has at most 107 characters on Linux.
+    """
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= 60 else "/tmp"

@@ -29,7 +29,12 @@ Payload = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class HubAlgorithm(Algorithm[S]):
-    """A round is `broadcast` at the hub, `answer` at the clients, and `merge` at the hub."""
+    """A round is `broadcast` at the hub, `answer` at the clients, and `merge` at the hub.
+
+    >>> import peerage as pg
+    >>> pg.FedAvg(clients=5).participation(nodes=20), issubclass(pg.FedAvg, pg.HubAlgorithm)
+    (0.25, True)
+    """
 
     with_hub: ClassVar[bool] = True
 

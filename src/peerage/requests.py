@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from peerage.work.context import LocalContext
 
 PRE_ROUND = -1  # number of the round before the first, in which nodes estimate the gain
+SLACK = 0.1  # share by which a value may exceed its bound: int8 moves a norm by up to 7 %
 UNNUMBERED = -1  # number of a message that was not sent through a node
 # The types of tensors that a message may contain, in every engine, by their safetensors names.
 DTYPES = {
@@ -59,10 +60,20 @@ def check_dtype(dtype: torch.dtype, subject: str) -> None:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The shape and type that a tensor in a message must have."""
+    """The shape and type that a tensor in a message must have, and the bounds of its values.
+
+    Declare every bound that the algorithm guarantees: real peers reject messages beyond it, so that
+    no member can buy weight with a large number. Rounding on the wire is allowed for. Noise breaks
+    bounds of floats, which are then not checked, except that `nonnegative` tensors stay so.
+    """
 
     shape: Shape
     dtype: torch.dtype = torch.float32  # one of `DTYPES`
+    low: float | None = None  # the smallest value of an entry
+    high: float | None = None  # the largest
+    norm: float | None = None  # the largest Euclidean norm, in round 0
+    growth: float = 0.0  # of that norm per round
+    total: float | None = None  # the sum of all entries, such as 1 for proportions
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype, "message_schema declares a tensor")
@@ -79,6 +90,38 @@ class TensorSpec:
 
     def fits(self, tensor: Tensor) -> bool:
         return tensor.dtype == self.dtype and self.allows(tensor.shape)
+
+    def broken_bound(self, tensor: Tensor, round: int = 0) -> str | None:
+        """Which bound a tensor exceeds, in words; None if it is within all of them.
+
+        >>> TensorSpec((2,), norm=1.0, growth=0.5).broken_bound(torch.tensor([3.0, 4.0]), round=1)
+        'norm 5, at most 1.5'
+        >>> TensorSpec((2,), low=0.0, total=1.0).broken_bound(torch.tensor([0.5, 0.5]))
+        """
+        if not tensor.numel():
+            return None
+        slack = SLACK if tensor.is_floating_point() else 0.0
+        if self.low is not None and float(tensor.min()) < self.low - slack * abs(self.low):
+            return f"an entry {float(tensor.min()):g}, at least {self.low:g}"
+        if self.high is not None and float(tensor.max()) > self.high + slack * abs(self.high):
+            return f"an entry {float(tensor.max()):g}, at most {self.high:g}"
+        if self.norm is not None:
+            bound = self.norm + self.growth * max(round, 0)
+            norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+            if norm > (1 + SLACK) * bound:
+                return f"norm {norm:g}, at most {bound:g}"
+        if self.total is not None:
+            total = float(tensor.sum(dtype=torch.float64))
+            if abs(total - self.total) > SLACK * abs(self.total):
+                return f"sum {total:g}, not {self.total:g}"
+        return None
+
+    def under_noise(self, nonnegative: bool) -> "TensorSpec":
+        """What holds after noise was added: bounds of integers, and that nothing is negative."""
+        if not self.dtype.is_floating_point:
+            return self
+        low = 0.0 if nonnegative and self.low is not None and self.low >= 0 else None
+        return TensorSpec(self.shape, self.dtype, low)
 
 
 class Request(Generic[A]):
@@ -118,7 +161,16 @@ def recorded(method: Callable[P, Coroutine[Any, Any, A]]) -> Callable[P, Awaitab
 
 
 class Compute(Request[A]):
-    """Work on the node's own data. A new kind of local work is a new subclass, not a new engine."""
+    """Work on the node's own data. A new kind of local work is a new subclass, not a new engine.
+
+    >>> import peerage as pg
+    >>> class Count(pg.Compute[int]):
+    ...     # the number of the own examples of a node
+    ...     def run(self, local) -> int:
+    ...         return len(local.train)
+    >>> Count().phase
+    'compute'
+    """
 
     phase: ClassVar[str] = "compute"  # the phase under which its time is recorded
 
@@ -167,7 +219,12 @@ class Enveloped:
 
 @dataclass(frozen=True)
 class Message(Enveloped):
-    """A payload and its envelope; `sender`, `examples` and the like read the envelope."""
+    """A payload and its envelope; `sender`, `examples` and the like read the envelope.
+
+    >>> import peerage as pg
+    >>> def largest(inbox: pg.Inbox) -> pg.Message:
+    ...     return max(inbox.messages, key=lambda message: message.examples)
+    """
 
     envelope: Envelope
     payload: Mapping[str, Tensor]
@@ -219,7 +276,14 @@ class Receive(Request[tuple[Message, ...]]):
 
 @dataclass(frozen=True)
 class Inbox:
-    """Messages ordered by sender. Some may be missing; weights cover the messages that arrived."""
+    """Messages ordered by sender. Some may be missing; weights cover the messages that arrived.
+
+    >>> import peerage as pg
+    >>> envelope = Envelope(sender=3, examples=100, degree=2, architecture="mlp")
+    >>> inbox = pg.Inbox((pg.Message(envelope, {"x": torch.ones(2)}),), owner=0)
+    >>> inbox.senders, inbox["x"], inbox.stack("x").shape
+    ((3,), [tensor([1., 1.])], torch.Size([1, 2]))
+    """
 
     messages: tuple[Message, ...]
     owner: int

@@ -37,7 +37,7 @@ def parse(text: str, kind: str, family: Family) -> Any:
                 f"write {name}:key=value,key=value"
             )
         options[key.strip()] = value.strip()
-    name = name.strip()
+    name = registered(name.strip(), family)
     hints = get_type_hints(family[name]) if name in family else {}
     # In text, none stands for None wherever an option allows it.
     options = {k: None if _is_none(v, hints.get(k)) else v for k, v in options.items()}
@@ -52,7 +52,37 @@ def from_table(table: Mapping[str, Any], kind: str, family: Family) -> Any:
     return build(str(table["name"]), options, kind, family)
 
 
+def registered(name: str, family: Family) -> str:
+    """The registered name for a name, which may also be that of the class: erdos-renyi for er."""
+    known = {kebab(cls.__name__): key for key, cls in family.items()}
+    return name if name in family else known.get(name, name)
+
+
+def kebab(name: str) -> str:
+    """The name of a class as users write it in text.
+
+    >>> kebab("ErdosRenyi"), kebab("MLP"), kebab("CifarCNN")
+    ('erdos-renyi', 'mlp', 'cifar-cnn')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+
+
+def class_names(family: Family) -> list[str]:
+    return sorted({cls.__name__ for cls in family.values()})
+
+
+def class_named(name: str, kind: str, family: Family) -> type[Any]:
+    """The class of a family with this name; raises an AttributeError if there is none."""
+    for cls in family.values():
+        if cls.__name__ == name:
+            return cls
+    raise AttributeError(
+        f"there is no {kind} class {name!r}; {did_you_mean(name, class_names(family))}"
+    )
+
+
 def build(name: str, options: Mapping[str, Any], kind: str, family: Family) -> Any:
+    name = registered(name, family)
     if name not in family:
         raise InputError(f"unknown {kind} {name!r}; {did_you_mean(name, family)}")
     return construct(family[name], options, f"{kind} {name!r}")

@@ -245,6 +245,8 @@ def declared(algorithm: Algorithm[Any]) -> None:
         require(name in known, f"node {sender} sends a tensor {name!r}, which it does not declare")
         about = f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {known[name]}"
         require(known[name].fits(tensor), about)
+        broken = known[name].broken_bound(tensor, experiment.rounds)
+        require(broken is None, f"{name!r} has {broken} as it declares")
 
 
 LAWS: dict[str, Callable[[Algorithm[Any]], None]] = {

@@ -30,7 +30,12 @@ REST = {"core": "head", "head": "core"}
 
 @dataclass(frozen=True)
 class Weights:
-    """One model as a value: its parameters, its running statistics and its architecture."""
+    """One model as a value: its parameters, its running statistics and its architecture.
+
+    >>> import peerage as pg
+    >>> pg.Weights(torch.zeros(8), torch.zeros(0), "mlp").params.shape
+    torch.Size([8])
+    """
 
     params: Tensor  # [d]
     buffers: Tensor  # [b]
@@ -64,7 +69,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The position of each tensor of a model in its flat vector."""
+    """The position of each tensor of a model in its flat vector.
+
+    >>> import peerage as pg
+    >>> layout = pg.Layout.of(nn.Linear(3, 2).named_parameters())
+    >>> layout.size, [slot.name for slot in layout.slots]
+    (8, ['weight', 'bias'])
+    """
 
     slots: tuple[Slot, ...]
     head_modules: tuple[str, ...] = ()  # by default, the last layer with parameters

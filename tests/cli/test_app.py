@@ -1,9 +1,11 @@
 """What the commands print and write, on very short runs."""
 
 import json
+import shlex
 import tomllib
 from collections.abc import Iterator
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import typer
 from support.command_line import TINY, Outcome, error_line, flags, peerage, start
 from support.processes import TIMEOUT
 
+import peerage as peerage_package
 from peerage.cli.app import app
 from peerage.cli.run import split_specs
 from peerage.data import PUBLISHED
@@ -217,10 +220,11 @@ def test_compare_prints_table_and_chart() -> None:
     for text in ("DecAvg", "DecHW (theta=1)", "Local", "accuracy ± std", "round", "└┬"):
         assert text in done.out
     assert done.lines[-1] == "Report: here/report.html"
-    assert sorted(path.name for path in Path("here").iterdir()) == [
+    assert sorted(path.name for path in Path("here").glob("[!.]*")) == [
         "1-decavg",
         "2-dechw",
         "3-local",
+        "comparison.json",
         "report.html",
     ]
     assert "DecAvg: round 2/2" in done.err
@@ -407,6 +411,33 @@ def test_topology_gives_the_numbers_of_a_graph(home: Path) -> None:
 # Help
 
 
+def test_the_version() -> None:
+    done = ok("--version")
+    assert done.out == f"peerage {peerage_package.__version__}\n"
+    assert peerage_package.__version__ == version("peerage")
+
+
+@pytest.mark.parametrize("line", ["", "data ", "run ", "certs add "])
+def test_short_and_long_help_are_the_same(line: str) -> None:
+    assert ok(f"{line}-h").out == ok(f"{line}--help").out
+
+
+@pytest.mark.parametrize("line", ["--nodes 4 --nodes x", "--nodes=4 --lr 1 --nodes=x"])
+def test_errors_about_repeated_flags_name_the_value_that_applies(line: str) -> None:
+    assert "'--nodes'" in (message := error_line(peerage(f"run {line}")))
+    assert message.endswith("(got 'x'); see --help")
+
+
+@pytest.mark.parametrize("name", ["a b", "it's;echo no", "c:*"])
+def test_hints_can_be_pasted_into_a_shell(home: Path, name: str) -> None:
+    folder = home / f"{name}  1"  # two spaces are kept
+    folder.mkdir()
+    (folder / "experiment.toml").touch()
+    message = error_line(peerage(f"run {QUICK} --out", folder))
+    command = message.rpartition("with `")[2].removesuffix("`")
+    assert shlex.split(command) == ["peerage", "resume", str(folder)]
+
+
 def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -425,6 +456,7 @@ def test_all_commands_are_there() -> None:
         "certs list",
         "certs request",
         "certs revoke",
+        "certs rotate",
         "certs sign",
         "certs sign-network",
         "compare",

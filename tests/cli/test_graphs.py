@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from support.command_line import peerage
 
+from peerage.cli.graphs import MEANINGS
+
 
 def answer(line: str, *more: object) -> dict[str, Any]:
     ended = peerage(line + " --json", *more)
@@ -30,9 +32,25 @@ def test_diffuse_for_people_and_as_a_picture(tmp_path: Path) -> None:
     ended = peerage("diffuse --nodes 60 --rounds 12 --plot", tmp_path / "model.png")
     assert ended.code == 0
     shown = {line[:18].strip(): line[18:].strip() for line in ended.lines}
-    assert float(shown["sigma ap start"]) == pytest.approx(1, abs=0.1)
+    assert float(shown["sigma ap start"].split()[0]) == pytest.approx(1, abs=0.1)
+    assert "deviation across the parameters of a node, at first" in ended.out
     assert "diffusion on regular:k=8: round 12/12" in ended.err
     assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("width", ["44", "80", "120"])
+@pytest.mark.parametrize("line", ["topology er:p=0.2 --nodes 30", "diffuse --nodes 60 --rounds 2"])
+def test_every_number_is_explained(line: str, width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    ended = peerage(line)
+    shown = " ".join(ended.out.split())
+    # The curves are shown by their ends.
+    curves = [f"sigma_{which} {when}" for which in ("ap", "an") for when in ("start", "end")]
+    keys = answer(line).keys() - {"topology", "seed", "sigma_ap", "sigma_an"}
+    for key in (*keys, *(curves if "diffuse" in line else ())):
+        assert MEANINGS[key] in shown
+    meanings = [line for line in ended.lines if line.startswith(" ")]
+    assert max(map(len, meanings), default=0) <= int(width)
 
 
 def test_a_graph_can_be_rewired_first() -> None:

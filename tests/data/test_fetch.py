@@ -543,6 +543,29 @@ def test_the_right_one_of_two_files_of_a_name_is_taken(publish, tmp_path):
     assert content_of(fetch("toy", tmp_path / "cache", folder=tmp_path / "given")) == FILES
 
 
+def test_a_given_folder_is_used_although_the_cache_has_the_files(publish, tmp_path):
+    publish()
+    given = tmp_path / "given"
+    given.mkdir()
+    for name, content in FILES.items():
+        (given / name).write_bytes(content)
+    cached = fetch("toy", tmp_path / "cache", folder=given)
+    seen = []
+    fetch("toy", tmp_path / "cache", folder=given, progress=lambda *args: seen.append(args[2]))
+    assert sorted(seen) == sorted(f"{name} checked" for name in FILES)
+    (given / next(iter(FILES))).write_bytes(b"another")
+    with pytest.raises(DataError, match="differs from the published file"):
+        fetch("toy", tmp_path / "cache", folder=given)
+    assert content_of(cached) == FILES  # as before
+
+
+def test_a_folder_cannot_be_given_for_every_data_set(tmp_path):
+    with pytest.raises(InputError, match=r"--from does not copy so2sat.* so2sat:path=FOLDER"):
+        fetch("so2sat", tmp_path, folder=tmp_path)
+    with pytest.raises(InputError, match="digits is part of the package; leave out --from"):
+        fetch("digits", tmp_path, folder=tmp_path)
+
+
 def test_a_folder_without_the_right_files_is_explained(publish, tmp_path):
     publish()
     given = tmp_path / "given"

@@ -40,6 +40,7 @@ from peerage.models.start import Architecture
 from peerage.net.peer.network import Member, Network, differing
 from peerage.privacy import Noise
 from peerage.records.environment import environment
+from peerage.runs import comparison
 from peerage.runs import run as running
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
@@ -488,7 +489,8 @@ def captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Captured:
         assert error_line(peerage(line, *more)) == "captured"
         return seen[-1]
 
-    monkeypatch.setattr(running, "run", run)
+    for module in (running, comparison):
+        monkeypatch.setattr(module, "run", run)
     return capture
 
 

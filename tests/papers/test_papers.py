@@ -608,6 +608,14 @@ def test_calibration_measures_and_remembers(tmp_path, monkeypatch):
     assert fresh.averaged() > 1e6
     assert fresh.products() > 1e6
     assert Speeds(tmp_path / "speeds.json").averaged() == fresh.averaged()
+    day = 24 * 3600
+    later = Speeds(tmp_path / "speeds.json", lambda: fresh.measured + 29 * day)
+    assert (later.rates, later.measured) == (fresh.rates, fresh.measured)
+    assert Speeds(tmp_path / "speeds.json", lambda: fresh.measured + 31 * day).rates == {}
+    saved = json.loads((tmp_path / "speeds.json").read_text())
+    del saved["measured"]  # as an earlier version wrote it, by wall time
+    (tmp_path / "speeds.json").write_text(json.dumps(saved))
+    assert Speeds(tmp_path / "speeds.json").rates == {}
     (tmp_path / "speeds.json").write_text("damaged")
     assert Speeds(tmp_path / "speeds.json").rates == {}
 
@@ -668,3 +676,87 @@ def test_files_without_the_study_are_rejected(outside, tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(InputError, match="it defines no Study"):
         runner.find(f"{tmp_path}/empty.py:MINE")
+
+
+OWN_CODE = """
+from dataclasses import dataclass, replace
+from math import prod
+
+from torch import nn
+
+from peerage import DecAvg
+from peerage.papers.runner import STUDIES
+from peerage.papers.study import Training
+from peerage.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Here(DecAvg):
+    pass
+
+
+def jobs(plan):
+    settings = {"dataset": "digits", "nodes": 3, "rounds": 1, "topology": "ring"}
+    settings |= {"partition": "iid", "local": {"epochs": 1}, "engine": {"name": "serial"}}
+    place = STUDIES["p0-fig2"].jobs(plan)[0].place
+    algorithms = {"mine": "mine.py:Mine:weights=uniform", "here": Here()}
+    return [
+        Training(place, Experiment(**settings, algorithm=one, model="mine.py:Net"))
+        for one in algorithms.values()
+    ]
+
+
+MINE = replace(STUDIES["p0-fig2"], id="own-code", jobs=jobs)
+"""
+MINE = """
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from peerage import DecAvg
+
+
+@dataclass(frozen=True)
+class Mine(DecAvg):
+    pass
+
+
+@dataclass(frozen=True)
+class Net:
+    def build(self, shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+"""
+
+
+@pytest.mark.slow
+def test_a_study_may_use_own_algorithms_and_models(outside, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outside.write_text(OWN_CODE)
+    (tmp_path / "mine.py").write_text(MINE)
+    line = f"reproduce {outside}:MINE --scale smoke --json --out home"
+    outcome = peerage(line)
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.lines[-1])["done"] == 2
+    folders = sorted(path.name for path in (tmp_path / "home" / "runs").iterdir())
+    assert [name.rpartition("-")[0] for name in folders] == [
+        "digits-iid-Here-seed0",
+        "digits-iid-Mine-seed0",
+    ]
+    again = json.loads(peerage(line).lines[-1])
+    assert (again["done"], again["skipped"]) == (0, 2)
+    (tmp_path / "mine.py").write_text(MINE + "# changed\n")  # also the model of the other
+    assert json.loads(peerage(line).lines[-1])["done"] == 2
+
+
+def test_speeds_do_not_count_the_time_of_other_programs(monkeypatch):
+    """A call takes 10 ms of this process; the machine lets it wait for a minute in between."""
+    clock = {"own": 0.0, "wall": 0.0}
+
+    def work():
+        clock["own"] += 0.01
+        clock["wall"] += 60.0
+
+    monkeypatch.setattr(calibrate, "process_time", lambda: clock["own"])
+    monkeypatch.setattr("time.perf_counter", lambda: clock["wall"])
+    assert calibrate._per_second(work) == pytest.approx(100)

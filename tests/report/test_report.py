@@ -306,6 +306,19 @@ def progress(console: Console) -> tuple[terminal.RunProgress, list[float]]:
     return terminal.RunProgress(console, clock=lambda: now[0]), now
 
 
+def test_progress_shows_own_metrics() -> None:
+    file = io.StringIO()
+    bars, _ = progress(Console(file=file, width=120))
+    with bars:
+        bars.start("DecAvg", 2)
+        bars.advance(1, 0.5, {"wrong": 0.25})
+        bars.advance(2, None, {"wrong": None})  # not evaluated
+        bars.finish()
+    assert [line.split(", ")[1:3] for line in file.getvalue().splitlines()] == [
+        ["accuracy 50.0 %", "wrong 0.25"]
+    ] * 2
+
+
 def test_a_log_gets_a_line_about_every_tenth() -> None:
     file = io.StringIO()
     bars, now = progress(Console(file=file, width=20))
@@ -404,6 +417,13 @@ def test_curves_hold_the_numbers(pair: list[RunRecord]) -> None:
     traffic = figures.bytes_and_accuracy(pair).axes[0].get_lines()
     assert list(traffic[0].get_xdata()) == [0, 1000, 1500, 2000]
     assert figures.curves(pair, "consensus").axes[0].get_yscale() == "log"
+
+
+def test_bytes_per_node_never_become_less(pair: list[RunRecord]) -> None:
+    """A node that misses rounds does not make the others have sent more, and then less again."""
+    pair[0].network[1]["nodes"] = 1
+    traffic = figures.bytes_and_accuracy(pair).axes[0].get_lines()
+    assert list(traffic[0].get_xdata()) == [0, 1000, 1500, 2000]
 
 
 def test_phases_are_means_and_the_rest_is_other(pair: list[RunRecord]) -> None:
@@ -703,6 +723,35 @@ def test_the_table_by_hand(in_groups: RunRecord) -> None:
         console.print(table)
     text = console.file.getvalue()
     assert all(cell in text for line in LINES for cell in line)
+
+
+@pytest.mark.parametrize("width", [44, 80, 120])
+def test_nothing_is_cut_in_a_narrow_terminal(in_groups: RunRecord, width: int) -> None:
+    console = Console(width=width, file=io.StringIO())
+    whole = tables.rich_table(tables.compare([in_groups]), width)
+    for table in (whole, *groups.group_tables([in_groups], width)):
+        console.print(table)
+    label = "DecAvg (weights=uniform, noise 0.01, clip 1)"
+    console.print(terminal.Chart({label: ([0, 1], [0.1, 0.5])}))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert all(cell in text for line in LINES for cell in line)
+    assert f"{label} 50.0 %" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [44, 80, 120])
+def test_progress_is_not_cut_in_a_narrow_terminal(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    now = [0.0]
+    with terminal.RunProgress(console, lambda: now[0], ticking=False) as bar:
+        bar.start("DecHW (theta=30)", 300)
+        now[0] = 3600.0
+        bar.advance(12, 0.9312)
+    shown = " ".join(console.file.getvalue().split())
+    assert "round 12/300, 93.1 %," in shown
+    assert "1:00:00, 1 day, 0:00:00 left" in shown
+    assert "…" not in shown
 
 
 def drawn(record: RunRecord) -> list[str]:

@@ -14,7 +14,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.command_line import TINY, error_line, peerage
-from support.forked import forked_peers
 from torch import Tensor, nn
 
 import peerage as pg
@@ -567,7 +566,6 @@ def test_a_client_of_a_hub_keeps_no_model(tmp_path):
 
 
 @pytest.mark.slow
-@forked_peers()
 def test_networks_and_single_peers_give_their_models(tmp_path, monkeypatch):
     home = tmp_path / "up"
     done = peerage(

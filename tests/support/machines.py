@@ -6,17 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
 import pytest
-from support.forked import Forked
 from support.processes import TIMEOUT
 
 from peerage import Experiment
 from peerage.experiment.identity import own_code
+from peerage.net.deploy.forked import Forked
 from peerage.net.deploy.up import free_ports
 from peerage.net.peer.network import MAJORITY, Member, Network, Timeouts
 from peerage.net.trust.certs import Authority
@@ -35,12 +35,16 @@ class Machines:
         timeouts: Timeouts,
         hosts: Sequence[str] | None = None,
         quorum: int | str = MAJORITY,
+        dials_out: Collection[int] = (),
     ) -> None:
         self.home = home
         count = experiment.nodes_and_hub
         hosts = hosts or ["127.0.0.1"] * count
         addresses = zip(hosts, free_ports(count), strict=True)
-        members = tuple(Member(f"node-{i}", f"{h}:{p}") for i, (h, p) in enumerate(addresses))
+        members = tuple(
+            Member(f"node-{i}", "" if i in dials_out else f"{h}:{p}", dials_out=i in dials_out)
+            for i, (h, p) in enumerate(addresses)
+        )
         network = Network("test", experiment, members, timeouts, quorum=quorum)
         (home / "experiment.toml").write_text(experiment.to_toml())
         (home / "network.toml").write_text(network.to_toml("experiment.toml"))
@@ -115,10 +119,14 @@ class Machines:
 
 
 class Cable:
-    """Machines of two rooms, each a network namespace, and a cable between the rooms."""
+    """Machines of two rooms, each a network namespace, and a cable between the rooms.
+
+    Each machine also has a link of its own, which can be cut or slow.
+    """
 
     def __init__(self, rooms: Sequence[Sequence[int]], stack: ExitStack) -> None:
         self.stack = stack
+        self.rooms = {me: room for room, members in enumerate(rooms) for me in members}
         self.switch = self._namespace(["unshare", "--user", "--map-root-user", "--net"])
         self.machines: dict[int, int] = {}
         for room, members in enumerate(rooms):
@@ -143,16 +151,32 @@ class Cable:
         self.ip(f"link add to{me} type veth peer name eth0 netns {machine}")
         self.ip(f"link set to{me} master room{room} up")
         for line in ("link set lo up", f"addr add {host(me)}/24 dev eth0", "link set eth0 up"):
-            subprocess.run([*entering(machine), "ip", *line.split()], check=True)
+            _within(machine, f"ip {line}")
 
     def ip(self, line: str) -> None:
-        subprocess.run([*entering(self.switch), "ip", *line.split()], check=True)
+        _within(self.switch, f"ip {line}")
 
     def cut(self) -> None:
         self.ip("link set end0 down")
 
     def restore(self) -> None:
         self.ip("link set end0 up")
+
+    def cut_off(self, me: int) -> None:
+        """Lose all packets of a machine, without a sign that it could notice."""
+        self.ip(f"link set to{me} nomaster")
+
+    def reconnect(self, me: int) -> None:
+        self.ip(f"link set to{me} master room{self.rooms[me]}")
+
+    def limit(self, me: int, rate: str) -> None:
+        """Limit both directions of a machine's link, to a rate such as 6kbit."""
+        _within(self.switch, f"tc qdisc replace dev to{me} root {QUEUE} rate {rate}")
+        _within(self.machines[me], f"tc qdisc replace dev eth0 root {QUEUE} rate {rate}")
+
+
+# A queue of 32 kB, as in a modem: a little more than the messages of one round here.
+QUEUE = "tbf burst 3200 limit 32000"
 
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -166,13 +190,32 @@ def host(me: int) -> str:
     return f"10.77.0.{me + 1}"
 
 
-@contextmanager
-def two_rooms(*rooms: Sequence[int]) -> Iterator[Cable]:
-    if missing := [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]:
-        pytest.skip(f"not installed: {', '.join(missing)} (packages util-linux and iproute2)")
-    trial = "unshare --user --map-root-user --net ip link add end0 type veth peer name end1"
-    tried = subprocess.run(trial.split(), capture_output=True, text=True)
+def _within(namespace: int, command: str) -> None:
+    subprocess.run([*entering(namespace), *command.split()], check=True)
+
+
+def why_impossible(slow_links: bool = False) -> str | None:
+    """Why this machine cannot have network namespaces, or slow links in them; None if it can."""
+    tools = ("unshare", "nsenter", "ip", *(["tc"] if slow_links else []))
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        return f"not installed: {', '.join(missing)} (packages util-linux and iproute2)"
+    trial = "ip link add end0 type veth peer name end1"
+    if slow_links:
+        trial += f" && tc qdisc add dev end0 root {QUEUE} rate 6kbit"
+    tried = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", trial],
+        capture_output=True,
+        text=True,
+    )
     if tried.returncode:
-        pytest.skip(f"network namespaces are not possible here: {tried.stderr.strip()}")
+        what = "network namespaces with slow links" if slow_links else "network namespaces"
+        return f"{what} are not possible here: {tried.stderr.strip()}"
+    return None
+
+
+@contextmanager
+def two_rooms(*rooms: Sequence[int], slow_links: bool = False) -> Iterator[Cable]:
+    if reason := why_impossible(slow_links):
+        pytest.skip(reason)
     with ExitStack() as stack:
         yield Cable(rooms, stack)

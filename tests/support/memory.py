@@ -17,9 +17,11 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self.receivers: dict[int, Receiver] = {}
         self.cut: set[tuple[int, int]] = set()  # (sender, recipient)
+        self.revoked: frozenset[int] = frozenset()  # as the revocation lists of all peers say
 
     def find(self, sender: int, recipient: int) -> Receiver | None:
-        return None if (sender, recipient) in self.cut else self.receivers.get(recipient)
+        revoked = self.revoked & {sender, recipient}
+        return None if revoked or (sender, recipient) in self.cut else self.receivers.get(recipient)
 
 
 class MemoryTransport:
@@ -37,6 +39,9 @@ class MemoryTransport:
 
     def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> None:
         """Nothing to do: a network in memory has no list of members."""
+
+    def revoked(self) -> frozenset[int]:
+        return self.network.revoked
 
     async def send(self, header: Header, payload: Buffer, deadline: float) -> None:
         async with _until(deadline, header.recipient):
@@ -68,11 +73,20 @@ class MemoryTransport:
                     return await receiver.answer(question, self.me)
                 await asyncio.sleep(RETRY_DELAY)
 
+    async def ask_status(self, peer: int, deadline: float, about: str = "") -> bytes:
+        receiver = self.network.find(self.me, peer)
+        if receiver is None:
+            raise Unreachable(f"node {peer} could not be reached")
+        return await (receiver.report_of(about) if about else receiver.report())
+
     def reachable(self, peer: int) -> bool:
         return self.network.find(self.me, peer) is not None
 
     def failure(self, peer: int, since: float) -> str | None:
         return None if self.reachable(peer) else "the cable is cut"
+
+    def release(self, peer: int) -> None:
+        """Nothing to do: a network in memory has no connections."""
 
     async def stop(self) -> None:
         self.network.receivers.pop(self.me, None)

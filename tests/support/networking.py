@@ -21,11 +21,12 @@ from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
 from peerage.net.wire.grpc import GrpcTransport
-from peerage.net.wire.server import Limits
+from peerage.net.wire.limits import Limits
 from peerage.net.wire.transport import Transport
 
 QUICK = Timeouts(start=300.0, message=300.0, idle=1.0)  # for peers that leave and return
 CALM = Timeouts(start=600.0, message=300.0, idle=30.0)  # for peers that stay
+LONG = 3600.0  # seconds, of a loop whose time a test moves
 BROKEN = 300.0  # seconds; only a broken program takes longer
 # For connections between peers that stay, however slow their machine is.
 CALM_LIMITS = Limits(idle_timeout=3600.0, min_rate=1 << 16, grace=120.0)
@@ -46,6 +47,30 @@ def skip(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SkippingLoop)
     loop.skipped += seconds
+
+
+class StandingLoop(SkippingLoop):
+    """An event loop whose time only a test moves, so that it can count seconds."""
+
+    def time(self) -> float:
+        return self.skipped
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def ended(work: Awaitable[Any], within: float = LONG) -> float:
+    """Let time pass until the work is done; after how many seconds it was."""
+    task, now = asyncio.ensure_future(work), asyncio.get_running_loop().time
+    start = now()
+    while not task.done():
+        assert now() < start + within
+        await settle()
+        skip(0.05)
+    await task
+    return now() - start
 
 
 def run_skipping(main: Coroutine[Any, Any, Result]) -> Result:
@@ -69,8 +94,8 @@ def network_of(experiment: Experiment, ports: Sequence[int] = (), **changes: Any
         Member(f"node-{number}", f"127.0.0.1:{port}")
         for number, port in enumerate(ports or range(10_000, 10_000 + count))
     )
-    settings: dict[str, Any] = {"timeouts": QUICK}
-    return Network("test", experiment, members, **(settings | changes))
+    settings: dict[str, Any] = {"members": members, "timeouts": QUICK}
+    return Network("test", experiment, **(settings | changes))
 
 
 class InMemory:

@@ -56,3 +56,15 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "def-kt": DefKT,
     "dec-fml": DecFML,
 }
+
+
+def __getattr__(name: str) -> type[Algorithm[Any]]:
+    """A class that a user has added to `ALGORITHMS`."""
+    for cls in ALGORITHMS.values():
+        if cls.__name__ == name:
+            return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({"ALGORITHMS", *(cls.__name__ for cls in ALGORITHMS.values())})

@@ -13,7 +13,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class CFA(Algorithm[None]):
-    """Move towards the neighbours' data-weighted mean; epsilon 1 replaces the model by it."""
+    """Move towards the neighbours' data-weighted mean; epsilon 1 replaces the model by it.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.CFA(epsilon=0.5))
+    >>> experiment == pg.Experiment(algorithm="cfa:epsilon=0.5")
+    True
+    """
 
     local: LocalSGD = LocalSGD()
     epsilon: float = 1.0  # -1 stands for 1 / degree

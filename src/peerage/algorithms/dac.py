@@ -34,7 +34,13 @@ class Similarities:
 
 @dataclass(frozen=True)
 class DAC(Algorithm[Similarities]):
-    """Average with the models of peers that are drawn by how well their models fit the data."""
+    """Average with the models of peers that are drawn by how well their models fit the data.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DAC(peers=3))
+    >>> experiment == pg.Experiment(algorithm="dac:peers=3")
+    True
+    """
 
     evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-aggregation"
     nonnegative: ClassVar[frozenset[str]] = frozenset({"s"})
@@ -72,8 +78,9 @@ class DAC(Algorithm[Similarities]):
         return Similarities(torch.zeros(node.num_nodes), nodes == node.id)  # never estimates itself
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
+        s = TensorSpec((dimensions.nodes,), low=0.0, high=1 / MIN_LOSS)
         schema = {**super().message_schema(dimensions), "ask": TensorSpec((1,), torch.bool)}
-        return schema | ({"s": TensorSpec((dimensions.nodes,))} if self.two_hop else {})
+        return schema | ({"s": s} if self.two_hop else {})
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         share = dimensions.nodes / dimensions.layout.size
@@ -129,6 +136,9 @@ class DAC(Algorithm[Similarities]):
     @property
     def has_final(self) -> bool:
         return self.final_mean
+
+    def may_meet(self, a: int, b: int) -> bool:
+        return True
 
     async def final(self, node: Node[Similarities]) -> None:
         await average(node, "uniform", to=all_others(node))

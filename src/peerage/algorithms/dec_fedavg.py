@@ -20,7 +20,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class DecFedAvg(RotatingHub[None]):
-    """A random client averages its own model and those of senders, by architecture."""
+    """A random client averages its own model and those of senders, by architecture.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecFedAvg(senders=4.0))
+    >>> experiment == pg.Experiment(algorithm="dec-fedavg:senders=4")
+    True
+    """
 
     local: LocalSGD = ONE_EPOCH
 
@@ -57,7 +63,13 @@ class DecFedAvg(RotatingHub[None]):
 
 @dataclass(frozen=True)
 class DecFedProx(DecFedAvg):
-    """Dec. FedAvg with a pull towards the model before local training."""
+    """Dec. FedAvg with a pull towards the model before local training.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecFedProx(mu=0.1))
+    >>> experiment == pg.Experiment(algorithm="dec-fedprox:mu=0.1")
+    True
+    """
 
     mu: float = 0.01  # strength of the pull; P1 does not state it
 

@@ -26,7 +26,13 @@ MEME = "meme"
 
 @dataclass(frozen=True)
 class DecFML(RotatingHub[Weights]):
-    """Train its model and a meme together; a random client averages the memes of senders."""
+    """Train its model and a meme together; a random client averages the memes of senders.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecFML(alpha=0.3))
+    >>> experiment == pg.Experiment(algorithm="dec-fml:alpha=0.3")
+    True
+    """
 
     personal: ClassVar[bool] = True  # a node's own model is never sent
 

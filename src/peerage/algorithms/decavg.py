@@ -13,7 +13,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class DecAvg(Algorithm[None]):
-    """Replace a node's model by the weighted mean of its own and its neighbours' models."""
+    """Replace a node's model by the weighted mean of its own and its neighbours' models.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecAvg(weights="uniform"))
+    >>> experiment == pg.Experiment(algorithm="decavg:weights=uniform")
+    True
+    """
 
     local: LocalSGD = LocalSGD()
     # By examples, equal, doubly stochastic (undirected graphs only), or the edge weights.

@@ -22,6 +22,11 @@ class DecDiff(Algorithm[None]):
 
     A node keeps its own running statistics, because they always fit its parameters; see
     docs/decisions/011-decdiff-keeps-its-statistics.md.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecDiff(s=2.0))
+    >>> experiment == pg.Experiment(algorithm="decdiff:s=2.0")
+    True
     """
 
     local: LocalSGD = LocalSGD()
@@ -58,7 +63,13 @@ class DecDiff(Algorithm[None]):
 
 @dataclass(frozen=True)
 class DecDiffVT(DecDiff):
-    """DecDiff whose nodes learn from the soft labels of a virtual teacher."""
+    """DecDiff whose nodes learn from the soft labels of a virtual teacher.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecDiffVT(confidence=0.9))
+    >>> experiment == pg.Experiment(algorithm="decdiff-vt:confidence=0.9")
+    True
+    """
 
     confidence: float = 0.99  # of the teacher in the right class
 

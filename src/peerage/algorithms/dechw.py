@@ -3,13 +3,13 @@
 Ahmad, Boldrini, Valerio, Passarella, Conti, 2026. arXiv:2601.19938.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from peerage.aggregation import curvature_weighted, unit, weighted_mean
+from peerage.aggregation import capped, check_share, curvature_weighted, unit, weighted_mean
 from peerage.algorithm import Algorithm, Cost, Dimensions, Node
 from peerage.errors import InputError
 from peerage.requests import Inbox, TensorSpec
@@ -34,6 +34,11 @@ class DecHW(Algorithm[Memory]):
 
     A node's first curvature counts in full, later ones are multiplied by `beta`. The first is the
     one that finds an empty accumulator, in round 0 or in the round in which the node joins.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecHW(theta=30))
+    >>> experiment == pg.Experiment(algorithm="dechw:theta=30")
+    True
     """
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"h"})
@@ -48,6 +53,9 @@ class DecHW(Algorithm[Memory]):
     scope: str = "all"  # layers with curvature: all, output, last-hidden, or names joined by +
     include_self: bool = True  # whether the average includes the node's own model
     weights: Literal["data", "uniform"] = "data"  # of models where there is no curvature
+    # Largest share of one sender in the average of a parameter, against members that lie about
+    # curvature; by default there is no limit.
+    max_share: float | None = None
     trace: int | None = None  # record this entry of h and its weight in the average (Fig. 7)
 
     def __post_init__(self) -> None:
@@ -60,6 +68,7 @@ class DecHW(Algorithm[Memory]):
             raise InputError(f"theta must be at least 1 round, got {self.theta}")
         if self.trace is not None and self.trace < 0:
             raise InputError(f"trace must be the number of a parameter, got {self.trace}")
+        check_share(self.max_share)
         check_kind(self.curvature, ONLINE)
 
     def check_layout(self, layout: Layout) -> None:
@@ -76,7 +85,10 @@ class DecHW(Algorithm[Memory]):
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().message_schema(dimensions), "h": TensorSpec((part.stop - part.start,))}
+        h = TensorSpec((part.stop - part.start,), low=0.0)
+        if self.normalise == "unit":  # a sum of vectors of norm 1, or a mean of them
+            h = replace(h, norm=1.0, growth=self.beta if self.accumulate == "sum" else 0.0)
+        return {**super().message_schema(dimensions), "h": h}
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         part = scope_of(dimensions.layout, self.scope)
@@ -132,12 +144,14 @@ class DecHW(Algorithm[Memory]):
         part = scope_of(node.layout, self.scope)
         if self.sends_curvature(node.round):
             self.note_trace(node, inbox, tau, part)
-            node.params = curvature_weighted(inbox["x"], inbox["h"], otherwise=tau, part=part)
+            h = capped(inbox["h"], self.max_share)
+            node.params = curvature_weighted(inbox["x"], h, otherwise=tau, part=part)
         elif self.after_stop == "frozen":
             # A sender without a message in the last curvature round gets no weight.
             no_curvature = torch.zeros_like(node.state.h)
             known = [node.state.frozen.get(str(sender), no_curvature) for sender in inbox.senders]
-            node.params = curvature_weighted(inbox["x"], known, otherwise=tau, part=part)
+            h = capped(known, self.max_share)
+            node.params = curvature_weighted(inbox["x"], h, otherwise=tau, part=part)
         else:
             node.params = weighted_mean(inbox["x"], tau)
 
@@ -147,7 +161,8 @@ class DecHW(Algorithm[Memory]):
         number = self.trace - part.start
         entry = slice(number, number + 1)
         is_self = [torch.tensor([float(sender == node.id)]) for sender in inbox.senders]
-        weight = curvature_weighted(is_self, [h[entry] for h in inbox["h"]], otherwise=tau)
+        h = capped([each[entry] for each in inbox["h"]], self.max_share)
+        weight = curvature_weighted(is_self, h, otherwise=tau)
         node.note(entry=float(node.state.h[number]), weight=float(weight))
 
 

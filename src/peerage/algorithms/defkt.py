@@ -23,7 +23,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class DefKT(Algorithm[None]):
-    """In pairs, one node sends its model; the other trains it with its own and keeps the former."""
+    """In pairs, one node sends its model; the other trains it with its own and keeps the former.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DefKT(pairs=2))
+    >>> experiment == pg.Experiment(algorithm="def-kt:pairs=2")
+    True
+    """
 
     evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-aggregation"
     initial_models: ClassVar[Literal["shared", "independent"]] = "shared"

@@ -17,7 +17,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class DePRL(Algorithm[None]):
-    """Train the head, then the core; average the cores and keep the head."""
+    """Train the head, then the core; average the cores and keep the head.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DePRL(core_epochs=2))
+    >>> experiment == pg.Experiment(algorithm="deprl:core_epochs=2")
+    True
+    """
 
     personal: ClassVar[bool] = True
     evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-aggregation"

@@ -41,6 +41,11 @@ class DESA(Algorithm[ByClass]):
     them to all nodes. The anchors of a class are their means over these nodes. Every round then
     begins with an exchange of logits on the anchors between neighbours, which train on them. Models
     are evaluated after this training. Only logits are sent, so architectures may differ.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DESA(ipc=5))
+    >>> experiment == pg.Experiment(algorithm="desa:ipc=5")
+    True
     """
 
     personal: ClassVar[bool] = True
@@ -100,6 +105,9 @@ class DESA(Algorithm[ByClass]):
 
     def max_messages(self, round: int | None, nodes: int) -> int:
         return 2 if round == 0 else 1  # first the anchors
+
+    def may_meet(self, a: int, b: int) -> bool:
+        return True  # once, for the anchors
 
     def init(self, node: Node[ByClass]) -> ByClass:
         return {}

@@ -19,7 +19,13 @@ from peerage.vectors import Weights
 
 @dataclass(frozen=True)
 class DFML(MutualLearning, RotatingHub[Peak]):
-    """A random client trains its own model and those of senders together and returns them."""
+    """A random client trains its own model and those of senders together and returns them.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DFML(senders=4.0))
+    >>> experiment == pg.Experiment(algorithm="dfml:senders=4")
+    True
+    """
 
     # Whether all models learn from each other, or only that of the aggregator learns.
     teacher: Literal["mutual", "vanilla"] = field(default="mutual", kw_only=True)

@@ -26,6 +26,11 @@ class DFMLNeighbours(MutualLearning):
     and one start, so their mean is a sensible model, and it has seen the labels of all neighbours.
     With `keep=own`, the neighbours' models are teachers that do not change. Nothing is returned,
     which halves the messages, but a model is only ever trained on the data of its own node.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DFMLNeighbours(cycle="full"))
+    >>> experiment == pg.Experiment(algorithm="dfml-neighbours:cycle=full")
+    True
     """
 
     keep: Literal["mean", "own"] = field(default="mean", kw_only=True)

@@ -14,7 +14,13 @@ from peerage.algorithms.decavg import DecAvg
 
 @dataclass(frozen=True)
 class DPSGD(DecAvg):
-    """Average with the neighbours by weights of the graph; at the end, average all models."""
+    """Average with the neighbours by weights of the graph; at the end, average all models.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DPSGD(weights="uniform"))
+    >>> experiment == pg.Experiment(algorithm="dpsgd:weights=uniform")
+    True
+    """
 
     evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-aggregation"
 

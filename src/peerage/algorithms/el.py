@@ -20,7 +20,13 @@ SENDS = 4  # recipients of EL-Local, by default
 
 @dataclass(frozen=True)
 class EL(Algorithm[None]):
-    """Average with the neighbours of a graph that changes, or with those that chose this node."""
+    """Average with the neighbours of a graph that changes, or with those that chose this node.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.EL(mode="local", sends=3))
+    >>> experiment == pg.Experiment(algorithm="el:mode=local,sends=3")
+    True
+    """
 
     evaluated_at: ClassVar[Literal["after-training", "after-aggregation"]] = "after-aggregation"
 
@@ -63,6 +69,9 @@ class EL(Algorithm[None]):
     @property
     def has_final(self) -> bool:
         return self.final_mean
+
+    def may_meet(self, a: int, b: int) -> bool:
+        return self.has_final or self.mode == "local"
 
     async def final(self, node: Node[None]) -> None:
         await average(node, "uniform", to=all_others(node))

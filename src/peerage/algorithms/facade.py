@@ -51,6 +51,11 @@ class Facade(Algorithm[Heads]):
     data if it has several. Training computes it without another pass. It is divided by its norm
     over the core and added to that of the rounds before. Entries without curvature and running
     statistics have equal weights.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.Facade(k=3))
+    >>> experiment == pg.Experiment(algorithm="facade:k=3")
+    True
     """
 
     personal: ClassVar[bool] = True  # a model fits the cluster of its node
@@ -136,11 +141,11 @@ class Facade(Algorithm[Heads]):
         core = TensorSpec((layout.part_size("core"),))
         return {
             "core": core,
-            **({"core_h": core} if self.curved else {}),
+            **({"core_h": replace(core, low=0.0, norm=1.0, growth=1.0)} if self.curved else {}),
             "head": TensorSpec((h,)),
             "core_b": TensorSpec((statistics.part_size("core"),)),
             "head_b": TensorSpec((bh,)),
-            "index": TensorSpec((1,), torch.int64),
+            "index": TensorSpec((1,), torch.int64, low=ALL, high=self.k - 1),
             "heads": TensorSpec((self.k, h)),  # these two only in the final step
             "heads_b": TensorSpec((self.k, bh)),
         }
@@ -187,6 +192,9 @@ class Facade(Algorithm[Heads]):
             ),
         )
         await self.show_head(node)
+
+    def may_meet(self, a: int, b: int) -> bool:
+        return self.all_reduce
 
     async def final(self, node: Node[Heads]) -> None:
         """All nodes average: cores, and each head over the nodes that chose it last."""

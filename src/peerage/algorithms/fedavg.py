@@ -16,7 +16,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class FedAvg(HubAlgorithm[None]):
-    """Clients train the hub's model; the hub averages the results, weighted by examples."""
+    """Clients train the hub's model; the hub averages the results, weighted by examples.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.FedAvg(clients=5))
+    >>> experiment == pg.Experiment(algorithm="fedavg:clients=5")
+    True
+    """
 
     local: LocalSGD = LocalSGD()
 

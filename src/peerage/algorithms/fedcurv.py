@@ -36,6 +36,11 @@ class FedCurv(HubAlgorithm[Consolidated]):
     The penalty comes from the other clients' answers in the last round. There is none if the hub
     received no answer in it. A client that lost its part of the sums, for example in a restart,
     also trains without it.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.FedCurv(strength=0.5))
+    >>> experiment == pg.Experiment(algorithm="fedcurv:strength=0.5")
+    True
     """
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"f"})
@@ -52,8 +57,9 @@ class FedCurv(HubAlgorithm[Consolidated]):
             raise InputError("fedcurv corrects gradients itself; leave local.correct out")
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
-        any_size = TensorSpec((None,))  # as sums are empty in the first round
-        sums = {"f": any_size, "fx": any_size, "who": TensorSpec((None,), torch.int64)}
+        any_size = (None,)  # as sums are empty in the first round
+        who = TensorSpec(any_size, torch.int64, low=0, high=dimensions.nodes - 1)
+        sums = {"f": TensorSpec(any_size, low=0.0), "fx": TensorSpec(any_size), "who": who}
         return {**super().message_schema(dimensions), **sums}
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:

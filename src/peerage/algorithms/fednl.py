@@ -60,6 +60,11 @@ class FedNL(HubAlgorithm[Learned]):
 
     g and l are means over the answers of a round. H is the mean of H_k over all clients that have
     ever answered. Both are weighted by examples.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.FedNL(rank=2))
+    >>> experiment == pg.Experiment(algorithm="fednl:rank=2")
+    True
     """
 
     lossless_messages: ClassVar[bool] = True  # the hub and a client add up the same differences
@@ -94,12 +99,12 @@ class FedNL(HubAlgorithm[Learned]):
         classes, size = problems(dimensions.layout)
         return {
             **super().message_schema(dimensions),
-            "rounds": TensorSpec((dimensions.nodes - 1,), torch.int64),
+            "rounds": TensorSpec((dimensions.nodes - 1,), torch.int64, low=NEVER),
             "g": TensorSpec((classes, size)),
-            "l": TensorSpec((classes,)),
+            "l": TensorSpec((classes,), low=0.0),
             "triangle": TensorSpec((classes, size * (size + 1) // 2)),
             "values": TensorSpec((classes, self.rank)),
-            "vectors": TensorSpec((classes, self.rank, size)),
+            "vectors": TensorSpec((classes, self.rank, size), low=-1.0, high=1.0),  # of norm 1
         }
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:

@@ -13,7 +13,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg with a pull towards the hub's model in every training step."""
+    """FedAvg with a pull towards the hub's model in every training step.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.FedProx(mu=0.1))
+    >>> experiment == pg.Experiment(algorithm="fedprox:mu=0.1")
+    True
+    """
 
     mu: float = 0.1  # strength of the pull
 

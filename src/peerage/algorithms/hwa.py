@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from peerage.aggregation import curvature_weighted, unit, weighted_mean
+from peerage.aggregation import capped, check_share, curvature_weighted, unit, weighted_mean
 from peerage.algorithm import Cost, Dimensions, Node
+from peerage.errors import InputError
 from peerage.hub import HubAlgorithm, Payload
 from peerage.requests import Inbox, TensorSpec
 from peerage.vectors import Layout
@@ -21,7 +22,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class HWA(HubAlgorithm[None]):
-    """Clients train the hub's model; the hub weights parameters of chosen layers by curvature."""
+    """Clients train the hub's model; the hub weights parameters of chosen layers by curvature.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.HWA(clients=5))
+    >>> experiment == pg.Experiment(algorithm="hwa:clients=5")
+    True
+    """
 
     nonnegative: ClassVar[frozenset[str]] = frozenset({"h"})
 
@@ -30,17 +37,24 @@ class HWA(HubAlgorithm[None]):
     # Weights that sum to one for each parameter, or those of Eq. 5 as printed, which do not.
     normalise: Literal["parameter", "literal"] = "parameter"
     curvature: str = "batch"  # batch, sample or full
+    # Largest share of one client in the mean of a parameter, with normalise=parameter; by default
+    # there is no limit.
+    max_share: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_kind(self.curvature)
+        check_share(self.max_share)
+        if self.max_share is not None and self.normalise != "parameter":
+            raise InputError("max_share requires normalise=parameter, whose weights sum to one")
 
     def check_layout(self, layout: Layout) -> None:
         scope_of(layout, self.scope)  # raises an error if a layer does not exist
 
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         part = scope_of(dimensions.layout, self.scope)
-        return {**super().message_schema(dimensions), "h": TensorSpec((part.stop - part.start,))}
+        h = TensorSpec((part.stop - part.start,), low=0.0)  # the hub normalises it
+        return {**super().message_schema(dimensions), "h": h}
 
     def cost(self, round: int, dimensions: Dimensions, examples: float) -> Cost:
         part = scope_of(dimensions.layout, self.scope)
@@ -66,7 +80,8 @@ class HWA(HubAlgorithm[None]):
         part = scope_of(node.layout, self.scope)
         d = [unit(h) for h in inbox["h"]]  # D_k / |D_k|
         if self.normalise == "parameter":
-            node.params = curvature_weighted(inbox["x"], d, otherwise=tau, part=part)
+            h = capped(d, self.max_share)
+            node.params = curvature_weighted(inbox["x"], h, otherwise=tau, part=part)
         else:
             x = torch.stack([params[part] for params in inbox["x"]])
             node.params = weighted_mean(inbox["x"], tau)

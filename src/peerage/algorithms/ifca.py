@@ -43,6 +43,11 @@ class IFCA(HubAlgorithm[Models]):
     hub sent it: before local training, and from an earlier round if the client was not selected
     since. After the last round, the hub sends its models to all clients, which choose once more.
     The hub's own model is the first of the k.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.IFCA(k=2))
+    >>> experiment == pg.Experiment(algorithm="ifca:k=2")
+    True
     """
 
     personal: ClassVar[bool] = True  # a model fits the cluster of its client
@@ -115,7 +120,7 @@ class IFCA(HubAlgorithm[Models]):
         c, cb = sizes if self.shared_core else (0, 0)
         return {
             **super().message_schema(dimensions),
-            "index": TensorSpec((1,), torch.int64),
+            "index": TensorSpec((1,), torch.int64, low=0, high=self.k - 1),
             "core": TensorSpec((c,)),
             "core_b": TensorSpec((cb,)),
             "models": TensorSpec((self.k, layout.size - c)),

@@ -9,7 +9,13 @@ from peerage.work.training import LocalSGD
 
 @dataclass(frozen=True)
 class Local(Algorithm[None]):
-    """Train on local data without communication."""
+    """Train on local data without communication.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.Local())
+    >>> experiment == pg.Experiment(algorithm="local")
+    True
+    """
 
     personal: ClassVar[bool] = True
     local: LocalSGD = LocalSGD()

@@ -68,6 +68,11 @@ class DecHeteroFL(PartialTraining):
 
     After Diao, Ding, Tarokh, 2021. arXiv:2010.01264. Their code averages a row of the classifier
     only over clients that have this label, and scales activations; P1 mentions neither.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecHeteroFL(senders=4.0))
+    >>> experiment == pg.Experiment(algorithm="dec-heterofl:senders=4")
+    True
     """
 
     def indices_of(self, node: Node[None], client: int, own: Sizes, whole: Sizes) -> Indices:
@@ -81,6 +86,11 @@ class DecFedRolex(PartialTraining):
     After Alam et al., 2022. arXiv:2212.01548. W_g is made anew from the participants of a round,
     and the shift is common to all of them. So it only renames channels: the models are those of
     Dec. HeteroFL in every round. With sorted indices they are not.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecFedRolex(indices="sorted"))
+    >>> experiment == pg.Experiment(algorithm="dec-fedrolex:indices=sorted")
+    True
     """
 
     # X_n in round t = 0, 1, ...: t, t + 1, ... (the paper), or -t, 1 - t, ... (FedRolex's code),
@@ -101,6 +111,11 @@ class DecFedDropout(PartialTraining):
     """A random client averages models of different widths; each owns random channels.
 
     After Federated Dropout: Caldas et al., 2018. arXiv:1812.07210.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(algorithm=pg.DecFedDropout(senders=4.0))
+    >>> experiment == pg.Experiment(algorithm="dec-fed-dropout:senders=4")
+    True
     """
 
     def indices_of(self, node: Node[None], client: int, own: Sizes, whole: Sizes) -> Indices:

@@ -88,6 +88,9 @@ class RotatingHub(Algorithm[S]):
     def max_messages(self, round: int | None, nodes: int) -> int:
         return max(self.num_senders(nodes), 1)  # the aggregator returns a model to every sender
 
+    def may_meet(self, a: int, b: int) -> bool:
+        return self.aggregator != "fixed" or 0 in (a, b)  # all nodes wait for the aggregator
+
     def participants(self, node: Node[S]) -> Participants:
         """The aggregator and the senders of this round, the same on every node."""
         coin = node.coin_at(node.round)

@@ -7,10 +7,13 @@ that `peerage --help` starts fast: it must not load torch.
 import signal
 import sys
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Annotated, Any
 
 import typer
 
+import peerage
 from peerage.cli import certs, data, graphs, models, net, network, papers, run, status
 from peerage.errors import InputError, Interrupted, PeerageError
 
@@ -19,12 +22,28 @@ USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="peerage",
-    help="Decentralised federated learning, from the paper to the network.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
 )
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"peerage {peerage.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def overview(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Decentralised federated learning, from the paper to the network."""
+
+
 for command in (run.run, run.compare, run.resume, run.verify, run.report, models.model):
     app.command()(command)
 for command in (net.up, net.node, net.export, graphs.plan, graphs.topology, graphs.diffuse):
@@ -44,7 +63,7 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            app(standalone_mode=False)
+            app(prog_name="peerage", standalone_mode=False)
     except USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
@@ -59,20 +78,38 @@ def main() -> None:
 def _describe_usage_error(error: Any) -> str:
     """The parser's message about a flag, with the value, which the message omits."""
     names = getattr(getattr(error, "param", None), "opts", [])
-    words = [word for argument in sys.argv for word in argument.split("=", 1)]
-    values = [words[words.index(name) + 1] for name in names if name in words[:-1]]
-    given = f" (got {values[0]!r})" if values else ""
+    values = _values_of(names, sys.argv[1:])
+    given = f" (got {values[-1]!r})" if values else ""  # of a repeated flag, the last applies
     return f"{error.format_message().rstrip('.')}{given}; see --help"
 
 
+def _values_of(names: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The values that words of a command line give to the flag with these names.
+
+    >>> _values_of(["--nodes"], ["run", "--nodes", "4", "--lr", "1", "--nodes=x=y"])
+    ['4', 'x=y']
+    """
+    values = []
+    for word, following in zip_longest(words, words[1:]):
+        flag, equals, value = word.partition("=")
+        if flag in names and flag.startswith("-") and (equals or following is not None):
+            values.append(value if equals else following)
+    return values
+
+
 def _fail(message: str, code: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {_one_line(message)}", file=sys.stderr)
     return code
+
+
+def _one_line(text: object) -> str:
+    """The text in one line, with the spaces inside its lines, which paths may have."""
+    return " ".join(line.strip() for line in str(text).splitlines() if line.strip())
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line, without its place in the code."""
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"warning: {_one_line(message)}", file=sys.stderr)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""The commands about certificates of real peers: certs init, add, request, sign, list and so on.
+"""The commands about certificates of real peers: certs init, add, request, sign, rotate and so on.
 
 Slow imports are inside functions, so that `peerage --help` starts fast.
 """
@@ -166,6 +166,43 @@ def revoke(
         print(f"revoked {name} (serial {', '.join(new)}); give {path} to every peer")
     else:
         print(f"{name} was already revoked; {path} is unchanged")
+
+
+@certs_app.command()
+def rotate(
+    folder: Folder = FOLDER,
+    name: Annotated[
+        str, Option(help="Name of the new authority (default: the old one with a number).")
+    ] = "",
+    years: Annotated[int, Option(help="Years until its certificate expires.")] = 10,
+    days: Days = 825,
+    finish: Annotated[
+        bool, Option("--finish", help="Trust only the new authority, when all peers use it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Replace the authority while peers run: both are valid until --finish.
+
+    The new authority certifies the keys of all valid identities again.
+    """
+    _import_authority()
+    from peerage.net.trust import rotation
+
+    if finish:
+        facts = _authority_facts(rotation.finish(folder))
+        text = f"trusting {facts['name']!r} only; give authority.pem and revoked.pem of {folder} "
+        print(json.dumps(facts) if as_json else f"{text}to every peer")
+        return
+    made = rotation.rotate(folder, name, years=years, days=days)
+    facts = _authority_facts(made.authority)
+    if as_json:
+        print(json.dumps({**facts, "certificates": [str(path) for path in made.certificates]}))
+        return
+    print(f"authority {facts['name']!r} is ready in {folder}; both are valid now")
+    print("1. give authority.pem and revoked.pem to every peer, which uses them without a restart")
+    print(f"2. then give each peer its new certificate: {', '.join(map(str, made.certificates))}")
+    print(f"3. then run `peerage certs rotate --finish --folder {folder}`, and repeat step 1")
+    print("network files must be signed again, before step 3: `peerage certs sign-network`")
 
 
 def _split(hosts: str) -> list[str]:

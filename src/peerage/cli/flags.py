@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from peerage.cli.names import Complete, beginning_with, complete_experiment
 from peerage.errors import InputError, check_choice, did_you_mean
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ Out = Annotated[Path | None, Option(help="New folder to write (default: a name i
 Wire = Annotated[
     str, Option(help="Numbers in messages: fp32, bf16 (half the bytes) or int8 (a quarter).")
 ]
+DialsOut = Annotated[
+    str, Option(help="Numbers of the peers that open no port and only dial out: NODE,...")
+]
 CheckpointEvery = Annotated[
     int | None,
     Option(help="Rounds between checkpoints (default: as often as 5 % of the run time allows)."),
@@ -31,7 +35,8 @@ ExperimentFile = Annotated[
     str | None,
     Argument(
         help="Experiment file (TOML) or name of a recipe; flags override it. The defaults below "
-        "apply where neither the file nor the algorithm sets a value."
+        "apply where neither the file nor the algorithm sets a value.",
+        autocompletion=complete_experiment,
     ),
 ]
 LAST = ("out", "checkpoint_every", "as_json")  # shown below the flags of the experiment
@@ -51,18 +56,28 @@ class Flag:
     excludes: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)  # what users write -> what is stored
     after_colon: str | None = None  # key of the section that the text after the first colon sets
+    families: tuple[str, ...] = ()  # whose names shells complete
 
     @property
     def parameter(self) -> inspect.Parameter:
         """The parameter from which Typer creates the option."""
         text = self.help if self.default is None else f"{self.help}  [default: {self.default}]"
-        option = Option(help=text, metavar="<str>" if self.type == list[str] else None)
+        option = Option(
+            help=text,
+            metavar="<str>" if self.type == list[str] else None,
+            autocompletion=self.completion,
+        )
         return inspect.Parameter(
             self.name.replace("-", "_"),
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=None,
             annotation=Annotated[self.type | None, option],
         )
+
+    @property
+    def completion(self) -> Complete | None:
+        """What shells complete; None leaves it to them."""
+        return beginning_with(*self.families) if self.families else None
 
     def stored(self, value: Any) -> Any:
         """The value as experiments store it."""
@@ -74,17 +89,21 @@ class Flag:
 
 TABLE = (
     Flag("algorithm", "algorithm", str,
-         "Algorithm, e.g. dechw:theta=30 or my_file.py:MyAlgorithm.", "dechw"),
-    Flag("dataset", "dataset", str, "Data set, e.g. mnist or npz:path=FILE.", "digits"),
+         "Algorithm, e.g. dechw:theta=30 or my_file.py:MyAlgorithm.", "dechw",
+         families=("algorithms",)),
+    Flag("dataset", "dataset", str, "Data set, e.g. mnist or npz:path=FILE.", "digits",
+         families=("datasets",)),
     Flag("model", "model", list[str],
          "Model, e.g. mnist-cnn or my_file.py:MyModel, or a mix, e.g. h2-cnn; repeat the flag to "
-         "mix several.", "(by data set)"),
+         "mix several.", "(by data set)", families=("models", "mixes")),
     Flag("nodes", "nodes", int, "Number of nodes.", 50),
-    Flag("topology", "topology", str, "Graph between the nodes, e.g. regular:k=4.", "er:p=0.2"),
+    Flag("topology", "topology", str, "Graph between the nodes, e.g. regular:k=4.", "er:p=0.2",
+         families=("topologies",)),
     Flag("assortativity", "assortativity", float,
          "Degree assortativity to rewire the graph to, from -1 to 1."),
     Flag("partition", "partition", str,
-         "Split of the data between the nodes, e.g. iid.", "dirichlet:alpha=0.2"),
+         "Split of the data between the nodes, e.g. iid.", "dirichlet:alpha=0.2",
+         families=("partitions",)),
     Flag("clusters", "clusters.sizes", str,
          "Nodes per cluster and the shift of their examples, e.g. 30/2:rotate.",
          after_colon="shift"),
@@ -106,7 +125,8 @@ TABLE = (
     Flag("nesterov", "local.nesterov", bool, "Use Nesterov momentum."),
     Flag("weight-decay", "local.weight_decay", float, "Weight decay.", 0),
     Flag("optimizer", "local.optimizer", str, "Optimiser: sgd or adamw.", "sgd"),
-    Flag("loss", "local.loss", str, "Loss, e.g. virtual-teacher:share=0.5.", "cross-entropy"),
+    Flag("loss", "local.loss", str, "Loss, e.g. virtual-teacher:share=0.5.", "cross-entropy",
+         families=("losses",)),
     Flag("loss-clamp", "local.loss_clamp", float, "Largest mini-batch loss that gives a gradient."),
     Flag("only", "local.only", str,
          "Part of the model to train: head (usually its last layer) or core.", "(whole model)"),
@@ -120,7 +140,8 @@ TABLE = (
     Flag("bias", "init.bias", str,
          "Initial biases: zero, default (as PyTorch) or scaled.", "(by --scheme)"),
     Flag("gain", "init.gain", str,
-         "Factor on the initial weights: none, graph, estimated, manual:g=2, ...", "none"),
+         "Factor on the initial weights: none, graph, estimated, manual:g=2, ...", "none",
+         families=("gains",)),
     Flag("eval-every", "evaluation.every", int,
          "Rounds between evaluations.", 1, excludes={"growth": None}),
     Flag("eval-growth", "evaluation.growth", float,
@@ -159,7 +180,8 @@ FLAGS = {flag.name: flag for flag in TABLE}
 
 def option(name: str) -> Any:
     """The flag as an option of a command with another default."""
-    return Option(help=FLAGS[name].help)
+    flag = FLAGS[name]
+    return Option(help=flag.help, autocompletion=flag.completion)
 
 
 def read_changes(values: Mapping[str, Any]) -> dict[str, Any]:

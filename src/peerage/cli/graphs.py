@@ -5,16 +5,58 @@ Slow imports are inside functions, so that `peerage --help` starts fast.
 
 import json
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from peerage.cli.flags import FLAGS, Json, Wire, option, read_changes
+from peerage.cli.flags import FLAGS, DialsOut, Json, Wire, option, read_changes
+from peerage.cli.names import beginning_with
 from peerage.errors import check_choice
 
 if TYPE_CHECKING:
     from peerage.graphs.graph import Graph
 
+# What the numbers of `topology` and `diffuse` mean.
+MEANINGS = {
+    "nodes": "nodes of the graph",
+    "edges": "links between nodes",
+    "dynamic": "new links in every round; numbers of the first",
+    "directed": "a link may lead in one direction only",
+    "weighted": "links have weights of their own",
+    "connected": "every node can be reached, ignoring directions",
+    "strongly_connected": "every node can be reached along the directions",
+    "components": "parts without a link between them",
+    "attempt": "graphs drawn before one met the conditions",
+    "degree_min": "fewest neighbours of a node",
+    "degree_mean": "mean number of neighbours",
+    "degree_max": "most neighbours of a node",
+    "degree_histogram": "how many nodes have how many neighbours",
+    "spectral_gap": "speed of averaging, 0 (never) to 1 (at once)",
+    "relaxation_time": "rounds until differences fall to about a third",
+    "mixing_time": "rounds until all nodes are close to the consensus",
+    "mixing_time_exact": "no: the mixing time is an upper bound",
+    "gain": "factor on initial weights, as --gain graph uses",
+    "component_gains": "the gain of each component",
+    "diameter": "links between the two nodes farthest apart",
+    "parameters": "parameters of each node",
+    "rounds": "rounds of averaging",
+    "init": "standard deviation of the initial parameters",
+    "noise": "standard deviation of the noise per round",
+    "start": "distribution of the initial parameters",
+    "seed": "random seed",
+    "plateau": "sigma an over the last rounds",
+    "stabilisation": "first round with sigma an near its plateau",
+    "limit_ap": "sigma ap that theory predicts for the end",
+    "limit_an": "sigma an that theory predicts for the end",
+    "limit_an_exact": "no: the true limit an is higher",
+    "sigma_ap start": "deviation across the parameters of a node, at first",
+    "sigma_ap end": "the same at the end: averaging shrinks the weights",
+    "sigma_an start": "deviation across nodes of a parameter, at first",
+    "sigma_an end": "the same at the end: 0 if all nodes agree",
+}
+SHORT = 12  # characters of a value that shares its line with its meaning
 Plot = Annotated[Path | None, Option(help="Picture to write (.png or .svg).")]
 Nodes = Annotated[int, option("nodes")]
 Seed = Annotated[int, option("seed")]
@@ -24,7 +66,13 @@ Rounds = Annotated[int, option("rounds")]
 
 
 def topology(
-    spec: Annotated[str, Argument(help="Graph, e.g. er:p=0.2; see `peerage list topologies`.")],
+    spec: Annotated[
+        str,
+        Argument(
+            help="Graph, e.g. er:p=0.2; see `peerage list topologies`.",
+            autocompletion=beginning_with("topologies"),
+        ),
+    ],
     nodes: Nodes = FLAGS["nodes"].default,
     seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
@@ -111,7 +159,8 @@ def plan(
         str | None,
         Option(
             help="Model, e.g. mnist-cnn or my_file.py:MyModel, or a mix, e.g. h2-cnn (default: by "
-            "data set)."
+            "data set).",
+            autocompletion=beginning_with("models", "mixes"),
         ),
     ] = None,
     algorithm: Annotated[str, option("algorithm")] = FLAGS["algorithm"].default,
@@ -123,6 +172,7 @@ def plan(
     assortativity: Assortativity = None,
     clusters: Annotated[str | None, option("clusters")] = None,
     shuffle_clusters: Annotated[bool | None, option("shuffle-clusters")] = None,
+    dials_out: DialsOut = "",
     as_json: Json = False,
 ) -> None:
     """Estimate mixing, gain, traffic and memory of a network."""
@@ -165,9 +215,16 @@ def plan(
     activations = [count for count in found_bytes if count is not None]
     changes = {"clusters": clusters, "shuffle-clusters": shuffle_clusters}
     found_clusters = Experiment(nodes=nodes, **read_changes(changes)).clusters
+    graph = _build_graph(topology, nodes, seed, assortativity)
+    if dials_out:
+        from peerage.experiment.readers import read_algorithm
+        from peerage.net.peer.dialling import check_partners, parse_numbers
+
+        names = [f"node-{number}" for number in range(nodes)]
+        check_partners(read_algorithm(algorithm), graph, parse_numbers(dials_out, nodes), names)
     found = plan_network(
         topology,
-        _build_graph(topology, nodes, seed, assortativity),
+        graph,
         model=model,
         parameters=[sum(p.numel() for p in module.parameters()) for module in modules],
         layers=max(len(weights(module)) for module in modules),
@@ -195,8 +252,19 @@ def _build_graph(spec: str, nodes: int, seed: int, assortativity: float | None) 
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
-    for key, value in facts.items():
-        print(f"{key.replace('_', ' '):18} {_readable(value)}")
+    """Print each value with its meaning, on one line if the terminal is wide enough."""
+    texts = {key: (key.replace("_", " "), _readable(value)) for key, value in facts.items()}
+    short = [len(text) for _, text in texts.values() if len(text) <= SHORT]
+    column = max(short, default=0)
+    width = get_terminal_size().columns
+    for key, (name, text) in texts.items():
+        meaning = MEANINGS[key]
+        line = f"{name:18} {text:{column}}  {meaning}"
+        if len(line) > width or len(text) > column:
+            line = f"{name:18} {text}\n" + fill(
+                meaning, width, initial_indent=" " * 4, subsequent_indent=" " * 4
+            )
+        print(line)
 
 
 def _readable(value: Any) -> str:

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -20,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from peerage.cli.flags import Json, Out, Settings, Wire, experiment_flags
+from peerage.cli.flags import DialsOut, Json, Out, Settings, Wire, experiment_flags
+from peerage.cli.installed import check_installed
 from peerage.cli.run import run_folder, show_runs
-from peerage.errors import InputError
 from peerage.net.deploy.parent_pipe import VARIABLE, exit_with_parent
 
 if TYPE_CHECKING:
@@ -49,13 +48,6 @@ KeepEvery = Annotated[
 ]
 LOG_INTERVAL = 5.0  # seconds between two lines
 COLOURS = {"finished": "green", "killed": "red", "failed": "bold red", "starting": "dim"}
-PACKAGES = ("cryptography", "grpc", "grpc_health", "prometheus_client", "zstandard")
-
-
-def check_installed() -> None:
-    for name in PACKAGES:
-        if find_spec(name) is None:
-            raise InputError(f'real peers need {name}; pip install "peerage[net]"')
 
 
 def node(
@@ -173,6 +165,7 @@ def up(
     wire: Wire = "fp32",
     pack: Pack = False,
     quorum: Quorum = "majority",
+    dials_out: DialsOut = "",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -185,6 +178,7 @@ def up(
         check_installed()
         from peerage.graphs.faults import parse_schedule
         from peerage.net.deploy.up import LocalNetwork
+        from peerage.net.peer.dialling import parse_numbers
         from peerage.net.peer.network import Timeouts, parse_quorum
         from peerage.runs.kept_models import Keep
         from peerage.runs.privacy_plan import privacy_plan
@@ -200,6 +194,7 @@ def up(
             rejoin,
             stop_at_epsilon,
             quorum=parse_quorum(quorum),
+            dials_out=parse_numbers(dials_out, experiment.nodes_and_hub),
             keep=Keep(keep, keep_every),
             announce=lambda text: print(text, file=sys.stderr, flush=True),
         )
@@ -214,7 +209,8 @@ def up(
 def export(
     settings: Settings,
     hosts: Annotated[
-        Path, Option(help="File with one HOST or HOST:PORT per line; peers take turns.")
+        Path,
+        Option(help="File with one HOST, HOST:PORT or dials-out per line; peers take turns."),
     ] = Path("hosts.txt"),
     port: Annotated[int, Option(help="First port on hosts without a port.")] = 7400,
     certs: Annotated[
@@ -281,11 +277,15 @@ class Lines:
 
 
 def table_of(peers: "Sequence[PeerProgress]") -> Table:
+    from peerage.report.tables import number
+
     table = Table("peer", "state")
-    for title in ("round", "accuracy", "received"):
-        table.add_column(title, justify="right")
+    own = list(peers[0].own) if peers else []
+    for title in ("round", "accuracy", *own, "received"):
+        table.add_column(Text(title), justify="right")
     for peer in peers:
         accuracy = "-" if peer.accuracy is None else f"{100 * peer.accuracy:.1f} %"
         state = Text(peer.state, COLOURS.get(peer.state, ""))
-        table.add_row(peer.name, state, str(peer.round), accuracy, peer.received)
+        values = [number(peer.own[name]) for name in own]
+        table.add_row(peer.name, state, str(peer.round), accuracy, *values, peer.received)
     return table

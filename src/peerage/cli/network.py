@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option, Typer
 
 from peerage.cli.flags import Json
-from peerage.cli.net import check_installed
+from peerage.cli.installed import check_installed
 
 network_app = Typer(help="Change the members or rounds of a network.", no_args_is_help=True)
 
@@ -25,7 +25,11 @@ def change(
     file: Annotated[Path, Argument(help="The present network file, e.g. network.toml.")],
     from_round: Annotated[int, Option(help="First round to which the change applies.")],
     add: Annotated[
-        list[str] | None, Option(metavar="NAME=HOST:PORT", help="Peer that joins; repeatable.")
+        list[str] | None,
+        Option(
+            metavar="NAME=HOST:PORT",
+            help="Peer that joins, or NAME=dials-out; repeatable. It gets a folder.",
+        ),
     ] = None,
     remove: Annotated[
         list[str] | None, Option(metavar="NAME", help="Peer that leaves; repeatable.")
@@ -38,6 +42,9 @@ def change(
         Path | None,
         Option(help="Folder of the authority, to sign the new file (default: do not sign)."),
     ] = None,
+    keys_at_site: Annotated[
+        bool, Option("--keys-at-site", help="Write no keys for new peers: they make their own.")
+    ] = False,
     out: Annotated[
         Path | None,
         Option(help="New network file, in the same folder (default: with the revision's number)."),
@@ -48,12 +55,17 @@ def change(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the next revision of a network file and its experiment, which running peers take up."""
+    """Write the next revision of a network file and its experiment, which running peers take up.
+
+    A new peer also gets a folder with all its files, as from `peerage export`.
+    """
     check_installed()
     from peerage.experiment.permission import check_hash
     from peerage.net.deploy.change import Change, change_network, parse_member
 
     wanted = Change(from_round, [*map(parse_member, add or ())], remove or (), rounds, topology)
     allowed = {*map(check_hash, allow_code or ())}
-    changed = change_network(file, wanted, out=out, certs=certs, allowed=allowed)
+    changed = change_network(
+        file, wanted, out=out, certs=certs, allowed=allowed, keys_at_site=keys_at_site
+    )
     print(json.dumps(changed.facts) if as_json else changed)

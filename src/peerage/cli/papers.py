@@ -12,6 +12,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from peerage.cli.flags import Json
+from peerage.cli.names import STUDIES, beginning_with
 from peerage.errors import InputError
 
 
@@ -19,7 +20,8 @@ def reproduce(
     ids: Annotated[
         list[str] | None,
         Argument(
-            help="Tables and figures to repeat, e.g. p0-tab2 or my_file.py:STUDY; see --list."
+            help="Tables and figures to repeat, e.g. p0-tab2 or my_file.py:STUDY; see --list.",
+            autocompletion=beginning_with(STUDIES),
         ),
     ] = None,
     scale: Annotated[
@@ -48,6 +50,7 @@ def reproduce(
     from peerage.papers.calibrate import Speeds
     from peerage.papers.listing import entries, rich_list
     from peerage.papers.study import plan_of
+    from peerage.papers.trial import show
     from peerage.papers.write import finished, write
     from peerage.report.terminal import StudyProgress
 
@@ -75,7 +78,7 @@ def reproduce(
         results = store.results(plan, study.jobs(plan))  # including those of earlier commands
         if not results.series:
             continue
-        shown = study.show(results)
+        shown = show(study, results)
         files = write(study, results, shown, out / "results")
         written += [str(path) for path in files]
         if not as_json:

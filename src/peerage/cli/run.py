@@ -5,7 +5,7 @@ Slow imports are inside functions, so that `peerage --help` starts fast.
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from typer import Argument, Option
 
+from peerage.cli.comparison import open_comparison
 from peerage.cli.flags import (
     CheckpointEvery,
     Json,
@@ -22,10 +23,13 @@ from peerage.cli.flags import (
     option,
     read_changes,
 )
-from peerage.errors import InputError, PeerageError
+from peerage.cli.installed import check_installed
+from peerage.cli.names import complete_algorithms
+from peerage.errors import InputError, Interrupted, PeerageError
 
 if TYPE_CHECKING:
     from peerage.experiment import Experiment
+    from peerage.records.rows import RunRecord
     from peerage.runs.watch import Watch
 
 RUNS = Path("runs")
@@ -51,7 +55,11 @@ def run(
 def compare(
     settings: Settings,
     algorithms: Annotated[
-        str, Option(help="Algorithms separated by commas, e.g. decavg,dechw:theta=30.")
+        str,
+        Option(
+            help="Algorithms separated by commas, e.g. decavg,dechw:theta=30.",
+            autocompletion=complete_algorithms,
+        ),
     ] = "decavg,dechw",
     references: Annotated[
         str | None,
@@ -60,45 +68,47 @@ def compare(
             "isolated (no messages)."
         ),
     ] = None,
+    seeds: Annotated[
+        int, Option(help="Seeds with which every algorithm runs, from --seed on.")
+    ] = 1,
     out: Out = None,
     checkpoint_every: CheckpointEvery = None,
     as_json: Json = False,
 ) -> None:
     """Compare algorithms on the same data, graph and initial models.
 
-    An algorithm with a hub, such as fedavg, uses its own star instead of the graph.
+    An algorithm with a hub, such as fedavg, uses its own star instead of the graph. After an
+    interruption, the same command continues the comparison.
     """
-    from peerage.algorithms import ALGORITHMS
-    from peerage.experiment.experiment import HUB, display_name, reference
-    from peerage.experiment.readers import read_algorithm
-    from peerage.runs.run import check_empty
+    from peerage.records.rows import RunRecord
+    from peerage.runs.comparison import comparable, run_names
+    from peerage.runs.run import resume as resume_run
     from peerage.runs.run import run as run_experiment
 
-    experiments = [
-        settings.experiment(algorithm=one, **({"topology": HUB} if one.with_hub else {}))
-        for one in map(read_algorithm, split_specs(algorithms))
-    ]
-    starts = {one.init.start: display_name(one.algorithm, ALGORITHMS) for one in experiments}
-    if len(starts) > 1:
-        known = " and ".join(f"{name} {start}" for start, name in starts.items())
-        raise InputError(
-            f"the algorithms start from different kinds of initial models ({known}); add --init "
-            "shared or --init independent"
-        )
     names = [name.strip() for name in (references or "").split(",") if name.strip()]
-    experiments += [reference(name, experiments[0]) for name in names]
-    results = {}
-    with run_folder(out, experiments[0], "compare") as home:
-        check_empty(home)
-        for number, experiment in enumerate(experiments, start=1):
-            folder = home / f"{number}-{display_name(experiment.algorithm, ALGORITHMS)}"
-            with progress(experiment) as watch:
-                results[folder] = run_experiment(
-                    experiment, folder, checkpoint_every=checkpoint_every, watch=watch
-                )
-    runs = [result.summary for result in results.values()]
-    report = home / "report.html"
-    show_runs([*results], report, {"runs": runs, "report": str(report)}, as_json)
+    experiments = comparable(split_specs(algorithms), names, seeds, settings.experiment)
+    named = dict(zip(run_names(experiments), experiments, strict=True))
+
+    def start(experiment: "Experiment", folder: Path, begun: bool) -> dict[str, Any]:
+        with progress(experiment) as watch:
+            how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "watch": watch}
+            if begun:
+                engine = experiment.engine.model_dump()
+                return resume_run(folder, engine=engine, **how).summary
+            return run_experiment(experiment, folder, **how).summary
+
+    with open_comparison(out, named, RUNS) as comparison:
+        report = comparison.home / "report.html"
+        try:
+            summaries = comparison.run(start)
+        except Interrupted:
+            folders = comparison.recorded()
+            if folders:
+                runs = [RunRecord.load(folder).summary for folder in folders]
+                show_runs(folders, report, {"runs": runs, "report": str(report)}, as_json)
+            raise
+    runs = [*summaries.values()]
+    show_runs([*summaries], report, {"runs": runs, "report": str(report)}, as_json)
 
 
 def resume(
@@ -140,7 +150,10 @@ def verify(
 
 
 def report(
-    runs: Annotated[list[Path], Argument(help="Folders of the runs to report on.")],
+    runs: Annotated[
+        list[Path],
+        Argument(help="Folders of the runs to report on, or of peers of one network."),
+    ],
     out: Annotated[
         Path | None,
         Option(
@@ -150,7 +163,10 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Report on one or several runs, as a table, page or figure."""
+    """Report on one or several runs, as a table, page or figure.
+
+    Folders of peers, which `peerage node` made, give one report about their network.
+    """
     target = out or runs[0] / "report.html"
     show_runs(runs, target, {"report": str(target)}, as_json)
 
@@ -193,42 +209,37 @@ def run_folder(
             RUNS.rmdir()
 
 
-@contextmanager
-def progress(experiment: "Experiment") -> "Iterator[Watch]":
+def progress(experiment: "Experiment") -> "AbstractContextManager[Watch]":
     """A progress bar for one run, on standard error."""
-    from peerage.report.terminal import RunProgress
-    from peerage.runs.summary import label
+    from peerage.runs.progress import run_progress
 
-    console = Console(stderr=True)
-    if console.is_terminal:  # loading data and starting workers takes time
-        console.print(f"{label(experiment)}: preparing {experiment.nodes} nodes", style="dim")
-    with ExitStack() as stack:
-        bars: list[RunProgress] = []
+    return run_progress(experiment)
 
-        def watch(row: dict[str, Any]) -> None:
-            if not bars:  # only after the workers are forked, as the bar has a thread
-                bars.append(stack.enter_context(RunProgress()))
-                bars[0].start(label(experiment), experiment.rounds, row["round"])
-            bars[0].advance(row["round"], row.get("accuracy"))
 
-        yield watch
-        for bar in bars:
-            bar.finish()
+def load_records(folders: list[Path]) -> "list[RunRecord]":
+    """The record of each run, or one record if the folders are those of peers."""
+    from peerage.records.rows import RunRecord, is_peer_folder
+
+    if not any(map(is_peer_folder, folders)):
+        return [RunRecord.load(folder) for folder in folders]
+    check_installed()
+    from peerage.net.deploy.joint import joint_record
+
+    return [joint_record(folders)]
 
 
 def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_json: bool) -> None:
     """Write a report of runs; print their table and chart, or only the facts as JSON."""
-    from peerage.records.rows import RunRecord
     from peerage.report import fairness_tables
     from peerage.report.export import export
     from peerage.report.groups import group_tables
     from peerage.report.html import headline, privacy, where
-    from peerage.report.peers import peer_table, traffic
+    from peerage.report.peers import peer_tables, traffic
     from peerage.report.tables import compare as compare_runs
     from peerage.report.tables import labels, rich_table
     from peerage.report.terminal import Chart
 
-    records = [RunRecord.load(folder) for folder in folders]
+    records = load_records(folders)
     export(records, report)
     if as_json:
         found = fairness_tables.summaries(records)
@@ -236,11 +247,10 @@ def show_runs(folders: list[Path], report: Path, facts: Mapping[str, Any], as_js
         return
     console = Console(highlight=False)
     rows = compare_runs(records)
-    peers = peer_table(records[0]) if len(records) == 1 else None
-    if peers is not None:
-        console.print(peers)
+    for table in peer_tables(records[0], console.width) if len(records) == 1 else ():
+        console.print(table)
     console.print(rich_table(rows, console.width))
-    for table in group_tables(records):
+    for table in group_tables(records, console.width):
         console.print(table)
     fairness = fairness_tables.terminal_table(records, console.width)
     if fairness is not None:

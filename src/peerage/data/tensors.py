@@ -29,6 +29,11 @@ class Dataset:
     float32 here too; a model with an embedding converts them to int64. `groups` (int64) gives the
     group of every training example, such as its writer. `scaling` says how the examples were
     normalised; the shift of a cluster comes before it.
+
+    >>> import peerage as pg
+    >>> data = pg.in_memory(torch.rand(20, 4), torch.arange(20) % 2)
+    >>> isinstance(data, pg.Dataset), data.shape, len(data.train_y), len(data.test_y)
+    (True, (4,), 16, 4)
     """
 
     name: str
@@ -44,6 +49,8 @@ class Dataset:
     # lack of one; None if the data set has a test set of its own.
     held_out: Tensor | None = None
     features: tuple[str, ...] = ()  # names of the columns, if known
+    # Of the content, for data that an experiment names by it and not by a path; see `from_dataset`.
+    sha256: str | None = None
 
     def __post_init__(self) -> None:
         _check(f"{self.name}: training set", self.train_x, self.train_y, len(self.classes))
@@ -101,6 +108,11 @@ def in_memory(
     default is one more than the highest label. Without a test set, a fixed stratified fifth of the
     examples is held out. `groups` are names or whole numbers, one for each example of train_x; they
     are numbered in sorted order. `features` are the names of the columns of rows.
+
+    >>> import peerage as pg
+    >>> data = pg.in_memory(torch.rand(20, 4), torch.arange(20) % 2, classes=("no", "yes"))
+    >>> data.shape, len(data.train_y), len(data.test_y), data.classes
+    ((4,), 16, 4, ('no', 'yes'))
     """
     if layout is not None:
         check_choice("layout", layout, get_args(Layout))

@@ -1,15 +1,16 @@
 """The catalogue: every family of named values, with the options of each and a description.
 
-`python -m peerage.experiment.catalogue README.md docs/guide.md` updates the tables in these
-documents.
+`python -m peerage.experiment.catalogue docs/algorithms.md docs/guide.md` updates the tables in
+these documents.
 """
 
 import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -75,17 +76,17 @@ def markdown_table(family: str) -> str:
         options = " ".join(f"`{option}`" for option in entry["options"].split(",") if option)
         rows.append([f"`{entry['name']}`", entry["about"], options or "none"])
     if family != "algorithms":
-        return _markdown(["name", "what it is", "options and defaults"], rows)
+        return markdown(["name", "what it is", "options and defaults"], rows)
     papers = [paper(cls) for cls in FAMILIES[family].values()]
     rows = [[*row, source] for row, source in zip(rows, papers, strict=True)]
-    return _markdown(["name", "what a node does in a round", "options and defaults", "paper"], rows)
+    return markdown(["name", "what a node does in a round", "options and defaults", "paper"], rows)
 
 
 def overview() -> str:
     """A Markdown table with the names in every family but the algorithms, one row per family."""
     families = [family for family in LISTS if family != "algorithms"]
     rows = [[family, ", ".join(f"`{e['name']}`" for e in entries(family))] for family in families]
-    return _markdown(["", "names"], rows)
+    return markdown(["", "names"], rows)
 
 
 def mixes_table() -> str:
@@ -97,7 +98,7 @@ def mixes_table() -> str:
             counts = (f"{count_parameters(member, CIFAR, classes):,}" for classes in (10, 100))
             members.append(f"`{member}` {' / '.join(counts)}")
         rows.append([f"`{name}`", mix.about, "; ".join(members)])
-    return _markdown(["mix", "what it is", "models and their parameters"], rows)
+    return markdown(["mix", "what it is", "models and their parameters"], rows)
 
 
 def count_parameters(model: str, shape: tuple[int, ...], classes: int) -> int:
@@ -119,12 +120,15 @@ def refreshed(text: str) -> str:
     """The document with new tables between marks: `<!-- losses -->` and `<!-- /losses -->`."""
     special = {"families": overview, "mixes": mixes_table}
     for name in (*special, *FAMILIES):
-        before, start, rest = text.partition(f"<!-- {name} -->")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        if end:
-            table = special[name]() if name in special else markdown_table(name)
-            text = f"{before}{start}\n{table}\n{end}{after}"
+        text = between_marks(text, name, special.get(name, partial(markdown_table, name)))
     return text
+
+
+def between_marks(text: str, mark: str, table: Callable[[], str]) -> str:
+    """The document with a new table between `<!-- mark -->` and `<!-- /mark -->`, if there."""
+    before, start, rest = text.partition(f"<!-- {mark} -->")
+    _, end, after = rest.partition(f"<!-- /{mark} -->")
+    return f"{before}{start}\n{table()}\n{end}{after}" if end else text
 
 
 def main(paths: Sequence[str]) -> None:
@@ -132,7 +136,8 @@ def main(paths: Sequence[str]) -> None:
         path.write_text(refreshed(path.read_text()))
 
 
-def _markdown(titles: list[str], rows: list[list[str]]) -> str:
+def markdown(titles: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(c.replace('|', '&#124;') for c in line)} |" for line in lines)
 

@@ -98,6 +98,10 @@ class Init(Section):
 
     `start` may also be text such as `file:model.safetensors`, which sets `file` as well. The
     identity of an experiment has the content of the file, and not its path.
+
+    >>> import peerage as pg
+    >>> pg.Experiment(init=pg.Init(start="shared", gain="graph")).init.start
+    'shared'
     """
 
     start: Literal["shared", "independent", "file"] = "independent"
@@ -139,7 +143,12 @@ class Init(Section):
 
 
 class Evaluation(Section):
-    """When and on which examples models are evaluated."""
+    """When and on which examples models are evaluated.
+
+    >>> import peerage as pg
+    >>> sorted(pg.Evaluation(every=4).evaluated_rounds(10))
+    [4, 8, 10]
+    """
 
     every: int = 1  # rounds; initial and final models are always evaluated
     growth: float | None = None  # instead of `every`: factor between round numbers (P4: 1.1)
@@ -187,7 +196,12 @@ class Evaluation(Section):
 
 
 class Engine(Section):
-    """The engine that runs the nodes; it does not change the result."""
+    """The engine that runs the nodes; it does not change the result.
+
+    >>> import peerage as pg
+    >>> pg.Experiment(engine=pg.Engine(name="pool", workers=2)).engine.workers
+    2
+    """
 
     name: Literal["serial", "pool"] = "pool"
     workers: int | None = None  # of the pool; one per core by default
@@ -203,6 +217,14 @@ class Experiment(Section):
     """All settings of a run.
 
     A member of a family may be an object, text (`"er:p=0.2"`) or a table.
+
+    >>> import peerage as pg
+    >>> short = pg.Experiment(algorithm="dechw:theta=30", topology="er:p=0.3", nodes=8)
+    >>> graph = pg.topologies.ErdosRenyi(p=0.3)
+    >>> short == pg.Experiment(algorithm=pg.DecHW(theta=30), topology=graph, nodes=8)
+    True
+    >>> pg.Experiment.from_toml(short.to_toml()) == short
+    True
     """
 
     algorithm: Annotated[Algorithm[Any], ReadBy(read_algorithm)] = DecHW()
@@ -343,6 +365,13 @@ class Experiment(Section):
     def table(self) -> dict[str, Any]:
         """Plain values that describe the experiment completely."""
         return table_of(self)
+
+    def _repr_html_(self) -> str:
+        from peerage.report.notebook import experiment_html  # slow, and only notebooks need it
+
+        name, data = display_name(self.algorithm, ALGORITHMS), display_name(self.dataset, DATASETS)
+        title = f"Experiment: {name} on {data}, {self.nodes} nodes, {self.rounds} rounds"
+        return experiment_html(title, self.table())
 
 
 def settle_local(algorithm: Any, section: Any) -> tuple[Algorithm[Any], LocalSGD]:

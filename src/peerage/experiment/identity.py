@@ -6,10 +6,19 @@ from typing import Any
 from peerage import specs
 from peerage.algorithms import ALGORITHMS
 from peerage.data.datasets import DATASETS
+from peerage.data.examples import content_hash
 from peerage.data.partition import PARTITIONS
+from peerage.data.tensors import Dataset
 from peerage.experiment.experiment import Experiment
-from peerage.experiment.outside import by_content, defined_by, loaded_file, source_file, source_hash
-from peerage.experiment.toml import HEAD, local_table
+from peerage.experiment.outside import (
+    by_content,
+    defined_by,
+    is_by_content,
+    loaded_file,
+    source_file,
+    source_hash,
+)
+from peerage.experiment.toml import HEAD, PYTHON_OBJECT, local_table
 from peerage.graphs.faults import Faults
 from peerage.graphs.gains import GAINS
 from peerage.graphs.topology import TOPOLOGIES
@@ -69,8 +78,8 @@ def run_key(experiment: Experiment) -> dict[str, Any]:
     defaults = Experiment().table()
     key = {
         **table,
-        "algorithm": specs.table_text(table["algorithm"], "algorithm", ALGORITHMS),
-        "dataset": specs.table_text(table["dataset"], "dataset", DATASETS),
+        "algorithm": _text(table["algorithm"], "algorithm", ALGORITHMS),
+        "dataset": _dataset_text(experiment, table["dataset"]),
         "model": [
             _model_text(model) for model in (models if isinstance(models, list) else [models])
         ],
@@ -95,10 +104,26 @@ def run_key(experiment: Experiment) -> dict[str, Any]:
     return key
 
 
+def _dataset_text(experiment: Experiment, table: Mapping[str, Any]) -> str:
+    """The data set; loaded data is named by its content, and has no other name in a file."""
+    if isinstance(data := experiment.dataset, Dataset):
+        return f"{PYTHON_OBJECT}:sha256={data.sha256 or content_hash(data)}"
+    return specs.table_text(table, "dataset", DATASETS)
+
+
 def _model_text(table: Mapping[str, Any]) -> str:
     head = "+".join(table.get(HEAD, ()))
     plain = {key: value for key, value in table.items() if key != HEAD}
-    return specs.table_text(plain, "model", MODELS) + (f" head {head}" if head else "")
+    return _text(plain, "model", MODELS) + (f" head {head}" if head else "")
+
+
+def _text(table: Mapping[str, Any], kind: str, family: specs.Family) -> str:
+    """An algorithm or model as text; own code has all options, as its defaults are in its file."""
+    name = str(table["name"])
+    if name in family or not is_by_content(name):
+        return specs.table_text(table, kind, family)
+    options = [f"{key}={specs.spelled(value)}" for key, value in table.items() if key != "name"]
+    return ":".join([name, *([",".join(options)] if options else [])])
 
 
 def _beyond(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

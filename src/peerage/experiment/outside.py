@@ -23,6 +23,7 @@ from torch import nn
 from peerage.algorithm import Algorithm
 from peerage.errors import CheckpointError, InputError, did_you_mean
 
+BY_CONTENT = "of SHA-256 "  # between the name of own code and its hash
 OUTSIDE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?::(?P<options>.*))?")
 
 
@@ -137,7 +138,7 @@ def _load(kind: str, path: Path, name: str, accepts: Callable[[Any], bool]) -> t
         sha256 = hashlib.sha256(source).hexdigest()
         if (gate := _gate.get()) is not None:
             gate.check(path, sha256)  # nothing of the file may run before
-        module = _load_module(path, source)
+        module = load_module(path, source)
     except InputError:
         raise
     except Exception as error:
@@ -177,7 +178,8 @@ def required(value: Callable[..., Any]) -> list[str]:
 
 
 @cache  # a changed file is loaded again
-def _load_module(path: Path, source: bytes) -> ModuleType:
+def load_module(path: Path, source: bytes) -> ModuleType:
+    """Execute a file whose content has been read, once."""
     # The module is named by its path: two files, or a file and a module, may have the same name.
     spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None
@@ -254,9 +256,14 @@ def by_content(table: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str,
     """The table of an experiment, in which own code is named by its hash instead of its path."""
 
     def rename(file: str, name: str) -> str:
-        return f"{name} of SHA-256 {hashes[file]}" if file in hashes else f"{file}:{name}"
+        return f"{name} {BY_CONTENT}{hashes[file]}" if file in hashes else f"{file}:{name}"
 
     return renamed(table, rename)
+
+
+def is_by_content(name: str) -> bool:
+    """Whether this is the name of own code in a table that `by_content` returned."""
+    return f" {BY_CONTENT}" in name
 
 
 # Records of runs

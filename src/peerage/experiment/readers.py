@@ -1,13 +1,12 @@
 """Readers: turn text, tables and objects into the parts of an experiment."""
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
-
-import networkx as nx
 
 from peerage import specs
 from peerage.algorithm import Algorithm
@@ -125,7 +124,8 @@ def _read_metric(value: Any) -> OwnMetric:
 
 
 def read_topology(value: Any) -> Any:
-    if isinstance(value, nx.Graph):
+    nx = sys.modules.get("networkx")  # not loaded here: it takes 11 MB, and few experiments need it
+    if nx is not None and isinstance(value, nx.Graph):
         return FromGraph(value)
     return reader("topology", TOPOLOGIES, "build")(value)
 

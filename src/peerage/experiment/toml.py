@@ -16,6 +16,7 @@ from peerage.data.clusters import Clusters
 from peerage.data.datasets import DATASETS
 from peerage.data.partition import PARTITIONS
 from peerage.data.shifts import SHIFTS
+from peerage.data.tensors import Dataset
 from peerage.errors import InputError
 from peerage.experiment.outside import defined_by, loaded_file, source_file
 from peerage.graphs.faults import Faults
@@ -54,7 +55,7 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
         **({"assortativity": experiment.assortativity} if rewired else {}),
         "seed": experiment.seed,
         "algorithm": _algorithm_table(experiment.algorithm),
-        "dataset": _family_table(experiment.dataset, "dataset", DATASETS),
+        "dataset": _dataset_table(experiment.dataset),
         "model": models[0] if len(models) == 1 else models,
         "topology": _family_table(experiment.topology, "topology", TOPOLOGIES),
         "partition": _family_table(experiment.partition, "partition", PARTITIONS),
@@ -124,6 +125,13 @@ def _family_table(value: Any, kind: str, family: specs.Family) -> dict[str, Any]
         return specs.to_table(value, kind, family)
     name = value.__qualname__ if callable(value) and hasattr(value, "__qualname__") else None
     return {"name": PYTHON_OBJECT, "value": name or type(value).__name__}
+
+
+def _dataset_table(value: Any) -> dict[str, Any]:
+    """The table of a data set; that of loaded data has a hash of its content, if it is known."""
+    sha256 = getattr(value, "sha256", None) if isinstance(value, Dataset) else None
+    known = {} if sha256 is None else {"sha256": sha256}
+    return _family_table(value, "dataset", DATASETS) | known
 
 
 def _model_table(value: Any) -> dict[str, Any]:

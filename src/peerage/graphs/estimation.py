@@ -54,7 +54,8 @@ class EstimatedGain:
     @property
     def tensors(self) -> dict[str, TensorSpec]:
         """The tensors of its messages."""
-        return {"minima": TensorSpec((self.numbers,)), "walkers": TensorSpec((None,))}
+        walkers = TensorSpec((None,), low=0.0)
+        return {"minima": TensorSpec((self.numbers,), low=0.0), "walkers": walkers}
 
     async def estimate(self, node: "Node[Any]") -> float:
         """Run the gossip of one node, which knows only its neighbours, and return the gain."""

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
 from operator import or_
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
 from peerage.errors import InputError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Neighbours = tuple[tuple[int, ...], ...]
 Edges = Iterable[Sequence[int]] | NDArray[np.int64]
@@ -77,8 +79,10 @@ class Graph(ABC):
         a, b = self.edge_array(round).T.tolist()
         return tuple(zip(a, b, strict=True))
 
-    def networkx(self, round: int = 0) -> nx.Graph:
+    def networkx(self, round: int = 0) -> "nx.Graph":
         """A networkx graph; if weighted, with a `weight` on every edge and with self-loops."""
+        import networkx as nx  # 11 MB and half a second, which few callers need
+
         graph = nx.empty_graph(self.nodes, create_using=nx.DiGraph if self.directed else nx.Graph)
         if not self.weighted:
             graph.add_edges_from(self.edges(round))

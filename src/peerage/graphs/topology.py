@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil, inf, isfinite, isqrt, log, nan
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, SupportsFloat
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, SupportsFloat
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
@@ -43,6 +42,9 @@ from peerage.graphs.random_edges import (
     small_world_edges,
 )
 from peerage.randomness import numpy_stream
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_EXPECTED_ISOLATED = 20  # nodes; the probability that none is isolated is then e^-20
 MAX_COMPONENTS = 50  # with more in one draw, further draws will not be connected either
@@ -229,6 +231,8 @@ class BarabasiAlbert(Topology):
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("m", self.m, nodes)
         if nodes <= PAIRWISE_NODES:
+            import networkx as nx  # here, as processes that need no such graph save memory
+
             return list(nx.barabasi_albert_graph(nodes, self.m, seed=rng).edges)
         return attached_edges(nodes, self.m, rng)
 
@@ -334,6 +338,8 @@ class SmallWorld(RandomTopology):
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
         _check_below_nodes("k", self.k, nodes)
         if nodes <= PAIRWISE_NODES or 4 * self.k > nodes:
+            import networkx as nx
+
             return list(nx.watts_strogatz_graph(nodes, self.k, self.p, seed=rng).edges)
         return small_world_edges(nodes, self.k, self.p, rng)
 
@@ -483,9 +489,11 @@ class FromGraph(UserTopology):
     `weight`; the others then weigh 1. A self-loop sets the weight that a node gives itself.
     """
 
-    graph: nx.Graph
+    graph: "nx.Graph"
 
     def __post_init__(self) -> None:
+        import networkx as nx
+
         if not isinstance(self.graph, nx.Graph):
             raise InputError(f"expected a networkx graph, got {self.graph!r}")
         if self.graph.is_multigraph():

@@ -4,6 +4,7 @@ Options are a frozen dataclass, and `build(shape, classes)` creates the network.
 image size and classes come from the data. A network raises an error if it cannot take the data.
 """
 
+from peerage import specs
 from peerage.models import cnn, dfml_cnn, efficientnet, mlp, resnet, vit
 from peerage.models.base import Model
 from peerage.models.mixes import MIXES
@@ -53,3 +54,12 @@ def default_model(dataset: str, shape: tuple[int, ...] = ()) -> str:
         return _DEFAULTS[dataset]
     is_large_image = len(shape) == 3 and min(shape[1:]) >= 16
     return "cifar-cnn" if is_large_image else "mlp"
+
+
+def __getattr__(name: str) -> type[Model]:
+    """The class of a model, as in `pg.models.MLP(hidden=64)`."""
+    return specs.class_named(name, "model", MODELS)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *specs.class_names(MODELS)})

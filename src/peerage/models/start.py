@@ -144,6 +144,11 @@ class Split:
     The head is one or several modules by name, such as `"fc"` or `("norm", "classifier")`. By
     default it is the model's own `default_head`, or else the last linear layer, as for every model
     that is not wrapped.
+
+    >>> import peerage as pg
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> pg.Experiment(model=pg.Split(model, head="3")).model[0].head_modules
+    ('3',)
     """
 
     model: Model | nn.Module | Callable[[], nn.Module] | str  # text such as "mlp:hidden=8"

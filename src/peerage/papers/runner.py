@@ -1,6 +1,5 @@
 """Runs the jobs of studies: skips finished ones and continues interrupted ones."""
 
-import runpy
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from peerage import errors
 from peerage.data import PUBLISHED, Dataset, status
 from peerage.engine.prepare import load_dataset
 from peerage.errors import InputError, Interrupted, did_you_mean
+from peerage.experiment.outside import load_module
 from peerage.files import disk_errors
 from peerage.papers.calculate import calculate, recorded
 from peerage.papers.calibrate import Speeds, mean_cost, parameters, training_nodes
@@ -29,7 +29,8 @@ from peerage.report.series import Series
 from peerage.report.tables import percent
 from peerage.runs.run import locked, resume, run
 
-STUDIES: dict[str, Study] = {study.id: study for study in (*P0, *P1, *P2, *P3, *P4)}
+PAPER_STUDIES = {study.id: study for study in (*P0, *P1, *P2, *P3, *P4)}
+STUDIES: dict[str, Study] = dict(PAPER_STUDIES)  # and those that users register
 DISK_RATE = 2e8  # bytes per second, a cautious estimate
 MAX_SAVING = 0.1  # share of a round; above it, not every round writes a checkpoint
 
@@ -74,7 +75,7 @@ def load_study(path: Path, name: str) -> Study:
     if not path.is_file():
         raise InputError(f"study file {str(path)!r} does not exist; check the path")
     try:
-        defined = runpy.run_path(str(path))
+        defined = vars(load_module(path, path.read_bytes()))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"study file {str(path)!r} cannot be loaded: {reason}") from error

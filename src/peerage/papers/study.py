@@ -26,7 +26,7 @@ Fidelity = Literal["paper", "code"]  # as the paper says, or as its authors' scr
 # At scale smoke, no data has to be downloaded, and all tables share their runs.
 DIGITS, SMALL_MODEL, SMOKE_RATE = "digits", "digits-mlp", 0.05
 SMOKE_NOTE = (
-    "A trial of the machinery: tiny networks; where there is training, scikit-learn's digits and a "
+    "A trial of the machinery: tiny networks; where there is training, 8 x 8 digits and a "
     "small model stand in for all data and models."
 )
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from peerage.errors import shell_command
 from peerage.files import disk_errors, write_bytes
 from peerage.papers.study import Calculation, Job, Plan, Results, Study, StudyOutput
 from peerage.report import figures
@@ -39,7 +40,7 @@ def write(study: Study, results: Results, shown: StudyOutput, folder: Path) -> l
 
 def markdown(study: Study, results: Results, shown: StudyOutput, name: str) -> str:
     plan = results.plan
-    command = f"peerage reproduce {study.command or study.id} --scale {plan.scale}"
+    command = shell_command("reproduce", study.command or study.id, "--scale", plan.scale)
     if plan.seeds is not None:
         command += f" --seeds {plan.seeds}"
     if plan.fidelity == "code":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from peerage.errors import CheckpointError
+from peerage.errors import CheckpointError, shell_command
 from peerage.files import disk_errors, write_bytes
 
 KEPT = 2  # checkpoints
@@ -61,7 +61,7 @@ def save(
     name = f"round-{round:06d}" + (FINAL if final else "")
     target = home / name
     temporary = home / f".{name}.{os.getpid()}"
-    remedy = remedy or f"run `peerage resume {run}`"
+    remedy = remedy or f"run `{shell_command('resume', run)}`"
     marks = {key: True for key, value in (("final", final), ("stopped", stopped)) if value}
     with disk_errors(target, remedy):
         for folder in home.glob(".round-*"):  # of a process that was killed while writing

@@ -116,8 +116,9 @@ def metrics_in(keys: Iterable[str]) -> tuple[Metric, ...]:
 # Keys of rows and summaries, which no metric of a user's own may have.
 RESERVED = frozenset({m.key + ending for m in METRICS for ending in STATISTICS}) | {
     "algorithm", "best_accuracy", "best_round", "by", "bytes", "bytes_sent", "bytes_total",
-    "cluster", "confusion", "counters", "dataset", "digest", "final", "group", "groups", "heard",
-    "label", "layers", "message", "models", "moved", "node", "nodes", "notes", "peers", "privacy",
-    "round", "rounds", "rounds_planned", "run", "scope", "seconds", "status", "stopped", "tests",
-    "troubles", "wire", "wire_bytes",
+    "cluster", "confusion", "counters", "dataset", "digest", "epsilon", "final", "group", "groups",
+    "heard", "joined", "label", "layers", "message", "missing", "models", "moved", "node", "nodes",
+    "notes", "out_of_contact", "paused", "peers", "privacy", "round", "rounds", "rounds_planned",
+    "run", "scope", "seconds", "senders", "skipped", "status", "stopped", "tests", "troubles",
+    "wire", "wire_bytes",
 }  # fmt: skip

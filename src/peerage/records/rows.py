@@ -27,7 +27,7 @@ the best value, and the first round that reaches a target, consider both.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,7 @@ from peerage.errors import CheckpointError
 from peerage.files import disk_errors, dumps, read_bytes, read_json, read_toml, write_bytes
 
 Row = dict[str, Any]
+OWNER = "peer.json"  # in the folder of a real peer: its run and node
 
 
 class MetricWriter:
@@ -116,6 +117,20 @@ class RunRecord:
     network: tuple[Row, ...]
     nodes: tuple[Row, ...]
     groups: tuple[Row, ...] = ()
+    peers: tuple[Row, ...] = ()  # of real peers whose folders were joined: all that they recorded
+    saved: bool = True  # False: a run without a folder, whose name is `folder`
+
+    @classmethod
+    def of_rows(
+        cls, folder: Path, rows: Sequence[Row], *, saved: bool = True, **tables: dict[str, Any]
+    ) -> Self:
+        """A record of these rows; `tables` are the experiment, setup, summary and environment."""
+        network, nodes, groups = (
+            tuple(row for row in rows if row["scope"] == scope)
+            for scope in ("network", "node", "group")
+        )
+        given: dict[str, Any] = {**tables, "network": network, "nodes": nodes, "groups": groups}
+        return cls(folder=folder, saved=saved, **given)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -124,16 +139,13 @@ class RunRecord:
             raise CheckpointError(
                 f"there is no run folder {str(folder)!r}; give a folder that `peerage run` made"
             )
-        rows = read_metrics(folder / "metrics.jsonl")
-        return cls(
-            folder=folder,
+        return cls.of_rows(
+            folder,
+            read_metrics(folder / "metrics.jsonl"),
             experiment=read_toml(folder / "experiment.toml"),
             setup=read_json(folder / "setup.json"),
             summary=read_json(folder / "summary.json"),
             environment=read_json(folder / "environment.json"),
-            network=tuple(row for row in rows if row["scope"] == "network"),
-            nodes=tuple(row for row in rows if row["scope"] == "node"),
-            groups=tuple(row for row in rows if row["scope"] == "group"),
         )
 
     @property
@@ -225,6 +237,11 @@ class RunRecord:
     def rounds_to(self, target: float) -> int | None:
         """The first evaluated round whose mean accuracy over the nodes reaches the target."""
         return next((round for round, value in self._points("accuracy") if value >= target), None)
+
+
+def is_peer_folder(folder: Path) -> bool:
+    """Whether a real peer, not a run, made this folder."""
+    return (folder / OWNER).is_file()
 
 
 def read_status(folder: Path) -> str | None:

@@ -221,8 +221,10 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
     with new_figure() as (figure, axes):
         ends = []
         for run in styled_runs(records):
+            # Of all nodes, also in rounds that some of them miss: sums must not become less.
+            nodes = max((row["nodes"] for row in run.record.network), default=0)
             curve = [
-                (row["bytes_total"] / max(row["nodes"], 1), row["accuracy"])
+                (row["bytes_total"] / max(nodes, 1), row["accuracy"])
                 for row in run.record.network
                 if row.get("accuracy") is not None
             ]

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peerage.records.rows import Row, RunRecord
-from peerage.report.tables import labels, number, percent, pipe_table
+from peerage.report.tables import labels, number, percent, pipe_table, tables_of_columns
 
 KINDS = {"cluster": "Clusters", "architecture": "Architectures"}  # what rows are grouped by
 TITLES = ("group", "nodes", "accuracy", "min..max", "best (round)", "loss")
@@ -51,20 +51,17 @@ def _line(record: RunRecord, row: Row) -> list[str]:
     ]
 
 
-def group_tables(records: Sequence[RunRecord]) -> list[Table]:
-    """The tables of groups for a terminal, one for each run that has groups."""
+def group_tables(records: Sequence[RunRecord], width: int = 80) -> list[Table]:
+    """The tables of groups for a terminal, at least one for each run that has groups."""
     tables = []
     for name, record in zip(labels(records), records, strict=True):
         found = lines(record)
         if not found:
             continue
-        title = Text(name) if len(records) > 1 else None
-        table = Table(header_style="bold", title=title, title_justify="left")
-        for place, heading in enumerate(TITLES):
-            table.add_column(heading, justify="left" if place == 0 else "right")
-        for line in found:
-            table.add_row(*map(Text, line))
-        tables.append(table)
+        parts = tables_of_columns(TITLES, found, width)
+        if len(records) > 1:
+            parts[0].title, parts[0].title_justify = Text(name), "left"
+        tables += parts
     return tables
 
 

@@ -17,7 +17,15 @@ from peerage.files import disk_errors, write_bytes
 from peerage.records.environment import CODE
 from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric, own_metric
 from peerage.records.rows import RunRecord
-from peerage.report import fairness_figures, fairness_tables, figures, groups, peers, tables
+from peerage.report import (
+    fairness_figures,
+    fairness_tables,
+    figures,
+    groups,
+    peer_figures,
+    peers,
+    tables,
+)
 from peerage.report.alpha_figure import accuracy_over_alpha, has_alpha
 from peerage.report.fairness import fairness_over_rounds
 from peerage.report.tables import differing, labels, number, percent, value_text
@@ -136,8 +144,9 @@ def page(records: Sequence[RunRecord]) -> str:
         group_titles=groups.TITLES,
         group_tables=[(name, groups.lines(r)) for name, r in zip(names, records, strict=True)],
         fairness_table=_readable(fairness_tables.lines(records)),
-        peer_titles=peers.TITLES,
-        peer_tables=[(name, peers.lines(r)) for name, r in zip(names, records, strict=True)],
+        peer_tables=[(name, peers.table(r)) for name, r in zip(names, records, strict=True)],
+        unheard_titles=peers.UNHEARD,
+        unheard_tables=[(name, peers.unheard(r)) for name, r in zip(names, records, strict=True)],
         node_tables=[_node_table(record) for record in records],
         commands=[_commands(record) for record in records],
     )
@@ -174,7 +183,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     result = []
     for name, record in zip(labels(records), records, strict=True):
         planned = record.summary.get("rounds_planned")
-        if record.status in ("running", "interrupted"):
+        if record.status in ("running", "interrupted") and not peers.is_joined(record):
             state = "is not finished" if record.status == "running" else "was interrupted"
             result.append(f"{name} {state}: {record.rounds} of {planned} rounds are done.")
         until = record.experiment.get("until")
@@ -191,6 +200,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
                 f"{name}: the graph is not connected, so some nodes never influence each other."
             )
     named = list(zip(labels(records), records, strict=True))
+    result += [sentence for record in records for sentence in peers.caveats(record)]
     clients = [name for name, record in named if "models_at" in record.setup]
     if clients:
         result.append(
@@ -247,6 +257,8 @@ def pictures(records: Sequence[RunRecord]) -> list[Picture]:
         Picture(name, caption, figures.embedded(figure), wide)
         for name, caption, figure, wide in fairness_figures.shown(records)
     ]
+    for name, record in zip(labels(records), records, strict=True):
+        result += _peer_pictures(record, f": {name}" if len(records) > 1 else "")
     for names, record in _allocations(records):
         name = "Data of each node" + (f": {names}" if names else "")
         address = figures.data_uri(figures.allocation, record)
@@ -254,6 +266,15 @@ def pictures(records: Sequence[RunRecord]) -> list[Picture]:
     address = figures.data_uri(figures.graph, records)
     result.append(Picture("Graph", _graph_caption(records), address, wide=len(records) > 1))
     return result
+
+
+def _peer_pictures(record: RunRecord, ending: str) -> list[Picture]:
+    """The figures about single peers, if the run was between real ones."""
+    return [
+        Picture(title + ending, caption, figures.data_uri(draw, record), wide=wide)
+        for title, known, draw, caption, wide in peer_figures.SHOWN
+        if known(record)
+    ]
 
 
 def facts(record: RunRecord) -> dict[str, str]:
@@ -276,7 +297,8 @@ def facts(record: RunRecord) -> dict[str, str]:
 def _test_examples(record: RunRecord) -> str:
     clusters = record.setup.get("clusters")
     if clusters is None:
-        return number(record.setup.get("test_examples"))
+        count = record.setup.get("test_examples")
+        return f"{_span(count)} per node" if isinstance(count, list) else number(count)
     return f"{_span(clusters['test_examples'])} per cluster"
 
 
@@ -371,6 +393,8 @@ def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
     """One run for each different data split, with the names of the runs that share it."""
     groups: dict[str, tuple[list[str], RunRecord]] = {}
     for name, record in zip(labels(records), records, strict=True):
+        if "allocation" not in record.setup:  # of private data
+            continue
         names, _ = groups.setdefault(str(record.setup["allocation"]), ([], record))
         names.append(name)
     shown = list(groups.values())[: figures.PANELS]
@@ -410,7 +434,7 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     few = count <= figures.MANY
     lines = [
         [
-            str(node),
+            peers.name_of(record, node),
             number(examples[node]),
             str(degree[node]),
             number(record.setup["parameters"][node]),
@@ -434,6 +458,8 @@ def _column(key: str) -> str:
 
 
 def _commands(record: RunRecord) -> list[str]:
+    if peers.is_joined(record) or not record.saved:
+        return []
     folder = shlex.quote(str(record.folder))
     experiment = shlex.quote(str(record.folder / "experiment.toml"))
     if not peers.is_network_run(record):
@@ -457,8 +483,11 @@ def _environment(record: RunRecord) -> dict[str, str]:
     return texts | {f"SHA-256 of {f}": h for f, h in record.environment.get(CODE, {}).items()}
 
 
-def _span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
+def _span(values: Sequence[int | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    low, high = min(known), max(known)
     return number(low) if low == high else f"{number(low)} to {number(high)}"
 
 

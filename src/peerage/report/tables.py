@@ -5,7 +5,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.measure import Measurement
@@ -73,6 +73,33 @@ def fitting_tables(
     while per_table > 1 and max(map(table_width, _transposed(titles, texts, per_table))) > width:
         per_table -= 1
     return _transposed(titles, texts, per_table)
+
+
+def tables_of_columns(
+    titles: Sequence[str], lines: Sequence[Sequence[str]], width: int, left: Sequence[int] = (0,)
+) -> list[Table]:
+    """One table, or several with some of the columns, each with the first one, that fit the width.
+
+    A line is a node or a group, of which there may be too many to be columns.
+    """
+    found: list[list[int]] = []
+    for place in range(1, len(titles)):
+        wider = [*found[-1], place] if found else [0, place]
+        if found and table_width(_with_columns(titles, lines, wider, left)) <= width:
+            found[-1] = wider
+        else:
+            found.append([0, place])
+    return [_with_columns(titles, lines, places, left) for places in found]
+
+
+def _with_columns(
+    titles: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    places: Sequence[int],
+    left: Sequence[int],
+) -> Table:
+    chosen = [[line[place] for place in places] for line in (titles, *lines)]
+    return text_table(chosen[0], chosen[1:], [n for n, place in enumerate(places) if place in left])
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -288,7 +315,9 @@ def text_table(
     """A table for a terminal; the columns `left` are left-aligned."""
     table = Table(header_style="bold")
     for number, title in enumerate(titles):
-        table.add_column(Text(title), justify="left" if number in left else "right")
+        justify: Literal["left", "right"] = "left" if number in left else "right"
+        # In a narrow terminal a long word continues on the next line, instead of being cut.
+        table.add_column(Text(title), justify=justify, overflow="fold")
     for line in lines:
         table.add_row(*map(Text, line))  # as Text: a label may hold square brackets
     return table

@@ -1,6 +1,7 @@
 """Terminal output: a chart of accuracies, and the progress of runs."""
 
 import math
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
+from peerage.report.tables import number as number_text
 from peerage.report.tables import percent
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -22,6 +24,7 @@ MARKERS = "●▲■◆▼★✚○△□◇▽"
 PLAIN_MARKERS = "ox+*#@%&abcd"
 # Bits of the 2 x 4 dots of a braille character, [row from the top][column].
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+FULL_WIDTH = 76  # characters of a progress bar with all of its text
 LOG_INTERVAL = 30.0  # seconds between log lines about one run of a study
 STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
@@ -50,7 +53,7 @@ def chart(curves: Curves, width: int = 80, height: int = 16, *, plain: bool = Fa
     known = [point for curve in points.values() for point in curve]
     if not known:
         return Text("no round has been evaluated yet")
-    low, high, step = _range([value for _, value in known], height)
+    low, high, step = axis_range([value for _, value in known], height)
     first, last = min(x for x, _ in known), max(x for x, _ in known)
     digits = 1 if step < 0.01 else 0
     ticks = {
@@ -136,9 +139,13 @@ class Canvas:
 class StatusColumn(ProgressColumn):
     """The text of a task, updated at every refresh, so that the clock runs within a round."""
 
+    def __init__(self, *, no_wrap: bool) -> None:
+        super().__init__()
+        self.no_wrap = no_wrap
+
     def render(self, task: Task) -> Text:
         text: Callable[[], str] = task.fields["text"]
-        return Text(text(), no_wrap=True)
+        return Text(text(), no_wrap=self.no_wrap)
 
 
 class HeadedProgress(Progress):
@@ -148,7 +155,7 @@ class HeadedProgress(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.head is not None:
-            yield Text(self.head(), no_wrap=True, overflow="ellipsis")
+            yield Text(self.head(), overflow="fold")
         yield self.make_tasks_table(self.tasks)
 
 
@@ -164,11 +171,13 @@ class ProgressDisplay:
     ) -> None:
         self.console = console or Console(stderr=True)
         self.clock = clock
+        narrow = self.console.width < FULL_WIDTH  # text is more useful than a bar
+        bar = BarColumn(bar_width=min(max(self.console.width - 70, 6), 24))
         # Not on standard output, whose last line may be JSON for another program.
         self.bars = HeadedProgress(
             TextColumn("{task.description:<12}", style="bold", markup=False),
-            BarColumn(bar_width=min(max(self.console.width - 70, 6), 24)),
-            StatusColumn(),
+            *([] if narrow else [bar]),
+            StatusColumn(no_wrap=not narrow),
             console=self.console,
             redirect_stdout=False,
             auto_refresh=ticking,  # by a thread
@@ -198,16 +207,23 @@ class RunProgress(ProgressDisplay):
     def start(self, label: str, rounds: int, done: int = 0) -> None:
         """Begin a run of `rounds` rounds, of which an earlier process did `done`."""
         self.label, self.rounds, self.round, self.accuracy = label, rounds, done, None
+        self.own: dict[str, float] = {}  # the user's own metrics by name
         self.began = self.clock()
         self.recent = deque([(done, self.began)], maxlen=11)
         self.task = None
         if self.console.is_terminal:
             self.task = self.bars.add_task(label, total=rounds, completed=done, text=self._text)
 
-    def advance(self, round: int, accuracy: float | None = None) -> None:
-        """Report a finished round, with its mean accuracy if it was evaluated."""
+    def advance(
+        self,
+        round: int,
+        accuracy: float | None = None,
+        own: Mapping[str, float | None] | None = None,
+    ) -> None:
+        """Report a finished round, with its mean accuracy and own metrics if it was evaluated."""
         before, self.round = self.round, round
         self.accuracy = self.accuracy if accuracy is None else accuracy
+        self.own |= {name: value for name, value in (own or {}).items() if value is not None}
         self.recent.append((round, self.clock()))
         if self.task is not None:
             self.bars.update(self.task, completed=round)
@@ -238,6 +254,7 @@ class RunProgress(ProgressDisplay):
         parts = [f"round {self.round}/{self.rounds}"]
         if self.accuracy is not None:
             parts.append(accuracy + percent(self.accuracy))
+        parts += [f"{name} {number_text(value)}" for name, value in self.own.items()]
         parts.append(_clock_text(self.clock() - self.began) + elapsed)
         remaining = self.seconds_left()
         if left and remaining is not None and self.round < self.rounds:
@@ -346,7 +363,7 @@ def _row(value: float, low: float, high: float, height: int) -> int:
     return (4 * height - 1 - _place(value, (low, high), 4 * height)) // 4
 
 
-def _range(values: Sequence[float], height: int) -> tuple[float, float, float]:
+def axis_range(values: Sequence[float], height: int) -> tuple[float, float, float]:
     """Rounded bounds of the accuracy axis, and the step of its ticks, at least two rows apart."""
     narrow = 0.5 * max(values) <= min(values) < max(values)
     bottom = min(values) if narrow else 0.0
@@ -396,7 +413,7 @@ def _legend(
             gap, used = "\n", 0
         text.append(gap)
         text.append(_marker(number, plain=plain), style=f"bold {_colour(number)}")
-        text.append(entry)
+        text.append("\n ".join(textwrap.wrap(entry, width - 2, drop_whitespace=False)))
         used += len(gap) + 1 + len(entry)
     return text
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import IO, Any
@@ -27,6 +28,7 @@ from peerage.errors import (
     Interrupted,
     PeerageError,
     WorkerDied,
+    shell_command,
 )
 from peerage.experiment.experiment import Engine, Experiment, display_name
 from peerage.experiment.identity import identity_of, own_code
@@ -36,17 +38,28 @@ from peerage.models.start import Architecture
 from peerage.privacy import privacy_report
 from peerage.records import checkpoint
 from peerage.records.environment import code_record, environment, recorded_code
-from peerage.records.rows import MetricWriter, Row, read_metrics, read_status, truncate_after
+from peerage.records.rows import (
+    MetricWriter,
+    Row,
+    RunRecord,
+    read_metrics,
+    read_status,
+    truncate_after,
+)
+from peerage.runs.facts import RunFacts
+from peerage.runs.progress import watched
 from peerage.runs.summary import digest, group_rows, network_row, node_rows, summary_of
+from peerage.runs.view import View
 from peerage.runs.watch import Watch, call, choose
 from peerage.vectors import Weights, named_tensors
 
 CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every is set
+UNSAVED = Path("not-saved")  # stands for the folder of a run that has none
 ENDING = 1.0  # seconds for which the workers of a killed run may still hold its lock
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(View):
     """The result of a run.
 
     The model of a node is the one that metrics evaluate, `Algorithm.evaluated(node)`, at the very
@@ -55,6 +68,16 @@ class Result:
     which the algorithm would continue; most algorithms evaluate these. With evaluation at
     `exchange` (after local training), the last rows describe the models before the last
     aggregation; with evaluation at `end`, and after a final step, they describe these models.
+
+    >>> import torch, peerage as pg
+    >>> small = {"nodes": 3, "rounds": 2, "topology": "ring", "engine": {"name": "serial"}}
+    >>> result = pg.run(pg.Experiment(**small))
+    >>> list(result.frame()["round"]), result.frame("node").shape[0]
+    ([0, 1, 2], 9)
+    >>> result.plot("loss").axes[0].get_ylabel()
+    'test loss, mean over nodes'
+    >>> result.module(0)(torch.zeros(1, 1, 8, 8)).shape
+    torch.Size([1, 10])
     """
 
     experiment: Experiment
@@ -67,6 +90,26 @@ class Result:
     models: Sequence[dict[str, Weights]] = field(repr=False)  # node -> evaluated models by name
     known_architectures: Mapping[str, Architecture] = field(repr=False)
     folder: Path | None = None
+    setup: Mapping[str, Any] = field(default_factory=dict, repr=False)  # data, graph and models
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """The records of the run, as its folder holds them if it has one."""
+        if self.folder is not None:
+            return RunRecord.load(self.folder)
+        return RunRecord.of_rows(
+            UNSAVED,
+            self.rows,
+            saved=False,
+            experiment=self.experiment.table(),
+            setup=dict(self.setup),
+            summary=self.summary,
+            environment=environment() | code_record(own_code(self.experiment)),
+        )
+
+    @property
+    def records(self) -> Sequence[RunRecord]:
+        return [self.record]
 
     @property
     def accuracy(self) -> float:
@@ -86,14 +129,6 @@ class Result:
         model = choose(self.models[node], name, node)
         return self.known_architectures[model.architecture].module(model.params, model.buffers)
 
-    def frame(self, scope: str = "network") -> Any:
-        """The rows of one scope (`network`, `node` or `group`) as a pandas DataFrame."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise InputError("result.frame() needs pandas; pip install pandas") from None
-        return pd.json_normalize([row for row in self.rows if row["scope"] == scope])
-
 
 def run(
     experiment: Experiment,
@@ -102,12 +137,30 @@ def run(
     dataset: Dataset | None = None,
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Run an experiment; with `out`, write its records and checkpoints to that new folder.
 
     `dataset` is the experiment's data set, if the caller has already loaded it. `watch` is called
     with the network row of every round, and ends the run if it returns `STOP`; see `Watcher`.
+    `progress` shows a bar; by default only in a notebook.
+
+    >>> import peerage as pg
+    >>> experiment = pg.Experiment(nodes=3, rounds=1, topology="ring", engine={"name": "serial"})
+    >>> pg.run(experiment).digest == pg.run(experiment).digest
+    True
     """
+    with watched(experiment, progress, watch) as watch:
+        return _run(experiment, out, dataset, checkpoint_every, watch)
+
+
+def _run(
+    experiment: Experiment,
+    out: str | Path | None,
+    dataset: Dataset | None,
+    checkpoint_every: int | None,
+    watch: Watch | None,
+) -> Result:
     check_every(checkpoint_every)
     if out is None:
         return _Run(prepare(experiment, dataset), None, checkpoint_every, watch).go()
@@ -128,18 +181,25 @@ def resume(
     dataset: Dataset | None = None,
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Continue a run from its last checkpoint; the result is the same, bit by bit.
 
     `experiment` is needed only if that of the run has Python objects. `engine` replaces settings of
-    the engine, which do not change the result.
+    the engine, which do not change the result. `progress` is as in `run`.
+
+    >>> import peerage as pg
+    >>> pg.resume("no-such-folder")
+    Traceback (most recent call last):
+        ...
+    peerage.errors.CheckpointError: 'no-such-folder' holds no run; give a folder that ...
     """
     check_every(checkpoint_every)
     folder = Path(folder)
     if is_network_run(folder):
         raise CheckpointError(
             f"{folder} is a network of real peers, which cannot be resumed as a simulation; "
-            f"run it again with `peerage up {folder / 'experiment.toml'}`"
+            f"run it again with `{shell_command('up', folder / 'experiment.toml')}`"
         )
     given = experiment is not None
     experiment = load_experiment(folder, experiment)
@@ -160,7 +220,8 @@ def resume(
         if (folder / "metrics.jsonl").exists():
             place = (saved.round, saved.final) if saved else (-1, False)
             truncate_after(folder / "metrics.jsonl", *place)
-        return _Run(world, folder, checkpoint_every, watch).go(saved)
+        with watched(experiment, progress, watch) as watch:
+            return _Run(world, folder, checkpoint_every, watch).go(saved)
 
 
 def is_network_run(folder: Path) -> bool:
@@ -226,6 +287,7 @@ class _Run:
         watch: Watch | None,
     ) -> None:
         self.experiment, self.world = world.experiment, world
+        self.facts = RunFacts.of(world)
         self.folder, self.every, self.watch = folder, checkpoint_every, watch
         self.rows: list[Row] = []
         self.writer: MetricWriter | None = None
@@ -275,12 +337,17 @@ class _Run:
             evaluated,
             self.world.architectures,
             self.folder,
+            self.setup,
         )
+
+    @cached_property
+    def setup(self) -> dict[str, Any]:
+        return self.world.setup
 
     def _open_records(self, folder: Path) -> None:
         """Open the metrics, and read the rows that an earlier process recorded."""
         if not (folder / "setup.json").exists():
-            write_json(folder / "setup.json", self.world.setup)
+            write_json(folder / "setup.json", self.setup)
         if not (folder / "environment.json").exists():
             where = environment() | code_record(own_code(self.experiment))
             write_json(folder / "environment.json", where)
@@ -359,7 +426,7 @@ class _Run:
         row = network_row(round, report, self.bytes_total, nodes, without=hub, final=final)
         if self.experiment.evaluation.spread and "accuracy" in row:
             row["layers"] = engine.deviations(max(round - 1, 0))
-        groups = group_rows(self.world, round, report, final)
+        groups = group_rows(self.facts, round, report, final)
         # The network row comes last: it marks the rows of the round as complete.
         for new in [*node_rows(round, report, final), *groups, row]:
             self.rows.append(new)
@@ -390,7 +457,7 @@ class _Run:
             return "; nothing was saved, as the run has no folder"
         last = checkpoint.latest_round(self.folder)
         saved = f"the last checkpoint is of round {last}" if last else "there is no checkpoint yet"
-        return f"; {saved}; continue with `peerage resume {self.folder}`"
+        return f"; {saved}; continue with `{shell_command('resume', self.folder)}`"
 
     def _summarise(
         self,
@@ -400,7 +467,7 @@ class _Run:
         privacy: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         summary = summary_of(
-            self.world,
+            self.facts,
             self.rows,
             run=self.folder.name if self.folder else None,
             status=status,
@@ -450,7 +517,7 @@ def check_empty(folder: Path) -> None:
     if (folder / "experiment.toml").exists():
         remedy = "choose another --out"
         if not is_network_run(folder):
-            remedy += f", or continue that one with `peerage resume {folder}`"
+            remedy += f", or continue that one with `{shell_command('resume', folder)}`"
         raise InputError(f"output folder {str(folder)!r} already holds a run; {remedy}")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"output folder {str(folder)!r} is a file; choose another --out")

@@ -6,7 +6,7 @@ a peer it also holds the experiment, so that the folder is enough.
 
 import hashlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,38 @@ from peerage.files import read_bytes, read_json, read_toml
 from peerage.records import rows as records
 from peerage.runs.run import check_constants, check_same, code_of_run
 from peerage.runs.saved_run import SavedRun
+from peerage.runs.view import View
 
 EXPERIMENT = "experiment"  # key of `setup.json` in the folder of a peer: the experiment as TOML
 
 
-class RunRecord(records.RunRecord):
-    """The records of a run, finished or not, with the models of its last checkpoint."""
+class RunRecord(View, records.RunRecord):
+    """The records of a run, finished or not, with the models of its last checkpoint.
+
+    >>> import tempfile
+    >>> import peerage as pg
+    >>> folder = f"{tempfile.mkdtemp()}/first"
+    >>> experiment = pg.Experiment(nodes=3, rounds=1, topology="ring", engine={"name": "serial"})
+    >>> result = pg.run(experiment, out=folder)
+    >>> record = pg.RunRecord.load(folder)
+    >>> record.status, record.rounds, record.accuracy == result.accuracy
+    ('finished', 1, True)
+    """
+
+    @property
+    def records(self) -> Sequence[records.RunRecord]:
+        return [self]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean accuracy over the nodes in the last evaluated round; None without any."""
+        values = self.curve("accuracy")[1]
+        return values[-1] if values else None
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of all final parameters; None if the run is not finished."""
+        return self.summary.get("digest")
 
     def state_dict(
         self, node: int, name: str | None = None, *, experiment: Experiment | None = None
@@ -47,6 +73,31 @@ class RunRecord(records.RunRecord):
     ) -> nn.Module:
         """The model of `state_dict` as a module in evaluation mode."""
         return open_run(self.folder, experiment=experiment).model(node, name).module()
+
+
+def load(folder: str | Path) -> RunRecord:
+    """The result of a run from its folder, whether it is finished, interrupted or still running.
+
+    It has the tables, figures and reports of a `Result`, and the models of the last checkpoint.
+
+    >>> import tempfile
+    >>> import peerage as pg
+    >>> folder = f"{tempfile.mkdtemp()}/first"
+    >>> experiment = pg.Experiment(nodes=3, rounds=1, topology="ring", engine={"name": "serial"})
+    >>> result = pg.run(experiment, out=folder)
+    >>> loaded = pg.load(folder)
+    >>> loaded.digest == result.digest, loaded.frame().equals(result.frame())
+    (True, True)
+    """
+    folder = Path(folder)
+    if folder.is_dir() and not (folder / "experiment.toml").exists():
+        inside = sorted(file.parent.name for file in folder.glob("*/experiment.toml"))
+        if inside:
+            raise CheckpointError(
+                f"{str(folder)!r} holds no run itself, but the folders of several; give one of "
+                f"them, such as {str(folder / inside[0])!r}"
+            )
+    return RunRecord.load(folder)
 
 
 def open_run(

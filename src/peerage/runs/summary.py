@@ -1,4 +1,4 @@
-"""Rows, summary, digest and label of a run, for simulations and real peers."""
+"""Rows, summary and digest of a run, for simulations and real peers."""
 
 import hashlib
 import math
@@ -10,24 +10,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from peerage import specs
-from peerage.algorithms import ALGORITHMS
-from peerage.data.datasets import DATASETS
-from peerage.engine.groups import Tested, grouped_by
+from peerage.engine.groups import Tested
 from peerage.engine.lockstep import RoundReport
 from peerage.engine.shard import NodeReport
-from peerage.engine.world import World
-from peerage.experiment.experiment import Experiment, display_name
-from peerage.graphs.gains import GAINS, NoGain
 from peerage.records.metrics import SCORES, Metric, metrics_in, own_metric
 from peerage.records.rows import Row
+from peerage.runs.facts import RunFacts
 from peerage.vectors import Layout
 
 NOT_IN_SUMMARY = ("scope", "round", "final", "confusion")  # of the row of a group
 
 
 def summary_of(
-    world: World,
+    facts: RunFacts,
     rows: Sequence[Row],
     *,
     run: str | None,
@@ -38,12 +33,11 @@ def summary_of(
     privacy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The summary of a run so far, from its rows."""
-    experiment = world.experiment
     network = [row for row in rows if row["scope"] == "network"]
     evaluated = [row for row in network if row.get("accuracy") is not None]
     best = max(evaluated, key=lambda row: float(row["accuracy"]), default=None)
     final: Row = evaluated[-1] if evaluated else {}
-    shown = (*SCORES, *map(own_metric, world.own_metrics))
+    shown = (*SCORES, *map(own_metric, facts.own_metrics))
     groups = [
         {key: value for key, value in row.items() if key not in NOT_IN_SUMMARY}
         for row in rows
@@ -52,12 +46,12 @@ def summary_of(
     return {
         "run": run,
         "status": status,
-        "algorithm": display_name(experiment.algorithm, ALGORITHMS),
-        "label": label(experiment),
-        "dataset": display_name(experiment.dataset, DATASETS),
-        "nodes": world.num_data_nodes,
+        "algorithm": facts.algorithm,
+        "label": facts.label,
+        "dataset": facts.dataset,
+        "nodes": facts.nodes,
         "rounds": max((row["round"] for row in network), default=0),
-        "rounds_planned": experiment.rounds,
+        "rounds_planned": facts.rounds,
         **{m.key + end: final.get(m.key + end) for m in shown for end in m.summary},
         "bytes_sent": network[-1]["bytes_total"] if network else 0,
         "seconds": seconds,
@@ -151,28 +145,27 @@ def node_row(round: int, n: NodeReport, final: bool = False) -> Row:
     return row
 
 
-def group_rows(world: World, round: int, report: RoundReport, final: bool = False) -> Iterator[Row]:
+def group_rows(
+    facts: RunFacts, round: int, report: RoundReport, final: bool = False
+) -> Iterator[Row]:
     """Rows of the groups with nodes that were evaluated; see `peerage.records.rows`."""
-    evaluated = [n for n in report.nodes if n.tests and n.node != world.hub_outside_means]
+    evaluated = [n for n in report.nodes if n.tests and n.node != facts.hub_outside_means]
     place: Row = {"scope": "group", "round": round, **_mark(final)}
-    if "cluster" in grouped_by(world):
-        assert world.experiment.clusters is not None
-        for cluster, size in enumerate(world.experiment.clusters.sizes):
-            found = [n for n in evaluated if cluster in n.tests]
-            shared = any(world.cluster_of(n.node) is None for n in found)
-            yield from _group_row(
-                {**place, "by": "cluster", "group": cluster},
-                [(n, {cluster: n.tests[cluster]}) for n in found],
-                size if shared else len(found),
-            )
-    if "architecture" in grouped_by(world):
-        for name in world.architectures:
-            found = [n for n in evaluated if world.assignment[n.node] == name]
-            yield from _group_row(
-                {**place, "by": "architecture", "group": name},
-                [(n, n.tests) for n in found],
-                len(found),
-            )
+    for cluster, size in enumerate(facts.cluster_sizes):
+        found = [n for n in evaluated if cluster in n.tests]
+        shared = any(facts.clusters[n.node] is None for n in found)
+        yield from _group_row(
+            {**place, "by": "cluster", "group": cluster},
+            [(n, {cluster: n.tests[cluster]}) for n in found],
+            size if shared else len(found),
+        )
+    for name in facts.architectures:
+        found = [n for n in evaluated if facts.assignment[n.node] == name]
+        yield from _group_row(
+            {**place, "by": "architecture", "group": name},
+            [(n, n.tests) for n in found],
+            len(found),
+        )
 
 
 def _group_row(
@@ -226,33 +219,6 @@ def digest(parameters: Sequence[Tensor], layouts: Sequence[Layout]) -> str:
     return sha.hexdigest()
 
 
-def label(experiment: Experiment) -> str:
-    """A short name for tables and legends: the class, and options other than the defaults."""
-    algorithm = experiment.algorithm
-    cls = type(algorithm)
-    options = specs.text(algorithm, "algorithm", {"": cls}).removeprefix(":")
-    shared = "shared start" if experiment.init.start == "shared" else ""
-    pooled = "centralised" if experiment.pooled else ""
-    gain, noise = gain_label(experiment), noise_label(experiment)
-    parts = [options.replace(",", ", "), shared, gain, noise, pooled]
-    extra = ", ".join(filter(None, parts))
-    return f"{cls.__name__} ({extra})" if extra else cls.__name__
-
-
-def noise_label(experiment: Experiment) -> str:
-    noise = experiment.noise
-    clip = "" if noise.clip is None else f"clip {noise.clip:g}"
-    return ", ".join(filter(None, [f"noise {noise.sigma:g}" if noise.sigma else "", clip]))
-
-
-def gain_label(experiment: Experiment) -> str:
-    gain = experiment.init.gain
-    if gain == NoGain():
-        return ""
-    known = type(gain) in GAINS.values()
-    return f"gain {specs.text(gain, 'gain', GAINS) if known else type(gain).__name__}"
-
-
 def missed_rounds(rows: Sequence[Row], scheduled: Iterable[int]) -> str:
     """The scheduled rounds before the last row in which a peer recorded nothing.
 
@@ -260,15 +226,23 @@ def missed_rounds(rows: Sequence[Row], scheduled: Iterable[int]) -> str:
     '2-4, 6'
     """
     known = {row["round"] for row in rows}
-    spans: list[list[int]] = []
-    for round in sorted(set(scheduled) - known):
-        if round > max(known, default=0):
-            break
-        if spans and spans[-1][1] == round - 1:
-            spans[-1][1] = round
+    last = max(known, default=0)
+    return spans(round for round in set(scheduled) - known if round <= last)
+
+
+def spans(rounds: Iterable[int]) -> str:
+    """Numbers as text, with consecutive ones joined.
+
+    >>> spans([4, 2, 3, 6])
+    '2-4, 6'
+    """
+    found: list[list[int]] = []
+    for round in sorted(rounds):
+        if found and found[-1][1] == round - 1:
+            found[-1][1] = round
         else:
-            spans.append([round, round])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+            found.append([round, round])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found)
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:

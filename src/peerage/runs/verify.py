@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peerage.errors import CheckpointError
+from peerage.errors import CheckpointError, shell_command
 from peerage.experiment import Experiment
 from peerage.records.metrics import METRICS
 from peerage.records.rows import Row, RunRecord, read_metrics
@@ -19,7 +19,12 @@ TIMES = ("seconds",)  # the only key that differs between equal runs
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a second run gave the same numbers, and otherwise the first difference."""
+    """Whether a second run gave the same numbers, and otherwise the first difference.
+
+    >>> import peerage as pg
+    >>> pg.Verdict(same=True, digest="ab", again="ab").difference
+    ''
+    """
 
     same: bool
     digest: str
@@ -33,14 +38,23 @@ def verify(
     """Repeat a finished run and compare every number with its records.
 
     A run of real peers is simulated; if no message was lost, the results are bit-identical.
+
+    >>> import tempfile
+    >>> import peerage as pg
+    >>> folder = f"{tempfile.mkdtemp()}/first"
+    >>> experiment = pg.Experiment(nodes=3, rounds=1, topology="ring", engine={"name": "serial"})
+    >>> result = pg.run(experiment, out=folder)
+    >>> pg.verify(folder).same
+    True
     """
     folder = Path(folder)
     record = RunRecord.load(folder)
     real = is_network_run(folder)
     if record.status != "finished":
-        remedy = f"finish it with `peerage resume {folder}`"
+        remedy = f"finish it with `{shell_command('resume', folder)}`"
         if real:
-            remedy = f"run it again with `peerage up {folder / 'experiment.toml'}`"
+            command = shell_command("up", folder / "experiment.toml")
+            remedy = f"run it again with `{command}`"
         if record.status == "diverged":
             remedy = "run the experiment again with a lower --lr"
         raise CheckpointError(

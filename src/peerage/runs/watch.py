@@ -70,6 +70,13 @@ class Watcher:
     """A watcher that also sees models: `pg.run(experiment, watch=pg.Watcher(look))`.
 
     `look(row, models)` is called like a plain watcher, with a `Models` as well.
+
+    >>> import peerage as pg
+    >>> def stop_early(row, models):
+    ...     return pg.STOP if row["round"] == 1 else None
+    >>> experiment = pg.Experiment(nodes=3, rounds=9, topology="ring", engine={"name": "serial"})
+    >>> pg.run(experiment, watch=pg.Watcher(stop_early)).summary["rounds"]
+    1
     """
 
     look: Callable[[Row, Models], Any]

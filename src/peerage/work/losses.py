@@ -48,7 +48,12 @@ def with_proportions(loss: Loss | ProportionLoss, proportions: Tensor | None = N
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The mean negative log-probability of the labels."""
+    """The mean negative log-probability of the labels.
+
+    >>> import peerage as pg
+    >>> float(pg.CrossEntropy()(torch.zeros(1, 4), torch.tensor([2])).exp().round(decimals=4))
+    4.0
+    """
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels)
@@ -63,6 +68,11 @@ class VirtualTeacher:
     teacher draws its confidence for each example between `confidence` and 1.
 
     Valerio, Boldrini, Passarella, Kertesz, Karsai, Iniguez, 2023. arXiv:2312.04504.
+
+    >>> import peerage as pg
+    >>> text = "virtual-teacher:share=0.5"
+    >>> pg.LocalSGD(loss=pg.VirtualTeacher(share=0.5)) == pg.Experiment(local={"loss": text}).local
+    True
     """
 
     confidence: float = 0.99
@@ -97,6 +107,10 @@ class ACE(ProportionLoss):
 
     -z_y + log sum_{c: b_c > 0} exp z_c, where b are the label proportions. The original takes the
     classes of each batch. Caccia et al., 2022. arXiv:2104.05025.
+
+    >>> import peerage as pg
+    >>> pg.LocalSGD(loss=pg.ACE()) == pg.Experiment(local={"loss": "ace"}).local
+    True
     """
 
     def __call__(self, logits: Tensor, labels: Tensor, proportions: Tensor) -> Tensor:
@@ -109,6 +123,10 @@ class WSM(ProportionLoss):
 
     -z_y + log sum_c b_c exp z_c, where b are the label proportions. With uniform proportions it is
     the cross-entropy minus log C. Legate, Caccia, Belilovsky, 2023. arXiv:2304.05260.
+
+    >>> import peerage as pg
+    >>> pg.LocalSGD(loss=pg.WSM()) == pg.Experiment(local={"loss": "wsm"}).local
+    True
     """
 
     def __call__(self, logits: Tensor, labels: Tensor, proportions: Tensor) -> Tensor:
@@ -169,7 +187,12 @@ class Correction(Protocol):
 
 @dataclass(frozen=True)
 class Proximal:
-    """Adds the gradient of (mu / 2) |x - x0|^2, a pull towards the model before training."""
+    """Adds the gradient of (mu / 2) |x - x0|^2, a pull towards the model before training.
+
+    >>> import peerage as pg
+    >>> pg.LocalSGD(correct=pg.Proximal(mu=0.1)).correct.mu
+    0.1
+    """
 
     mu: float = 0.01
 
@@ -187,6 +210,10 @@ class CurvaturePenalty:
 
     With a = sum_j F_j and b = sum_j F_j x_j, the penalty is the sum over other nodes j of
     strength * (x - x_j)^T diag(F_j) (x - x_j), up to a constant.
+
+    >>> import peerage as pg
+    >>> pg.LocalSGD(correct=pg.CurvaturePenalty(strength=0.1)).correct.strength
+    0.1
     """
 
     strength: float = 1.0

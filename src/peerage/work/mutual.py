@@ -19,6 +19,12 @@ class MutualBatch:
     """What the loss of one model may know about a batch, beside the model's own logits.
 
     All logits are from before any update of the batch.
+
+    >>> import peerage as pg
+    >>> logits = {0: torch.zeros(1, 2), 1: torch.zeros(1, 2)}
+    >>> batch = pg.MutualBatch(logits, torch.tensor([1]), {0: 10, 1: 20}, None, pg.CrossEntropy())
+    >>> batch.keys, batch.p.shape
+    ((0, 1), torch.Size([2, 1, 2]))
     """
 
     logits: Mapping[int, Tensor]  # [B, C] of every model, by key in ascending order; no gradients
@@ -48,7 +54,13 @@ class MutualBatch:
 
 
 class MutualLoss(Protocol):
-    """The loss of one of several models on a batch."""
+    """The loss of one of several models on a batch.
+
+    >>> import peerage as pg
+    >>> def supervised(own: int, logits: torch.Tensor, batch: pg.MutualBatch) -> torch.Tensor:
+    ...     return batch.loss(logits, batch.labels)
+    >>> loss: pg.MutualLoss = supervised
+    """
 
     def __call__(self, own: int, logits: Tensor, batch: MutualBatch) -> Tensor:
         """The loss of the model with key `own`; only its `logits` [B, C] have gradients."""
@@ -63,6 +75,13 @@ class MutualKL:
     1/2. A model without others has no divergence.
 
     Zhang, Xiang, Hospedales, Lu, 2018. arXiv:1706.00384.
+
+    >>> import peerage as pg
+    >>> logits = {0: torch.zeros(1, 2), 1: torch.zeros(1, 2)}
+    >>> batch = pg.MutualBatch(logits, torch.tensor([1]), {0: 10, 1: 20}, None, pg.CrossEntropy())
+    >>> loss = pg.MutualKL()(0, logits[0], batch)  # log 2, as the models agree
+    >>> round(float(loss), 4)
+    0.6931
     """
 
     gamma: float = 1.0  # weight of the supervision
@@ -106,6 +125,10 @@ class WeightedSoftLabels:
     f_q = 1 - exp(-CE_n / CE_q): an example counts less if the student knows it better than the
     teacher. Zhou et al., 2021. arXiv:2102.00650. It has one teacher at temperature 2; here there
     are several, weighted by w, at temperature 1.
+
+    >>> import peerage as pg
+    >>> pg.WeightedSoftLabels(strength=0.5).strength
+    0.5
     """
 
     strength: float = 2.5  # that of the original

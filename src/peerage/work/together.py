@@ -29,7 +29,12 @@ from peerage.work.training import Learner, LocalSGD, Logits, Trained, TrainStats
 
 @dataclass(frozen=True)
 class TrainedTogether:
-    """The models after training, and the statistics of each, by key."""
+    """The models after training, and the statistics of each, by key.
+
+    >>> import peerage as pg
+    >>> def losses(trained: pg.TrainedTogether) -> dict[int, float]:
+    ...     return {key: stats.loss for key, stats in trained.stats.items()}
+    """
 
     models: Mapping[int, Weights]
     stats: Mapping[int, TrainStats]

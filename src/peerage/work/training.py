@@ -32,7 +32,13 @@ from peerage.work.losses import (
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """How a node trains in a round: `epochs` over its data, or `steps` mini-batches."""
+    """How a node trains in a round: `epochs` over its data, or `steps` mini-batches.
+
+    >>> import peerage as pg
+    >>> local = pg.LocalSGD(epochs=2, lr=0.01, momentum=0.9)
+    >>> pg.DecAvg(local=local) == pg.Experiment(algorithm="decavg", local=local).algorithm
+    True
+    """
 
     epochs: int | None = None  # passes over the local data; 5 by default, unless there are steps
     steps: int | None = None  # batches from an endless shuffled stream
@@ -141,7 +147,12 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class TrainStats:
-    """Results of local training, beside the model."""
+    """Results of local training, beside the model.
+
+    >>> import peerage as pg
+    >>> pg.TrainStats(loss=0.7, examples=96, steps=6).steps
+    6
+    """
 
     loss: float  # mean over the training examples, before each step
     examples: int  # number of training examples, counting repetitions

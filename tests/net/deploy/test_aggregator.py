@@ -3,7 +3,6 @@
 import pytest
 from support import doomed
 from support.command_line import peerage
-from support.forked import forked_peers
 from support.participants import participants
 
 from peerage import DFML
@@ -12,7 +11,6 @@ from peerage.records.rows import read_metrics
 
 
 @pytest.mark.slow
-@forked_peers()
 def test_an_aggregator_that_is_killed_costs_that_round_only(tmp_path, monkeypatch):
     nodes, rounds, training = 4, 7, tmp_path / "training"
     graph = tuple(tuple(j for j in range(nodes) if j != i) for i in range(nodes))

@@ -16,6 +16,7 @@ from peerage.errors import InputError
 from peerage.net.deploy.collect import report_of
 from peerage.net.peer.private_data import prepare_own
 from peerage.records.rows import read_metrics
+from peerage.runs.facts import RunFacts
 from peerage.runs.summary import group_rows
 from peerage.runs.verify import first_difference
 
@@ -29,7 +30,7 @@ def collected(made: pg.Experiment, peers: list[Any]) -> list[dict[str, Any]]:
     world, found = prepare(made), []
     for round in range(made.rounds + 1):
         rows = [json.loads(json.dumps(peer.rows[round])) for peer in peers]
-        found += group_rows(world, round, report_of(rows))
+        found += group_rows(RunFacts.of(world), round, report_of(rows))
     return found
 
 

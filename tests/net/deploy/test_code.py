@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support.command_line import error_line, peerage
-from support.forked import forked_peers
 from support.processes import TIMEOUT, until
 
 from peerage.experiment.outside import file_hash
@@ -238,8 +237,7 @@ def test_peers_with_other_code_at_the_same_path_refuse_each_other(homes):
 @pytest.mark.slow
 def test_up_needs_no_permission_and_gives_the_numbers_of_a_simulation(place):
     flags = f"{SETTINGS} --rounds 1 --json"
-    with forked_peers():
-        real = peerage(f"up {flags} --start-timeout 600 --message-timeout 300 --out", place / "up")
+    real = peerage(f"up {flags} --start-timeout 600 --message-timeout 300 --out", place / "up")
     assert real.code == 0, real.err
     simulated = peerage(f"run {flags} --engine serial --out", place / "run")
     both = [json.loads(done.lines[-1]) for done in (real, simulated)]

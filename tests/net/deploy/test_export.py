@@ -38,6 +38,7 @@ from peerage.net.trust.signature import sign_network
 from peerage.net.wire.address import Address
 from peerage.privacy import Noise, epsilon
 from peerage.records.rows import RunRecord, read_metrics
+from peerage.runs.facts import RunFacts
 from peerage.runs.summary import digest, group_rows
 
 SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 1 --rounds 2"
@@ -126,6 +127,25 @@ def test_a_hub_is_one_peer_more():
     assert str(told[0].message) == (
         "5 hosts for 4 peers, the last of them the hub: e:1 will not be used"
     )
+
+
+def test_peers_that_dial_out_need_no_host(place):
+    (place / "hosts.txt").write_text("dials-out # hospital A\ndials-out\n10.0.0.10\n")
+    hosts = read_hosts(place / "hosts.txt")
+    assert hosts == [None, None, Address("10.0.0.10", 7400)]
+    made = export(experiment(2, "fedavg"), place / "hosts.txt", place / "deploy")
+    assert made.network.dialling == {0, 1}
+    assert "for a peer that dials out" in str(made)
+    readme = (place / "deploy/node-0/README.txt").read_text()
+    assert "node-0 opens no port" in readme
+    assert "    10.0.0.10:7400\n" in readme
+    assert "--publish" not in readme
+    assert "EXPOSE" not in (place / "deploy/node-0/Containerfile").read_text()
+    with pytest.raises(InputError, match="node-0 and node-1 are neighbours, but both dial out"):
+        export(experiment(3), place / "hosts.txt", place / "other")
+    assert not (place / "other").exists()
+    with pytest.raises(InputError, match="write dials-out alone"):
+        parse_host("10.0.0.3 dials-out")
 
 
 def test_ports_come_to_an_end():
@@ -748,7 +768,8 @@ def test_folders_that_were_moved_end_with_the_digest_of_a_simulation(line, place
     simulated = peerage(f"run {line} --engine serial --json --out", place / "simulated")
     assert digest(*final_models(peers, world)) == json.loads(simulated.lines[-1])["digest"]
     by_round = zip(*(read_metrics(home / "run" / "metrics.jsonl") for home in homes), strict=True)
-    found = [g for rows in by_round for g in group_rows(world, rows[0]["round"], report_of(rows))]
+    facts = RunFacts.of(world)
+    found = [g for rows in by_round for g in group_rows(facts, rows[0]["round"], report_of(rows))]
     assert found == list(RunRecord.load(place / "simulated").groups)
 
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.forked import forked_peers
 from support.machines import Machines, entering, host, two_rooms
 
 from peerage import Experiment
@@ -93,7 +92,6 @@ def fill(file: Path) -> None:
             filler.write(bytes(1024))
 
 
-@forked_peers()
 def test_eight_peers_miss_no_message(tmp_path):
     """The CNN of P0, a part of MNIST; benchmarks/peers.py has 32 peers, with default deadlines."""
     try:

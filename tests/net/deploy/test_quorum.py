@@ -44,6 +44,27 @@ def test_a_frozen_peer_returns_to_the_round_of_the_others(tmp_path):
         assert network.rows(0)[-1]["heard"] == [3, 3]  # it is one of them again
 
 
+def test_two_of_five_peers_are_killed_for_good(tmp_path):
+    experiment = pg.Experiment(nodes=5, rounds=40, **SETTINGS)
+    with Machines(tmp_path, experiment, TIMEOUTS) as network:
+        for me in range(5):
+            network.start(me)
+        network.until(lambda: min(map(network.round, range(5))) >= 5)
+        for me in (1, 4):
+            network.processes[me].kill()
+            network.processes[me].wait(TIMEOUT)
+        survivors = (0, 2, 3)
+        assert [network.processes[me].wait(TIMEOUT) for me in survivors] == [0] * 3
+        rows = [network.rows(me) for me in survivors]
+        logs = [network.log(me) for me in survivors]
+    assert all([row["round"] for row in own] == list(range(41)) for own in rows)
+    for log in logs:
+        for name in ("node-1", "node-4"):  # each is named once, not in every round
+            assert log.count(f"{name} is unreachable, continuing round") == 1
+    mean = sum(own[-1]["accuracy"] for own in rows) / 3
+    assert mean == pytest.approx(pg.run(experiment).accuracy, abs=0.01)
+
+
 @pytest.mark.parametrize("nodes", [3, 2])
 def test_a_liar_cannot_end_a_run(nodes, tmp_path):
     """Of three peers, the honest run all rounds; of two, the one that was fooled says so."""

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import CertificateRejected, Identity
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import Header, Rejected
-from peerage.net.wire.server import Limits
+from peerage.net.wire.limits import Limits
 from peerage.net.wire.transport import CallerRefused
 from peerage.requests import Envelope
 
@@ -38,6 +40,7 @@ REPORT = Report(
     torch="2.3",
     schema=3,
     expires="2030-01-02T00:00:00+00:00",
+    revision=4,
 )
 
 
@@ -53,6 +56,9 @@ def shown(*peers: PeerStatus) -> str:
 
 def test_a_report_survives_encoding():
     assert Report.parse(REPORT.encode()) == REPORT
+    older = json.loads(REPORT.encode())
+    del older["revision"]  # of a version that did not report it
+    assert Report.parse(json.dumps(older).encode()) == replace(REPORT, revision=1)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +79,49 @@ def test_odd_answers_are_no_report(raw):
 
 
 def test_the_text_of_a_peer_cannot_change_the_terminal():
-    table = {**json.loads(REPORT.encode()), "state": "\x1b[2J" + 10_000 * "x", "heard": ["[red]a"]}
+    table = {
+        **json.loads(REPORT.encode()),
+        "state": "\x1b[2J" + 10_000 * "x",
+        "missing": ["[red]a"],
+    }
     found = Report.parse(json.dumps(table).encode())
     assert found is not None
     assert found.state.startswith("?[2Jxxx")
     assert len(found.state) == MAX_TEXT
-    assert "[red]a" in shown(PeerStatus("node-0", "10.0.0.3:7400", found))
+    assert "did not hear [red]a" in shown(PeerStatus("node-0", "10.0.0.3:7400", found))
 
 
 def test_a_table_names_peers_that_do_not_answer():
     gone = PeerStatus("node-1", "10.0.0.3:7400", None, "connection refused")
     text = shown(PeerStatus("node-0", "10.0.0.2:7400", REPORT), gone)
-    for part in ("3 of 9", "50.0 %", "2.5", "node-1, not node-2", "not reached by node-3"):
+    for part in ("running 3 of 9 50.0 % 2.5 1 of 2 4", "node-0 did not hear node-2"):
         assert part in text
-    assert "2030-01-02" in text
-    assert "unreachable at 10.0.0.3:7400:" in text
+    assert "node-0 cannot be reached by node-3" in text
+    assert "that of node-0, on 2030-01-02" in text
+    assert "node-1 unreachable" in text
+    assert "node-1 at 10.0.0.3:7400: connection refused" in text
+
+
+def test_a_status_that_another_peer_passed_on_says_so():
+    report = replace(REPORT, epsilon=None, missing=(), not_reached_by=())
+    far = PeerStatus("node-1", "", report, by_way_of="node-0", age=2.4)
+    text = shown(PeerStatus("node-0", "10.0.0.2:7400", report), far)
+    assert "node-1 dials out; its status is from node-0, 2 s old" in text
+    assert "epsilon" not in text
+    assert text.count("all: peerage 0.1.0, torch 2.3, wire 3") == 1
+    assert (far.facts["by_way_of"], far.facts["age"]) == ("node-0", 2.4)
+
+
+def test_a_table_fits_into_80_columns():
+    """Also with large numbers, noise and a long state, which takes several lines."""
+    waiting = "waiting for " + ", ".join(f"node-{i}" for i in range(5)) + " and 7 more"
+    long = replace(REPORT, round=19_999, rounds=20_000, state=waiting, epsilon=0.0123, revision=12)
+    file = io.StringIO()
+    Console(width=80, file=file).print(table_of([PeerStatus("node-10", "a:1", long)]))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    row = re.compile(r"node-10 .* 19999 of 20000 +50\.0 % +0\.0123 +1 of 2 +12$")
+    assert any(map(row.match, lines))
 
 
 # What observers may do
@@ -146,7 +180,9 @@ def test_an_observer_may_ask_for_the_status_and_nothing_else(authority: Authorit
         try:
             for client in (watcher, member):
                 assert Report.parse(await client.ask_status(1, 60.0)) == REPORT
-            assert 0 not in server._last_seen  # asking in the name of node-0 is no sign of life
+            assert (
+                0 not in server._connections.last_seen
+            )  # asking in the name of node-0 is no sign of life
             header = Header("run", 0, Envelope(0, 1, 1, "model"), recipient=1, sequence=0)
             only = "'watcher' is an observer, which may only ask for the status"
             for _ in range(3):

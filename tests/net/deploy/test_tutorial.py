@@ -1,4 +1,4 @@
-"""The tutorial of docs/real-peers.md: four sites and an office, each a network namespace.
+"""The tutorial of docs/real-peers.md: five sites and an office, each a network namespace.
 
 Commands, files and expected lines come from the page. Every section that has commands for a machine
 has a step here, so that a new section needs one too.
@@ -22,7 +22,8 @@ from support.pages import Block, blocks_of
 from support.processes import TIMEOUT, until
 
 PAGE = (Path(__file__).parents[3] / "docs" / "real-peers.md").read_text()
-SITES, OFFICE = range(4), 4
+SITES, OFFICE = range(5), 5  # the last site joins later
+SOON = 10  # rounds from the present one to the first of a revision
 # Stands for the real one: machines are folders beside each other, named by their addresses.
 SCP = '#!/bin/bash\nset -- "${@/#10./../10.}"\nexec cp "${@/:/\\/}"\n'
 
@@ -138,6 +139,11 @@ class Machine:
 
         until(logged, f"node-{self.number} logs {lines}, but it logged {self.log[-3000:]}")
 
+    def until_heard(self, others: int) -> None:
+        """Wait for a round of this step with messages of so many others, and of no fewer."""
+        text = f"received {others} of {others} messages"
+        until(lambda: text in self.log, f"node-{self.number} logs {text}: {self.log[-3000:]}")
+
     @property
     def rounds(self) -> list[int]:
         """The rounds in the log of this step."""
@@ -156,6 +162,7 @@ class Tutorial:
 
     machines: list[Machine]
     cable: Cable
+    sites: list[int] = field(default_factory=lambda: [0, 1, 2, 3])  # that take part
     left: dict[str, list[Block]] = field(default_factory=sections)
     blocks: Iterator[Block] = field(default_factory=lambda: iter(()))
 
@@ -177,10 +184,10 @@ class Tutorial:
         if kind == "log":
             self.machines[int(place.removeprefix("node-"))].until_logged(block.text.splitlines())
             return ""
-        known, every = commands(block.text), "every site" in place
+        known, every = [self.soon(one) for one in commands(block.text)], "every site" in place
         performed = [
             (self._machine(place, site), command.at(site))
-            for site in (SITES if every else [0])
+            for site in (self.sites if every else [0])
             for command in known
         ]
         output = [machine.perform(command) for machine, command in performed]
@@ -188,6 +195,14 @@ class Tutorial:
             if command.line.startswith("peerage node "):
                 machine.until_logged(command.output)
         return "".join(output)
+
+    def soon(self, command: Command) -> Command:
+        """The command with a round that comes soon on this machine, instead of that of the page."""
+        if "--from-round" not in command.line:
+            return command
+        reached = max(max(self.machines[site].rounds, default=0) for site in self.sites)
+        line = re.sub(r"(--from-round) \d+", rf"\1 {reached + SOON}", command.line)
+        return Command(line, command.output)
 
     def _machine(self, place: str, site: int) -> Machine:
         if place.startswith("office"):
@@ -214,14 +229,14 @@ class Tutorial:
 
 @pytest.fixture
 def tutorial(tmp_path: Path) -> Iterator[Tutorial]:
-    """The last site is in a room of its own, so that its cable can be cut."""
+    """Site 3 is in a room of its own, so that its cable can be cut."""
     scp = tmp_path / "bin" / "scp"
     scp.parent.mkdir()
     scp.write_text(SCP)
     scp.chmod(0o755)
     path = f"{scp.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
-    with two_rooms((0, 1, 2, OFFICE), (3,)) as cable:
+    with two_rooms((0, 1, 2, 4, OFFICE), (3,)) as cable:
         machines = [
             Machine(number, tmp_path / host(number), cable.machines[number], environment)
             for number in (*SITES, OFFICE)
@@ -245,6 +260,7 @@ def test_the_page_names_the_hash_of_its_model():
 @pytest.mark.slow
 def test_the_tutorial(tutorial):
     sites = tutorial.machines[:OFFICE]
+    running = sites[:4]
 
     tutorial.section("What the sites agree on")
     for name in ("triage.py", "ward.toml", "hosts.txt", "invent.py"):
@@ -294,23 +310,55 @@ def test_the_tutorial(tutorial):
     expiry = [(old["expires"], new["expires"]) for old, new in zip(before, after, strict=True)]
     assert [new < old for old, new in expiry] == [False, False, True, False]
 
-    # Sites that join, leave or only dial out come here.
+    tutorial.section("A fifth site joins")
+    until(lambda: sites[0].rounds, "the present round is known")
+    tutorial.next("at: office")
+    tutorial.next("at: node-4")
+    tutorial.next("at: office")
+    tutorial.next("at: office, for every site")
+    tutorial.next("at: node-4")
+    tutorial.next("log: node-0")
+    tutorial.sites.append(4)
+    for site in sites:
+        site.until_heard(4)
+    assert "ignoring" not in "".join(site.log for site in sites)
+
+    tutorial.section("A site leaves")
+    until(lambda: sites[0].rounds, "the present round is known")
+    tutorial.next("at: office")
+    tutorial.next("at: office, for every site")
+    assert sites[1].process is not None
+    assert sites[1].process.wait(TIMEOUT) == 0
+    sites[1].process = None
+    running = [sites[0], *sites[2:]]
+    tutorial.sites.remove(1)
+    for site in running:
+        site.until_heard(3)
+    tutorial.next("at: office")
+    tutorial.next("log: node-0")
+    last = [site.rounds[-1] for site in running]
 
     tutorial.section("Restart all")
-    for site in sites:
+    for site in running:
         site.stop()
-    last = [peer["round"] for peer in after]
-    for site in sites:
         site.seen += len(site.log)
     tutorial.next("at: every site")
-    for site, reached in zip(sites, last, strict=True):
+    for site, reached in zip(running, last, strict=True):
         assert site.rounds[0] > reached
+        site.until_heard(3)
+    for site in sites:
         assert "Traceback" not in site.log_file.read_text()
 
     tutorial.section("Get the best model out")
     tutorial.next("at: node-0")
     tutorial.next("file: use.py")
     tutorial.next("at: office")
-    for site in sites:
+
+    tutorial.section("Report on all sites")
+    tutorial.next("at: office, for every site")
+    tutorial.next("at: office")
+    assert "Accuracy of each peer" in (tutorial.machines[OFFICE].folder / "sites.html").read_text()
+
+    for site in running:
         site.stop()
     assert not tutorial.left

@@ -14,7 +14,6 @@ import psutil
 import pytest
 from support import barriers
 from support.command_line import error_line, peerage, start
-from support.forked import forked_peers
 from support.machines import Machines
 from support.processes import TIMEOUT, gone, until
 
@@ -35,12 +34,12 @@ SETTINGS = "--nodes 3 --topology ring --partition iid --model logistic --epochs 
 PATIENT = "--start-timeout 600 --message-timeout 300"  # all are there, if slow at times
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def peers_of(process: psutil.Process) -> list[psutil.Process]:
+    """The peers that a process has started; another child of it forks them."""
+    return [each for each in process.children(recursive=True) if each.name().startswith("node-")]
 
 
 def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
-    before = children()
     done = peerage(f"up {SETTINGS} {PATIENT} --json --out", tmp_path / "up")
     assert done.code == 0, done.err
     assert re.search(r"rounds \d+ to \d+; peers: 3 (starting|running|finished)", done.err)
@@ -51,7 +50,7 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     assert {key: summary[key] for key in same} == pytest.approx({key: wanted[key] for key in same})
     assert summary["digest"] == wanted["digest"]
     assert summary["wire_bytes"] > summary["bytes_sent"]
-    assert children() == before
+    assert peers_of(psutil.Process()) == []
     record = pg.RunRecord.load(tmp_path / "up")
     assert record.status == "finished"
     assert record.rounds == 3
@@ -67,7 +66,6 @@ def test_real_processes_end_with_the_digest_of_a_simulation(tmp_path):
     assert verified.out.endswith(f"same numbers in every round, same digest {wanted['digest']}\n")
 
 
-@forked_peers()
 def test_a_peer_that_is_killed_and_started_again_finishes(tmp_path):
     line = (
         f"up --nodes 4 --topology complete --partition iid --rounds 30 --epochs 2 {PATIENT} "
@@ -112,9 +110,9 @@ def running_network(home: Path) -> Iterator[tuple[subprocess.Popen[str], list[ps
             ),
             "all have run two rounds",
         )
-        peers = psutil.Process(process.pid).children(recursive=True)
+        peers = peers_of(psutil.Process(process.pid))
         assert len(peers) == 2
-        assert list((home / "tmp").rglob("*.key"))
+        assert list((home / "tmp").rglob("node-0.pem"))
         yield process, peers
     finally:
         if process.poll() is None:
@@ -181,6 +179,10 @@ def test_peers_end_when_the_process_that_started_them_is_killed(tmp_path):
         process.kill()
         process.communicate()
         until(lambda: gone(peers), "the peers were gone")
+    # Nobody could remove the temporary files. The keys were in memory: no file has one.
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert "node-0.pem" in {path.name for path in files}
+    assert not [path for path in files if b"PRIVATE KEY" in path.read_bytes()]
     log = (tmp_path / "up" / "peers" / "node-1" / "log.txt").read_text()
     assert "Traceback" not in log
     assert "node-1 stopped in round" in log.splitlines()[-1]
@@ -195,8 +197,8 @@ def test_a_peer_killed_without_a_schedule_is_a_failure(tmp_path):
         file = tmp_path / "up" / "peers" / "node-1" / "metrics.jsonl"
         # Before the first round, the others would wait for it to come back and start with them.
         until(lambda: file.exists() and len(read_metrics(file)) > 1, "node 1 has run a round")
-        peers = psutil.Process(process.pid).children()
-        next(peer for peer in peers if "node-1" in peer.cmdline()).kill()
+        peers = peers_of(psutil.Process(process.pid))
+        next(peer for peer in peers if peer.name() == "node-1").kill()
         _, err = process.communicate(timeout=TIMEOUT)
     finally:
         if process.poll() is None:
@@ -213,7 +215,6 @@ def test_a_peer_killed_without_a_schedule_is_a_failure(tmp_path):
     assert [record.network[r]["nodes"] for r in (0, 100)] == [3, 2]
 
 
-@forked_peers()
 def test_a_network_that_diverges(tmp_path):
     line = "up --nodes 2 --topology ring --partition iid --rounds 3 --epochs 1 --lr 1e30"
     done = peerage(f"{line} {PATIENT} --out", tmp_path / "up")
@@ -261,7 +262,6 @@ def test_a_finished_peer_that_is_started_again_keeps_its_summary(tmp_path):
     assert json.loads(file.read_text()) == before
 
 
-@forked_peers()
 def test_a_network_states_its_epsilon_and_stops_at_a_limit(tmp_path):
     """Three messages would cost 8.4 and two cost 6.6, so all peers stop before the third."""
     flags = "--noise 2 --clip 1 --stop-at-epsilon 7"
@@ -398,7 +398,7 @@ def test_network_files_that_cannot_be(ready, old, new, message):
 
 
 def test_real_peers_need_their_packages(ready, monkeypatch):
-    from peerage.cli import net as node_commands
+    from peerage.cli import installed
 
-    monkeypatch.setattr(node_commands, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
     assert 'pip install "peerage[net]"' in node(ready)

@@ -96,8 +96,14 @@ def test_rejections_are_shown_at_both_ends(tmp_path):
         authority.revoke("node-1")
         revoked = "refusing node-1: the certificate of 'node-1' was revoked on "
         network.until(lambda: revoked in network.log(0))
-        network.until(lambda: "none from node-1" in network.log(0) or "waits for" in network.log(0))
         assert network.log(0).count(revoked) == 1
+        # It is no longer a member for the others: node-0 does not wait for it.
+        gone = "the certificate of node-1 was revoked; it is neither waited for nor counted"
+        network.until(lambda: gone in network.log(0))
+        reached = network.round(0)
+        network.until(lambda: network.round(0) >= reached + 3)
+        assert network.rows(0)[-1]["heard"] == [0, 0]
+        assert network.log(0).count(gone) == 1
 
 
 # Certificates

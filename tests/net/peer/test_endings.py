@@ -275,8 +275,8 @@ def test_members_cannot_fill_the_memory_with_announcements():
             for identity in (1, 2):
                 question = json.dumps({"ask": "done", "round": round}).encode()
                 await peer.answer(question, identity)
-        queued = max(len(outbox._waiting) for outbox in peer._outboxes.values())
-        for outbox in peer._outboxes.values():
+        queued = max(len(outbox._waiting) for outbox in peer.exchanges.outboxes.values())
+        for outbox in peer.exchanges.outboxes.values():
             await outbox.close()
         return peer, queued
 

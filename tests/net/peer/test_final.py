@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from support.evaluating import Clustered, Peaks, Personal, same
-from support.forked import forked_peers
 from support.networking import OverSockets, PeerHarness, run_harness, run_peers
 
 import peerage as pg
@@ -145,8 +144,7 @@ def test_processes_record_and_export_what_a_simulation_does(tmp_path):
         model="logistic",
     )
     timeouts = Timeouts(start=600.0, message=300.0)
-    with forked_peers():
-        LocalNetwork(experiment, tmp_path / "up", timeouts).run()
+    LocalNetwork(experiment, tmp_path / "up", timeouts).run()
     assert verify(tmp_path / "up").difference == ""
     record = pg.RunRecord.load(tmp_path / "up")
     assert record.network[-1]["final"]

@@ -37,8 +37,9 @@ from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import REASONS, header_bytes
+from peerage.net.wire.limits import Limits
 from peerage.net.wire.payload import encode
-from peerage.net.wire.server import OFFSET, REASON, SERVICE, Limits
+from peerage.net.wire.server import OFFSET, REASON, SERVICE
 from peerage.net.wire.transport import CHUNK
 from peerage.requests import Envelope
 from peerage.testing import toy

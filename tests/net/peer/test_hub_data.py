@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command_line import peerage
 from support.machines import Machines
 from support.memory import MemoryNetwork, MemoryTransport
 from support.networking import network_of, run_peers, run_skipping, skip
@@ -22,6 +24,7 @@ from peerage.net.peer.hub_data import (
 from peerage.net.peer.network import Timeouts
 from peerage.net.peer.peer import shared_settings_of
 from peerage.net.peer.private_data import as_test_set, describe_examples, prepare_own
+from peerage.net.trust.certs import Authority
 
 FACTS = ExampleFacts((2,), ("healthy", "ill"))
 SETTINGS = {"nodes": 3, "algorithm": "fedavg", "model": "logistic", "rounds": 2}
@@ -178,13 +181,39 @@ def test_a_hub_tests_on_one_data_set():
 # Real processes
 
 
-@pytest.mark.slow
-def test_a_hub_without_data_and_clients_that_lose_it(tmp_path):
-    """Clients pause while it is gone, although they can reach each other."""
+def write_tables(folder: Path) -> None:
     for me in range(2):
         x, y = ward(me).undivided()
         rows = [f"{a:.3f},{b:.3f},{FACTS.classes[c]}" for (a, b), c in zip(x, y, strict=True)]
-        (tmp_path / f"{me}.csv").write_text("\n".join(["age,weight,ill", *rows]))
+        (folder / f"{me}.csv").write_text("\n".join(["age,weight,ill", *rows]))
+
+
+@pytest.mark.slow
+def test_a_hub_without_data_whose_clients_dial_out(tmp_path):
+    """It listens before it has a model, and an observer learns about the clients through it."""
+    write_tables(tmp_path)
+    experiment = pg.Experiment(**SETTINGS | {"nodes": 2, "rounds": 10**6}, dataset=GONE)
+    timeouts = Timeouts(start=600, message=600, idle=30)
+    with Machines(tmp_path, experiment, timeouts, dials_out=(0, 1)) as network:
+        Authority.load(tmp_path / "certs").issue("watcher", observer=True)
+        for me in range(2):
+            spec = f"csv:path={tmp_path / f'{me}.csv'},label=ill"
+            network.start(me, more=["--data", spec])
+        network.start(2)
+        network.until(lambda: all(network.round(me) >= 2 for me in range(3)))
+        assert "the model is for examples of shape (2,) and 2 classes" in network.log(2)
+        certs = f"--identity watcher --certs {tmp_path / 'certs'}"
+        done = peerage(f"status {tmp_path / 'network.toml'} {certs} --json")
+        peers = json.loads(done.lines[-1])["peers"]
+    assert [peer["state"] for peer in peers] == ["running"] * 3
+    assert [peer.get("by_way_of") for peer in peers] == ["node-2", "node-2", None]
+    assert all(peer["round"] >= 2 and peer["revision"] == 1 for peer in peers)
+
+
+@pytest.mark.slow
+def test_a_hub_without_data_and_clients_that_lose_it(tmp_path):
+    """Clients pause while it is gone, although they can reach each other."""
+    write_tables(tmp_path)
     settings = SETTINGS | {"nodes": 2, "rounds": 10**6}
     experiment = pg.Experiment(**settings, dataset=GONE)
     with Machines(tmp_path, experiment, Timeouts(start=600, message=600, idle=2)) as network:

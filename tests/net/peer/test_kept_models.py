@@ -22,8 +22,8 @@ from peerage.errors import InputError
 from peerage.files import write_json
 from peerage.models import MODELS
 from peerage.net.peer.network import Timeouts
-from peerage.net.peer.node import model_facts
 from peerage.net.peer.peer import Peer
+from peerage.net.peer.setup_file import model_facts
 from peerage.records import checkpoint
 from peerage.runs.kept_models import Keep, find_model
 from peerage.runs.saved import open_run

@@ -41,7 +41,8 @@ async def deliver(receiver: Receiver, raw: bytes, payload: bytes, identity: int)
 
 def valid(peer: Peer, sender: int, round: int, sequence: int) -> tuple[bytes, bytes]:
     node = peer.shard.members[peer.me].node
-    payload = {"x": node.params, "b": node.buffers, "h": node.params.abs()}
+    curvature = node.params.abs() / node.params.norm()  # DecHW bounds its norm by 1
+    payload = {"x": node.params, "b": node.buffers, "h": curvature}
     packet = Packet(Envelope(sender, 10, 2, node.architecture, 0), (peer.me,), payload, 0)
     header, data = encode(packet, run="test", round=round, recipient=peer.me, sequence=sequence)
     return header_bytes(header), bytes(data)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -23,7 +24,9 @@ from peerage.net.deploy.up import free_ports
 from peerage.net.peer.account import PrivacyAccount
 from peerage.net.peer.metrics import Collector
 from peerage.net.peer.network import Timeouts
+from peerage.net.wire.admission import Admission
 from peerage.net.wire.header import REASONS
+from peerage.net.wire.limits import Limits
 from peerage.privacy import Noise
 
 pytestmark = pytest.mark.slow  # a peer is a process that listens
@@ -86,6 +89,9 @@ def test_a_running_peer_serves_its_numbers(tmp_path):
         network.until(lambda: scraped(port)["peerage_peers_alive"] == {"": 2})
 
 
+PER_LABEL = ("peerage_contact", "peerage_messages_missing", "peerage_calls", "peerage_connections")
+
+
 def test_every_reason_has_a_counter_even_if_it_did_not_occur():
     recorder = SimpleNamespace(
         finished=4,
@@ -93,6 +99,7 @@ def test_every_reason_has_a_counter_even_if_it_did_not_occur():
         bytes_total=10,
         error_counts=lambda: {"late": 3, "not a member": 5},
         account=PrivacyAccount(None, "run", "node-0", Noise(sigma=2.0, clip=1.0)),
+        latest={"größe": 0.25}.get,
     )
     recorder.account.record(1)
     tracker = SimpleNamespace(
@@ -101,17 +108,23 @@ def test_every_reason_has_a_counter_even_if_it_did_not_occur():
     peer = SimpleNamespace(
         alive=1,
         contacts=frozenset([1]),
-        missing_by_peer=Counter({2: 4}),
+        exchanges=SimpleNamespace(missing_by_peer=Counter({2: 4})),
         recorder=recorder,
         tracker=tracker,
+        world=SimpleNamespace(own_metrics=["größe", "not_yet"]),
     )
     transport = SimpleNamespace(
         counters=Counter(bytes_sent=12),
         refused_by_peer=Counter({("node-1", "shape"): 2, ("other", "membership"): 7}),
         expires=datetime(2030, 1, 1, tzinfo=UTC),
+        admission=Admission(Limits(), lambda: 0.0),
     )
+    transport.admission.refuse("192.0.2.1", "handshake")
+    transport.admission.closed["node-1"] = 3
     families = {one.name: one.samples for one in Collector(peer, transport).collect()}
     assert "peerage_accuracy" not in families  # it was not judged yet
+    own = families["peerage_own_metric"]
+    assert [(sample.labels, sample.value) for sample in own] == [({"name": "größe"}, 0.25)]
     rejected = {s.labels["reason"]: s.value for s in families["peerage_messages_rejected"]}
     assert rejected == dict.fromkeys(REASONS, 0) | {"late": 3, "not a member": 5}
     assert families["peerage_epsilon"][0].value == pytest.approx(4.377, abs=5e-4)
@@ -119,7 +132,8 @@ def test_every_reason_has_a_counter_even_if_it_did_not_occur():
     assert sent == {"payload_sent": 10, "wire_sent": 12, "wire_received": 0}
     labelled = {
         name: {tuple(sample.labels.values()): sample.value for sample in families[name]}
-        for name in ("peerage_contact", "peerage_messages_missing", "peerage_calls_refused")
+        for name in families
+        if name.startswith(PER_LABEL)
     }
     assert labelled == {
         "peerage_contact": {
@@ -130,6 +144,9 @@ def test_every_reason_has_a_counter_even_if_it_did_not_occur():
         },
         "peerage_messages_missing": {("node-1",): 0, ("node-2",): 4},
         "peerage_calls_refused": {("node-1", "shape"): 2, ("other", "membership"): 7},
+        "peerage_connections": {("pending",): 0, ("authenticated",): 0},
+        "peerage_connections_refused": {("handshake", "private"): 1},
+        "peerage_connections_closed": {("node-1",): 3},
     }
     [expiry] = families["peerage_certificate_expiry_seconds"]
     assert expiry.value == datetime(2030, 1, 1, tzinfo=UTC).timestamp()
@@ -311,3 +328,35 @@ def test_an_address_that_no_machine_has(ready):
     path = ready.home / "network.toml"
     path.write_text(path.read_text().replace("127.0.0.1", "no..where", 1))
     assert "no..where" in error_line(peerage(ready.line))
+
+
+# What it loads
+
+NOT_NEEDED = {
+    "fastapi",
+    "matplotlib",
+    "networkx",
+    "pandas",
+    "prometheus_client",
+    "sklearn",
+    "sympy",
+    "torchvision",
+}
+LISTING = """
+import atexit, sys
+sys.argv = sys.argv[1:]
+atexit.register(lambda: print("loaded:", *{name.partition(".")[0] for name in sys.modules}))
+from peerage.cli.app import main
+main()
+"""
+
+
+def test_a_peer_loads_only_what_it_needs(tmp_path):
+    with Machines(tmp_path, endless(rounds=2), Timeouts(start=600, message=300)) as network:
+        network.start(0, within=[sys.executable, "-c", LISTING])
+        network.start(1)
+        for process in network.processes.values():
+            assert process.wait(TIMEOUT) == 0, network.log(0)
+        [line] = [each for each in network.log(0).splitlines() if each.startswith("loaded:")]
+    assert {"torch", "grpc"} <= set(line.split())
+    assert not NOT_NEEDED.intersection(line.split())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.memory import MemoryNetwork, MemoryTransport
-from support.networking import SkippingLoop, network_of, skip
+from support.networking import LONG, StandingLoop, ended, network_of, settle, skip
 
 from peerage import DecAvg, FedAvg
 from peerage.engine.prepare import prepare
@@ -19,8 +19,9 @@ from peerage.engine.world import World
 from peerage.errors import InputError
 from peerage.net.peer.network import Network, remedy_for
 from peerage.net.peer.peer import shared_settings_of
-from peerage.net.peer.peer_tracker import PeerTracker, Status
+from peerage.net.peer.peer_tracker import PeerTracker
 from peerage.net.peer.progress import State, View
+from peerage.net.peer.reported_status import Status
 from peerage.net.peer.versions import Versions
 from peerage.net.wire.header import SCHEMA, Rejected
 from peerage.net.wire.transport import CallerRefused
@@ -29,7 +30,6 @@ from peerage.testing import toy
 
 SETTINGS = {"local.lr": "0.1", "rounds": "9"}
 FOUR = {"nodes": 4, "partition": "iid", "topology": "complete", "rounds": 9}
-LONG = 3600.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -79,30 +79,6 @@ class Setup:
 
     def view(self, round: int = 0) -> View:
         return self.tracker.view(round)
-
-
-class StandingLoop(SkippingLoop):
-    """An event loop whose time only a test moves, so that it can count seconds."""
-
-    def time(self) -> float:
-        return self.skipped
-
-
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-async def ended(work: Awaitable[Any], within: float = LONG) -> float:
-    """Let time pass until the work is done; after how many seconds it was."""
-    task, now = asyncio.ensure_future(work), asyncio.get_running_loop().time
-    start = now()
-    while not task.done():
-        assert now() < start + within
-        await settle()
-        skip(0.05)
-    await task
-    return now() - start
 
 
 def run(known: Any, act: Callable[[Setup], Awaitable[None]], me: int = 0) -> Setup:

@@ -91,6 +91,14 @@ def test_with_a_hub_its_round_counts_even_if_it_is_gone():
     assert view(rounds={2: 9, 3: 9}, hub=1).confirmed_round() == PRE_ROUND
 
 
+def test_a_client_waits_for_its_hub_even_if_that_is_refused():
+    """Its certificate may have been revoked; alone, a client can do nothing useful."""
+    for scheduled in ((1,), PEERS):
+        known = view(scheduled=scheduled, hub=1, refused=(1,))
+        assert not known.may_run()
+        assert known.needed_contacts() == [1]
+
+
 networks = st.dictionaries(st.integers(1, 9), st.integers(-1, 30), min_size=2)
 
 
@@ -163,8 +171,9 @@ def test_contact_in_every_network_of_three():
         assert one.in_contact() == contacts
         quorum = 2 * (len(contacts) + 1) > len(members) + 1
         quorum = quorum and (one.hub is None or one.hub in contacts)
-        needed = [peer for peer in members if peer not in contacts]
-        assert one.may_run() == (quorum or not members)
+        hub = [one.hub] if one.hub in one.scheduled & one.refused else []
+        needed = sorted({*members, *hub}.difference(contacts))
+        assert one.may_run() == (quorum or not [*members, *hub])
         assert one.needed_contacts() == ([] if one.may_run() else needed)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from support import barriers
-from support.forked import forked_peers
 from support.networking import BROKEN, one_thread
 
 import peerage as pg
@@ -24,7 +23,7 @@ from peerage.net.peer.network import Member, Network, Timeouts
 from peerage.net.peer.peer import Peer
 from peerage.net.trust.certs import Authority
 from peerage.net.wire.grpc import GrpcTransport
-from peerage.net.wire.server import Limits
+from peerage.net.wire.limits import Limits
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
 from peerage.testing import toy
@@ -38,7 +37,6 @@ CUT = float(os.environ.get("PEERAGE_CUT", "6"))  # seconds that a network is in 
 # 1. Nothing is lost
 
 
-@forked_peers()
 def test_three_of_eight_peers_are_killed_and_all_finish(tmp_path):
     settings = {"nodes": 8, "topology": "regular:k=4", "partition": "iid", "rounds": 40}
     experiment = pg.Experiment(**settings, algorithm=barriers.ALGORITHM, local={"epochs": 2})

@@ -19,8 +19,8 @@ from peerage.errors import InputError
 from peerage.net.peer.deadlines import LEAST
 from peerage.net.peer.network import Timeouts, check_quorum, parse_quorum
 from peerage.net.peer.peer import Peer
-from peerage.net.peer.peer_tracker import Status
 from peerage.net.peer.recorder import PAUSED
+from peerage.net.peer.reported_status import Status
 from peerage.net.peer.responder import Responder
 from peerage.net.wire.header import Rejected, done
 from peerage.records.rows import read_metrics
@@ -50,6 +50,38 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 def rounds_in(folder: Path) -> list[int]:
     return [row["round"] for row in read_metrics(folder / "metrics.jsonl")]
+
+
+# Revoked certificates
+
+
+@pytest.mark.slow
+def test_revoked_members_are_neither_waited_for_nor_counted(tmp_path, caplog):
+    """Two of four are no quorum; when the certificate of a third is revoked, they are."""
+
+    async def act(harness: PeerHarness) -> None:
+        await harness.until(0, 2)
+        cut(harness, 0, 1)
+        for me in range(4):
+            await in_state(harness, me, "waiting for node-")
+        harness.memory.revoked = frozenset({3})
+        for me in (2, 3):
+            await harness.kill(me)
+            del harness.tasks[me]
+        await harness.until(0, 9)
+        await harness.until(1, 9)
+        harness.memory.cut, harness.memory.revoked = set(), frozenset()
+        harness.start(2)
+        harness.start(3)
+
+    four = toy(DecAvg(), rounds=60, nodes=4, partition="iid", topology="complete")
+    peers = run_harness(four, tmp_path, act, timeouts=QUICK)
+    text = "the certificate of node-3 was revoked; it is neither waited for nor counted"
+    assert len(lines(caplog, text)) == 2  # one of each peer that went on
+    assert {peer.state for peer in peers} == {"finished"}
+    alone = [row for row in peers[0].rows if row["round"] in (5, 6)]
+    assert [row["heard"] for row in alone] == [[1, 2], [1, 2]]  # node-2 is missing, node-3 is not
+    assert peers[0].rows[-1]["heard"] == [3, 3]
 
 
 # Cuts
@@ -91,8 +123,12 @@ def test_a_minority_waits_and_returns_to_the_round_of_the_majority(rejoin, tmp_p
         missed = set(range(61)) - {row["round"] for row in rows}
         assert peers[me].recorder.skipped == len(missed) >= 5
         assert sum(row.get("skipped", 0) for row in rows) == len(missed)
+        assert all(len(row.get("out_of_contact", [])) <= 2 for row in rows)
     assert rounds_in(tmp_path / "2") == list(range(61))
-    adopted = lines(caplog, "continuing with the model of node-")
+    alone = [row.get("out_of_contact") for row in peers[2].rows]
+    assert alone[12] == [0, 1]
+    assert alone[1] is alone[60] is None  # all were there
+    adopted = lines(caplog, "continuing with the median of the models of node-")
     assert bool(adopted) == (rejoin == "neighbour")
 
 
@@ -167,6 +203,23 @@ def resynchronised(
         return [*states, peer.state], next_round, peer
 
     return asyncio.run(main())
+
+
+def test_a_restarted_peer_asks_all_others_for_their_round():
+    """One has answered before the start. Of another, an old message has arrived."""
+
+    async def main() -> int:
+        experiment = toy(DecAvg(), rounds=60, **FIVE)
+        memory = MemoryNetwork()
+        peer = Peer(network_of(experiment), 4, prepare(experiment), MemoryTransport(memory, 4))
+        stubs = enumerate(Stub(peer.tracker.settings_hash, 50) for _ in range(4))
+        memory.receivers.update(stubs)  # type: ignore[arg-type]
+        peer.tracker.awaited = False
+        await peer.tracker.ask([0])
+        peer.tracker.note_message(1, 21)
+        return await peer.synchroniser.catch_up(20)
+
+    assert asyncio.run(main()) == 50
 
 
 @pytest.mark.parametrize(

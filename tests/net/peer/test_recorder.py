@@ -99,6 +99,14 @@ def test_a_row_has_what_is_new_since_the_last(setup):
     assert (recorder.finished, recorder.bytes_total, recorder.accuracy) == (3, 80, 0.5)
 
 
+def test_a_row_names_the_members_that_were_not_in_contact(setup):
+    report = ShardReport([NodeReport(ME)], [], [], {}, {})
+    for round, away in enumerate([[], [0, 3]], 1):
+        setup.recorder.record(round, report, 0, (1, 2), 0.5, out_of_contact=away)
+    rows = read_metrics(setup.recorder.folder / "metrics.jsonl")
+    assert [row.get("out_of_contact") for row in rows] == [None, [0, 3]]
+
+
 def test_what_is_late_is_added_to_the_last_row(setup):
     setup.counters["late"] += 1
     setup.record(1, wire=100)

@@ -42,6 +42,7 @@ from peerage.net.trust.identity import (
     server_name,
     verify_peer,
 )
+from peerage.net.wire.server import Authenticator
 
 PEM_FORM = b"-----BEGIN CERTIFICATE-----\n%s\n-----END CERTIFICATE-----\n"
 CA = x509.BasicConstraints(ca=True, path_length=None)
@@ -260,6 +261,33 @@ def test_an_identity_can_be_replaced(authority: Authority) -> None:
     old.key.unlink()
     authority.issue("node-1")
     assert Identity.load(authority.folder, "node-1") == old
+
+
+def test_members_whose_certificates_are_all_revoked(authority: Authority) -> None:
+    """The list names a holder unless it has another certificate; a valid one settles it."""
+    first = [authority.issue(name, into=authority.folder / name) for name in ("site-0", "site-1")]
+    members = Authenticator(first[0], {"site-0": 0, "site-1": 1})
+    assert members.revoked() == frozenset()
+    old = first[1].certificate.read_bytes()
+    assert members.identify(old) == 1
+    renewed = authority.issue("site-1", into=authority.folder / "renewed")
+
+    def copy_list() -> None:
+        shutil.copy(authority.folder / "revoked.pem", first[0].revoked)
+
+    authority.revoke(serial_of(first[1]))
+    copy_list()
+    assert members.revoked() == {1}  # it has shown no other one yet
+    assert Authenticator(first[0], {"site-1": 1}).revoked() == frozenset()  # but it has one
+    assert members.identify(renewed.certificate.read_bytes()) == 1
+    assert members.revoked() == frozenset()
+    with pytest.raises(CertificateRejected):  # whoever has the old key cannot exclude it
+        members.identify(old)
+    assert members.revoked() == frozenset()
+    authority.revoke("site-1")
+    copy_list()
+    assert members.revoked() == {1}
+    assert Authenticator(first[0], {"site-1": 1}).revoked() == {1}  # after a restart
 
 
 def test_a_running_peer_takes_up_a_new_list(authority: Authority, tmp_path: Path) -> None:

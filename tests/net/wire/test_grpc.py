@@ -26,7 +26,8 @@ from peerage.net.wire import grpc as sending_side
 from peerage.net.wire import server as server_module
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import Header, MessagePolicy, Rejected, header_bytes, parse_header
-from peerage.net.wire.server import REASON, SERVICE, Limits
+from peerage.net.wire.limits import Limits
+from peerage.net.wire.server import REASON, SERVICE
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Unreachable
 from peerage.requests import Envelope
 
@@ -527,7 +528,7 @@ def test_waiting_calls_wake_when_a_peer_is_back(authority: Authority, known: boo
 def test_waiting_calls_wake_when_a_peer_is_alive(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server, dialling(authority, server.port) as client:
-            server._places[0] = ("127.0.0.1", free_port())  # where it cannot be dialled
+            server._connections.places[0] = ("127.0.0.1", free_port())  # where it cannot be dialled
             sending, retries = await pausing(server, 0), server.counters["retries"]
             await client.ask(1, b"why", BROKEN)
             await until(lambda: server.counters["retries"] > retries)
@@ -555,7 +556,7 @@ def test_a_peer_that_comes_and_goes_all_the_time_is_not_called_all_the_time(
             sending, now = await pausing(client, 1), asyncio.get_running_loop().time
             before, start, attempts = client.counters["retries"], now(), 0
             while attempts < 10:
-                client._links[1].mark_alive()
+                client._connections.links[1].mark_alive()
                 await asyncio.sleep(0.001)
                 attempts = client.counters["retries"] - before
             # The pause before the first of them had begun earlier.
@@ -584,7 +585,7 @@ def test_a_peer_that_calls_is_reachable(authority: Authority) -> None:
     async def test() -> None:
         async with served(authority, Store()) as server, dialling(authority, server.port) as client:
             # Node 1 cannot reach node 0, but gets calls from it.
-            server._places[0] = ("127.0.0.1", free_port())
+            server._connections.places[0] = ("127.0.0.1", free_port())
             await until(lambda: not server.reachable(0))
             await client.ask(1, b"why", BROKEN)
             assert server.reachable(0)

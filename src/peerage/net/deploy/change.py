@@ -1,12 +1,14 @@
 """Writes the next revision of a network file: members that join or leave, and more rounds.
 
 The new files are beside the old ones, `network-2.toml` and `experiment-2.toml` for revision 2, as
-the experiment may name files by paths that begin in that folder.
+the experiment may name files by paths that begin in that folder. A new member gets a folder of its
+own, as `export` writes it.
 """
 
 import tomllib
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from peerage.experiment.outside import CodeGate, code_gate
 from peerage.experiment.toml import merged, toml
 from peerage.files import write_bytes
 from peerage.graphs.topology import DynamicGraph
+from peerage.net.deploy.hosts import DIALS_OUT
+from peerage.net.deploy.new_site import NETWORK, new_sites
 from peerage.net.peer.network import Member, Network
 from peerage.net.peer.revisions import check_successor
 from peerage.net.trust.certs import Authority
@@ -47,7 +51,8 @@ class Changed:
     signature: Path | None
     revision: int
     from_round: int
-    added: bool  # whether there are new members
+    restart: bool  # whether running peers have to be restarted to know new members
+    folders: tuple[Path, ...] = ()  # of new members
     privacy: str | None = None  # the planned epsilon, which grows with the rounds
 
     @property
@@ -55,7 +60,9 @@ class Changed:
         paths = {"network": self.network, "experiment": self.experiment}
         signature = {} if self.signature is None else {"signature": str(self.signature)}
         numbers = {"revision": self.revision, "from_round": self.from_round}
-        return {**numbers, **{key: str(path) for key, path in paths.items()}, **signature}
+        folders = {"folders": [str(folder) for folder in self.folders]} if self.folders else {}
+        found = {key: str(path) for key, path in paths.items()}
+        return {**numbers, **found, **signature, **folders}
 
     def __str__(self) -> str:
         sign = f"sign it with `peerage certs sign-network {self.network}`"
@@ -65,23 +72,33 @@ class Changed:
                 f"revision {self.revision} is in {self.network} and {self.experiment}; {signed}",
                 f"copy {self.experiment.name} to every peer, then {self.network.name} as "
                 f"{self.name} and its signature as {signature_path(Path(self.name)).name}",
-                f"running peers use them from round {self.from_round} on, others when they start",
-                *(["peers without --data get other parts of the data set"] * self.added),
+                f"restart all peers with them, as one of the network dials out; they apply from "
+                f"round {self.from_round} on"
+                if self.restart
+                else f"running peers use them from round {self.from_round} on, others when they "
+                "start",
+                *(
+                    f"move {folder} to its machine, and follow the README.txt in it"
+                    for folder in self.folders
+                ),
+                *(["peers without --data get other parts of the data set"] * bool(self.folders)),
                 *filter(None, [self.privacy]),
             ]
         )
 
 
 def parse_member(text: str) -> Member:
-    """Parse NAME=HOST:PORT.
+    """Parse NAME=HOST:PORT, or NAME=dials-out for a peer that opens no port.
 
     >>> parse_member("node-4=10.0.0.14:7400")
-    Member(name='node-4', address='10.0.0.14:7400')
+    Member(name='node-4', address='10.0.0.14:7400', dials_out=False, examples=None)
+    >>> parse_member("node-4=dials-out")
+    Member(name='node-4', address='', dials_out=True, examples=None)
     """
     name, sign, address = text.partition("=")
     if not sign:
-        raise InputError(f"--add {text!r} is not of the form NAME=HOST:PORT")
-    return Member(name, address)
+        raise InputError(f"--add {text!r} is not of the form NAME=HOST:PORT or NAME={DIALS_OUT}")
+    return Member(name, dials_out=True) if address == DIALS_OUT else Member(name, address)
 
 
 def change_network(
@@ -91,8 +108,19 @@ def change_network(
     out: Path | None = None,
     certs: Path | None = None,
     allowed: Collection[str] = (),
+    keys_at_site: bool = False,
 ) -> Changed:
-    """Write the next revision of a network file; signed if the authority's folder is given."""
+    """Write the next revision of a network file, and a folder for each new member; all or nothing.
+
+    It is signed if the authority's folder is given, and new members need that. With `keys_at_site`
+    their folders have no keys: each machine makes its own.
+    """
+    if change.add and certs is None:
+        raise InputError(
+            "--add needs --certs, the folder of the authority, which certifies the new peer"
+        )
+    if keys_at_site and not change.add:
+        raise InputError("--keys-at-site is about new peers; give --add too, or remove it")
     authority = None if certs is None else Authority.load(certs)
     old = Network.load(path, allowed)
     table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -100,7 +128,8 @@ def change_network(
     revision = old.revision + 1
     out = path.with_name(f"{_stem(path, old)}-{revision}.toml") if out is None else out
     target = out.with_name(f"{_stem(source, old)}-{revision}.toml")
-    for file in (out, target):
+    written = (target, out, signature_path(out))
+    for file in written:
         if file.exists():
             raise InputError(f"{file} exists; remove it, or choose another --out")
     if out.parent.resolve() != path.parent.resolve():
@@ -120,19 +149,38 @@ def change_network(
     )
     check_successor(old, new)
     _check_graph(new)
-    added = [{"name": member.name, "address": member.address} for member in change.add]
     revised = table | {
         "experiment": target.name,
         "revision": revision,
         "from_round": change.from_round,
-        "peer": [*table["peer"], *added],
+        "peer": [*table["peer"], *(member.settings for member in change.add)],
     }
-    write_bytes(target, experiment.encode(), REMEDY)
-    write_bytes(out, toml(revised).encode(), REMEDY)
-    signature = None if authority is None else sign_network(authority, out)
     name = f"{_stem(path, old)}.toml"
+    files = {NETWORK: toml(revised).encode(), target.name: experiment.encode()}
+    with _removed_on_failure(written), ExitStack() as stack:
+        folders: tuple[Path, ...] = ()
+        if authority is not None and change.add:
+            sites = new_sites(path, new, len(old.members), authority, files, keys_at_site)
+            folders = stack.enter_context(sites)
+        write_bytes(target, files[target.name], REMEDY)
+        write_bytes(out, files[NETWORK], REMEDY)
+        signature = None if authority is None else sign_network(authority, out)
+    restart = bool(change.add and new.dialling)
     plan = privacy_plan(built)
-    return Changed(name, out, target, signature, revision, change.from_round, bool(added), plan)
+    return Changed(
+        name, out, target, signature, revision, change.from_round, restart, folders, plan
+    )
+
+
+@contextmanager
+def _removed_on_failure(files: Sequence[Path]) -> Iterator[None]:
+    """Remove these new files again after an error."""
+    try:
+        yield
+    except BaseException:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def _stem(path: Path, old: Network) -> str:

@@ -1,7 +1,7 @@
 """Builds the run folder of a network from the folders of its peers."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,7 @@ from peerage.records import checkpoint
 from peerage.records.environment import code_record, environment
 from peerage.records.metrics import with_own
 from peerage.records.rows import MetricWriter, Row
+from peerage.runs.facts import RunFacts
 from peerage.runs.summary import (
     digest,
     group_rows,
@@ -51,10 +52,10 @@ class RecordCollector:
 
     def write(self, peers: Sequence[PeerProcess], status: str, message: str = "") -> dict[str, Any]:
         """Write all records and return the summary; only finished runs have a digest."""
-        world, noise = self.world, self.world.noise
+        world, noise, facts = self.world, self.world.noise, RunFacts.of(self.world)
         by_peer = [peer.rows for peer in peers]
         rows = [row for peer_rows in by_peer for row in peer_rows]
-        shared = self._metrics(rows, status)
+        shared = self._metrics(facts, rows, status)
         write_json(self.home / "setup.json", world.setup, REMEDY)
         versions = environment() | code_record(own_code(world.experiment))
         write_json(self.home / "environment.json", versions, REMEDY)
@@ -64,7 +65,7 @@ class RecordCollector:
             sent = [released_messages(peer.folder) for peer in peers[: world.num_data_nodes]]
             privacy = privacy_report(noise, sent, secret=True)
         summary = summary_of(
-            world,
+            facts,
             shared,
             run=self.home.name,
             status=status,
@@ -80,30 +81,15 @@ class RecordCollector:
         write_json(self.home / "summary.json", summary, REMEDY)
         return summary
 
-    def _metrics(self, rows: Sequence[Row], status: str) -> list[Row]:
+    def _metrics(self, facts: RunFacts, rows: Sequence[Row], status: str) -> list[Row]:
         """Write the rows of all peers, round by round; return those of groups and network."""
-        by_round: dict[Place, list[Row]] = {}
-        for row in rows:
-            by_round.setdefault((row["round"], bool(row.get("final"))), []).append(row)
-        total, shared = 0, []
         path = self.home / "metrics.jsonl"
         path.unlink(missing_ok=True)
+        joined = list(joined_rows(facts, rows, all_rounds=status == "finished"))
         with MetricWriter(path, REMEDY) as writer:
-            for place in sorted(by_round) if status == "finished" else complete_rounds(by_round):
-                report, (round, final) = report_of(by_round[place], self.world.own_metrics), place
-                total += report.bytes
-                present = set(self.world.present(round - 1))
-                known = [n for n in report.nodes if n.node in present]
-                peers = sum(n.node < self.world.num_data_nodes for n in known)
-                hub = self.world.hub_outside_means
-                new = [
-                    *group_rows(self.world, round, report, final),
-                    network_row(round, report, total, peers, without=hub, final=final),
-                ]
-                shared += new
-                for row in (*node_rows(round, report, final), *new):
-                    writer.append(row | _spent(row, by_round[place]))
-        return shared
+            for row in joined:
+                writer.append(row)
+        return [row for row in joined if row["scope"] != "node"]
 
     def _peer_summary(self, peer: PeerProcess, rows: Sequence[Row]) -> dict[str, Any]:
         """Totals over all restarts of a peer; a restarted peer does not know its earlier counts."""
@@ -117,6 +103,28 @@ class RecordCollector:
             **({"missed": missed} if missed else {}),
             **totals(rows),
         }
+
+
+def joined_rows(facts: RunFacts, rows: Iterable[Row], all_rounds: bool) -> Iterator[Row]:
+    """The rows of nodes, groups and network as a simulation has them, from the rows of peers.
+
+    Without `all_rounds`, the last ones that some peers had not finished yet are left out.
+    """
+    by_round: dict[Place, list[Row]] = {}
+    for row in rows:
+        by_round.setdefault((row["round"], bool(row.get("final"))), []).append(row)
+    total = 0
+    for place in sorted(by_round) if all_rounds else complete_rounds(by_round):
+        report, (round, final) = report_of(by_round[place], facts.own_metrics), place
+        total += report.bytes
+        known = [n.node for n in report.nodes if facts.is_present(n.node, round)]
+        peers, hub = sum(node < facts.nodes for node in known), facts.hub_outside_means
+        for row in (
+            *node_rows(round, report, final),
+            *group_rows(facts, round, report, final),
+            network_row(round, report, total, peers, without=hub, final=final),
+        ):
+            yield row | _spent(row, by_round[place])
 
 
 def _spent(row: Row, rows: Sequence[Row]) -> Row:

@@ -15,27 +15,30 @@ USER peerage
 WORKDIR {folder}
 VOLUME ["{folder}/run", "{folder}/data"]
 ENV PEERAGE_DATA={folder}/data
-EXPOSE {port}
-STOPSIGNAL SIGTERM
+{expose}STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=60s --timeout=30s --start-period=600s CMD {health}
 ENTRYPOINT {command}
 """
 
 
-def container_file(name: str, port: int, extras: str) -> str:
-    """A container with the peer of this name, which listens on all its addresses."""
+def container_file(name: str, port: int, extras: str, *, published: bool = True) -> str:
+    """A container with the peer of this name, which listens on all its addresses.
+
+    If its port is not published, it listens inside the container, for the health check.
+    """
     node = ["python", "-m", "peerage", "node", "--network", "network.toml", "--identity", name]
-    bind = ["--bind", f"0.0.0.0:{port}"]  # the address in the network file is that of the machine
+    host = "0.0.0.0" if published else "127.0.0.1"
+    bind = ["--bind", f"{host}:{port}"]  # the address in the network file is that of the machine
     return CONTAINERFILE.format(
         folder=FOLDER,
         extras=extras,
-        port=port,
+        expose=f"EXPOSE {port}\n" if published else "",
         health=json.dumps([*node, *bind, "--check-health"]),
         command=json.dumps([*node, "--out", "run", *bind]),
     )
 
 
-def run_command(name: str, port: int) -> str:
+def run_command(name: str, port: int, *, published: bool = True) -> str:
     """The lines that build and start the container, in the exported folder."""
     return "\n".join(
         [
@@ -43,7 +46,7 @@ def run_command(name: str, port: int) -> str:
             "    podman build --tag peerage - < Containerfile",
             f"    podman run --detach --init --name {name} --restart on-failure:20 \\",
             '        --userns keep-id --user "$(id -u):$(id -g)" --ulimit nofile=65536 \\',
-            f"        --publish {port}:{port} --volume .:{FOLDER}:ro \\",
+            f"        {f'--publish {port}:{port} ' * published}--volume .:{FOLDER}:ro \\",
             f"        --volume ./run:{FOLDER}/run --volume ./data:{FOLDER}/data peerage",
         ]
     )

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ class Exported:
         peers = [
             {
                 "name": member.name,
-                "address": member.address,
+                "address": None if member.dials_out else member.address,
                 "folder": str(self.out / member.name),
                 "hub": number == hub,
             }
@@ -84,7 +84,8 @@ class Exported:
 
     def __str__(self) -> str:
         lines = [
-            f"{peer['folder']} for {peer['address']}{', the hub' if peer['hub'] else ''}"
+            f"{peer['folder']} for {peer['address'] or 'a peer that dials out'}"
+            f"{', the hub' if peer['hub'] else ''}"
             for peer in self.facts["peers"]
         ]
         if self.keys_at_site:
@@ -124,7 +125,10 @@ def export(
     code = ship(_with_model_file(experiment)[0])
     check_empty(out)
     places = assign_hosts(read_hosts(hosts, port), experiment)
-    members = tuple(Member(f"node-{i}", str(place)) for i, place in enumerate(places))
+    members = tuple(
+        Member(f"node-{i}", dials_out=True) if place is None else Member(f"node-{i}", str(place))
+        for i, place in enumerate(places)
+    )
     timeouts = Timeouts(start=START)
     network = Network(
         secrets.token_hex(8), experiment, members, timeouts, wire, pack, quorum=quorum
@@ -132,21 +136,15 @@ def export(
     sizes = MessageSizes.of_experiment(experiment, wire)
     known = None if certs is None else Authority.load(certs)
     if known is not None:
-        _check_names(known, network)
+        check_names(known, members)
     serials: list[int] = []
-    try:
-        with _all_or_nothing(out) as aside:
-            authority = known or Authority.create(aside / "authority", "peerage")
-            for number, place in enumerate(places):
-                folder = aside / members[number].name
-                serials += _issue(authority, place, folder, keys_at_site)
-                _write(folder, network, number, place, code, stop_at_epsilon, keys_at_site)
-                sign_network(authority, folder / "network.toml")
-    except BaseException:
-        if known is not None:  # the keys are deleted, so these never have to be revoked
-            for serial in serials:
-                (known.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
-        raise
+    with forgotten_on_failure(known, serials), all_or_nothing(out) as aside:
+        authority = known or Authority.create(aside / "authority", "peerage")
+        for number, place in enumerate(places):
+            folder = aside / members[number].name
+            serials += issue_certificates(authority, place, folder, keys_at_site)
+            _write(folder, network, number, place, code, stop_at_epsilon, keys_at_site)
+            sign_network(authority, folder / "network.toml")
     home = out / "authority" if known is None else known.folder
     return Exported(out, network, home, sizes, keys_at_site)
 
@@ -173,14 +171,14 @@ def _check_experiment(experiment: Experiment) -> None:
     build_graph(experiment, experiment.nodes_and_hub)
 
 
-def _check_names(authority: Authority, network: Network) -> None:
+def check_names(authority: Authority, members: Sequence[Member]) -> None:
     """Warn if valid certificates with these names exist; their holders can act as the new peers."""
-    names = {member.name for member in network.members}
+    names = {member.name for member in members}
     old = {issued.name: issued for issued in authority.issued() if issued.status == "valid"}
     if reused := [name for name in old if name in names]:
         warnings.warn(
             f"the authority in {authority.folder} has issued {', '.join(reused)} before, and those "
-            "keys are valid in this network too; to prevent that, revoke them and export again",
+            "keys are valid in this network too; to prevent that, revoke them and run this again",
             PeerageWarning,
             stacklevel=3,
         )
@@ -190,7 +188,22 @@ def _check_names(authority: Authority, network: Network) -> None:
 
 
 @contextmanager
-def _all_or_nothing(out: Path) -> Iterator[Path]:
+def forgotten_on_failure(authority: Authority | None, serials: Sequence[int]) -> Iterator[None]:
+    """Remove the records of these certificates after an error, in which their keys are deleted.
+
+    So they never have to be revoked.
+    """
+    try:
+        yield
+    except BaseException:
+        if authority is not None:
+            for serial in serials:
+                (authority.folder / "issued" / f"{serial:x}.pem").unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def all_or_nothing(out: Path) -> Iterator[Path]:
     """A temporary folder whose content is moved to `out` on success, and deleted otherwise."""
     placed: list[Path] = []
     with private_folder(out):
@@ -210,7 +223,9 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _issue(authority: Authority, place: Address, folder: Path, keys_at_site: bool) -> list[int]:
+def issue_certificates(
+    authority: Authority, place: Address | None, folder: Path, keys_at_site: bool
+) -> list[int]:
     """Create the folder of a peer with its certificates; return the serials that were issued."""
     certs = folder / "certs"
     with disk_errors(folder, REMEDY):
@@ -220,7 +235,8 @@ def _issue(authority: Authority, place: Address, folder: Path, keys_at_site: boo
     if keys_at_site:
         authority.copy_public_files(certs)
         return []
-    identity = authority.issue(folder.name, hosts=[place.host], into=certs)
+    hosts = ["localhost", "127.0.0.1"] if place is None else [place.host]
+    identity = authority.issue(folder.name, hosts=hosts, into=certs)
     return [read_certificate(identity.certificate, REMEDY).serial_number]
 
 
@@ -228,7 +244,7 @@ def _write(
     folder: Path,
     network: Network,
     number: int,
-    place: Address,
+    place: Address | None,
     code: ShippedCode,
     limit: float | None,
     keys_at_site: bool,

@@ -7,7 +7,7 @@ from peerage.data import DATASETS, PUBLISHED
 from peerage.experiment.experiment import Experiment, display_name
 from peerage.net.deploy.code import ShippedCode
 from peerage.net.deploy.container import container_file, run_command
-from peerage.net.deploy.hosts import is_address
+from peerage.net.deploy.hosts import PORT, is_address
 from peerage.net.deploy.unit import OPTIONS, STATE, home_of, unit_files, unit_name
 from peerage.net.peer.network import Network
 from peerage.net.wire.address import Address
@@ -17,12 +17,8 @@ COMMAND = "venv/bin/python -m peerage node --network network.toml"
 README = """\
 {name}, {role}
 
-This folder belongs on the machine that the others reach as
-
-    {address}
-
-Allow TCP connections to that port in its firewall. Anyone who has the key in certs/ can act as
-{name}, so keep no other copy of it. Run all commands in this folder.
+{place}Anyone who has the key in certs/ can act as {name}, so keep no other copy of
+it. Run all commands in this folder.
 
 1. Install, with Python 3.11 or newer, and the same version on all machines
 
@@ -35,7 +31,7 @@ Allow TCP connections to that port in its firewall. Anyone who has the key in ce
 
     PEERAGE_DATA=data {command}
 
-Before round 1, the peer waits up to an hour for the others. Checkpoints and results go to run/. If
+{waits} Checkpoints and results go to run/. If
 you start it again, it continues from its last round.
 {listens}
 {privacy}
@@ -62,10 +58,25 @@ container has not been tested on the machine that wrote this file.
 Options such as --data follow at the end of the last line.
 """
 
+REACHED = """\
+This folder belongs on the machine that the others reach as
+
+    {address}
+
+Allow TCP connections to that port in its firewall.
+"""
+DIALS_OUT = """\
+{name} opens no port: it connects to the others, and they answer over these connections. Its machine
+must be able to connect, for as long as the network runs, to
+
+    {addresses}
+
+"""
+
 KEY_AT_SITE = """\
    Then make the key of {name}, which stays on this machine:
 
-    venv/bin/python -m peerage certs request {name} --folder certs --hosts {host}
+    venv/bin/python -m peerage certs request {name} --folder certs{hosts}
 
    Send certs/{name}.csr to the person who keeps the authority, and compare the fingerprint of
    the key with them, for instance by telephone. They run
@@ -102,7 +113,7 @@ data of the clients: --test npz:path=data/test.npz in the command below, or in s
 def guides(
     network: Network,
     number: int,
-    place: Address,
+    place: Address | None,
     code: ShippedCode,
     limit: float | None,
     keys_at_site: bool,
@@ -110,12 +121,17 @@ def guides(
     """The systemd unit, the container file and the README of one peer."""
     name = network.members[number].name
     hub = number == hub_of(network.experiment)
-    every = f"--bind 0.0.0.0:{place.port}"
-    if is_address(place.host) or place.host == "localhost":
+    port = PORT if place is None else place.port
+    every = f"--bind 0.0.0.0:{port}"
+    if place is None:
+        health = f"--bind 127.0.0.1:{port}"
+        bind, listens = "", f"It does not listen. If `--check-health` is to work, add {health}"
+    elif is_address(place.host) or place.host == "localhost":
         bind, listens = "", f"If the address above is that of a router, add {every}"
     else:  # many machines resolve their own name to 127.0.1.1, which others cannot reach
         bind = f" {every}"
         listens = "It listens on all addresses of the machine; to change that, edit --bind."
+    hosts = "" if place is None else f" --hosts {place.host}"
     stop = "" if limit is None or hub else f" --stop-at-epsilon {limit:.12g}"
     plan = None if hub else privacy_plan(network.experiment)
     command = f"{COMMAND} --identity {name} --out run{bind}{stop}"
@@ -123,7 +139,7 @@ def guides(
     words = {
         "name": name,
         "role": f"{'the hub' if hub else 'one peer'} of the network {network.run}",
-        "address": str(place),
+        "place": _place(network, number),
         "home": home_of(name),
         "parent": str(STATE),
         "unit": unit_name(name),
@@ -133,17 +149,33 @@ def guides(
         if plan is None
         else PRIVACY.format(plan=fill(f"This network has {plan}.", 96)),
         "data": _about_data(network.experiment, hub) + (HUB_DATA if hub else OWN_DATA),
+        "waits": _waits(network, number),
         "listens": listens,
-        "key": KEY_AT_SITE.format(name=name, host=place.host) if keys_at_site else "",
+        "key": KEY_AT_SITE.format(name=name, hosts=hosts) if keys_at_site else "",
         "code": code.readme,
         "start": "4" if code.files else "3",
-        "container": run_command(name, place.port),
+        "container": run_command(name, port, published=place is not None),
     }
     return {
-        **unit_files(name, command, place.port),
-        "Containerfile": container_file(name, place.port, extras),
+        **unit_files(name, command, port),
+        "Containerfile": container_file(name, port, extras, published=place is not None),
         "README.txt": README.format(**words),
     }
+
+
+def _place(network: Network, number: int) -> str:
+    member = network.members[number]
+    if not member.dials_out:
+        return REACHED.format(address=member.address)
+    others = "\n    ".join(m.address for m in network.members if not m.dials_out)
+    return DIALS_OUT.format(name=member.name, addresses=others)
+
+
+def _waits(network: Network, number: int) -> str:
+    if network.added_by_revision(number):
+        joined = network.experiment.faults.joined[number]
+        return f"The peer joins the others in round {joined}, or later."
+    return "Before round 1, the peer waits up to an hour for the others."
 
 
 def _about_data(experiment: Experiment, hub: bool) -> str:

@@ -13,11 +13,15 @@ from peerage.net.trust.names import is_host_name
 from peerage.net.wire.address import Address
 
 PORT = 7400
+DIALS_OUT = "dials-out"  # instead of a host: the peer opens no port
 HOST = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(:(?P<port>[0-9]{1,9}))?")
 
 
-def read_hosts(path: Path, port: int = PORT) -> list[Address]:
-    """Read one host per line, with the first port for its peers; `port` is the default."""
+def read_hosts(path: Path, port: int = PORT) -> list[Address | None]:
+    """Read one host per line, with the first port for its peers; `port` is the default.
+
+    None stands for `dials-out`: a peer that opens no port and needs no address.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -25,9 +29,13 @@ def read_hosts(path: Path, port: int = PORT) -> list[Address]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the hosts in {path}: {error}") from None
     found: dict[Address, int] = {}
+    hosts: list[Address | None] = []
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
         if not text:
+            continue
+        if text == DIALS_OUT:
+            hosts.append(None)
             continue
         try:
             host = parse_host(text, port)
@@ -39,9 +47,10 @@ def read_hosts(path: Path, port: int = PORT) -> list[Address]:
                 "name it once, or give it another port"
             )
         found[host] = number
-    if not found:
+        hosts.append(host)
+    if not hosts:
         raise InputError(f"{path} names no host; write one per line, such as 10.0.0.3")
-    return list(found)
+    return hosts
 
 
 def parse_host(text: str, port: int = PORT) -> Address:
@@ -52,6 +61,11 @@ def parse_host(text: str, port: int = PORT) -> Address:
     >>> parse_host("[2001:db8::7]:7500")
     Address(host='2001:db8::7', port=7500)
     """
+    if DIALS_OUT in text.split():
+        raise InputError(
+            f"{text!r}: a peer that dials out needs no address; write {DIALS_OUT} alone, and the "
+            "host after a #"
+        )
     if text.count(":") > 1 and is_address(text):  # IPv6 without brackets and port
         text = f"[{text}]"
     found = HOST.fullmatch(text)
@@ -62,21 +76,27 @@ def parse_host(text: str, port: int = PORT) -> Address:
     return Address(_host_name(found["six"] or found["name"]), number)
 
 
-def assign_hosts(hosts: Sequence[Address], experiment: Experiment) -> list[Address]:
-    """Assign the hosts to the peers in turn; each peer gets the next free port of its host."""
+def assign_hosts(hosts: Sequence[Address | None], experiment: Experiment) -> list[Address | None]:
+    """Assign the hosts to the peers in turn; each peer gets the next free port of its host.
+
+    None stands for a peer that dials out.
+    """
     count = experiment.nodes_and_hub
     extra = ", the last of them the hub" if experiment.algorithm.with_hub else ""
     peers = f"{count} peers{extra}"
     if len(hosts) > count:
-        unused = ", ".join(map(str, hosts[count:]))
+        unused = ", ".join(DIALS_OUT if host is None else str(host) for host in hosts[count:])
         warnings.warn(
             f"{len(hosts)} hosts for {peers}: {unused} will not be used",
             PeerageWarning,
             stacklevel=3,
         )
-    assigned: dict[Address, None] = {}  # an ordered set
+    assigned: list[Address | None] = []
     for number in range(count):
         host = hosts[number % len(hosts)]
+        if host is None:
+            assigned.append(None)
+            continue
         while host in assigned:
             host = host._replace(port=host.port + 1)
         if host.port > 65535:
@@ -84,8 +104,8 @@ def assign_hosts(hosts: Sequence[Address], experiment: Experiment) -> list[Addre
                 f"{peers}: node-{number} would get port {host.port} of {host.host}, and ports end "
                 "at 65535; give a lower port or more hosts"
             )
-        assigned[host] = None
-    return list(assigned)
+        assigned.append(host)
+    return assigned
 
 
 def _host_name(text: str) -> str:

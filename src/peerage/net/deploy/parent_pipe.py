@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import sleep
 from types import FrameType
@@ -20,10 +20,6 @@ class ParentPipe:
 
     def __init__(self) -> None:
         self.theirs, self._ours = os.pipe()
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {VARIABLE: str(self.theirs)}
 
     def close(self) -> None:
         os.close(self._ours)

@@ -6,11 +6,12 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from peerage.errors import Diverged, PeerageError, WorkerDied
 from peerage.files import read_json
+from peerage.net.deploy.forked import Forked
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.records.rows import Row, read_metrics
@@ -27,6 +28,7 @@ class PeerProgress:
     round: int = 0
     accuracy: float | None = None
     received: str = "-"
+    own: dict[str, float | None] = field(default_factory=dict)  # the user's own metrics, by name
 
 
 @dataclass
@@ -36,7 +38,7 @@ class PeerProcess:
     number: int
     seen: PeerProgress
     folder: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     starts: int = 0
     read: int = 0  # bytes of its metrics that were read
     file: int = 0  # inode of that file; a restarted peer writes a new one
@@ -53,6 +55,7 @@ class PeerProcess:
             self.seen.round = row["round"]
             self.seen.received = "{} of {}".format(*row["heard"])
             self.seen.accuracy = row.get("accuracy", self.seen.accuracy)
+            self.seen.own |= {name: row[name] for name in self.seen.own if name in row}
         if self.process is None:
             return
         code = self.process.poll()
@@ -93,7 +96,7 @@ class PeerProcess:
     @property
     def failure(self) -> PeerageError:
         """The error of a failed peer, in one line."""
-        code = 0 if self.process is None else self.process.returncode
+        code = (0 if self.process is None else self.process.returncode) or 0
         if code < 0:
             hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
             return WorkerDied(f"{self.seen.name} was killed by {signal_name(-code)}{hint}")

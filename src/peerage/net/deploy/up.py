@@ -5,7 +5,6 @@ import random
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -20,8 +19,9 @@ from peerage.experiment import Experiment
 from peerage.experiment.identity import own_code
 from peerage.files import write_bytes
 from peerage.net.deploy.collect import REMEDY, RecordCollector
+from peerage.net.deploy.forked import Forked
 from peerage.net.deploy.message_sizes import MessageSizes
-from peerage.net.deploy.parent_pipe import ParentPipe, interrupt_once
+from peerage.net.deploy.parent_pipe import VARIABLE, ParentPipe, interrupt_once
 from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.peer.network import (
     MAJORITY,
@@ -35,6 +35,8 @@ from peerage.net.peer.network import (
 from peerage.net.peer.progress import State
 from peerage.net.peer.recorder import PAUSED
 from peerage.net.trust.certs import Authority
+from peerage.net.trust.identity import Identity
+from peerage.net.trust.memory_keys import MemoryKeys
 from peerage.net.trust.signature import sign_network
 from peerage.privacy import check_epsilon_limit
 from peerage.runs.kept_models import Keep
@@ -65,6 +67,7 @@ class LocalNetwork:
     announce: Callable[[str], None] | None = None  # called with lines for the user
     keep: Keep = Keep()
     quorum: int | str = MAJORITY
+    dials_out: Sequence[int] = ()  # peers that open no port
 
     def __post_init__(self) -> None:
         check_rejoin(self.rejoin)
@@ -95,7 +98,11 @@ class LocalNetwork:
             self.announce(str(MessageSizes.of_world(world, self.wire)))
         collector = RecordCollector(self.home, world, self.wire, started)
         self.watched = [
-            PeerProcess(number, PeerProgress(member.name), self.home / "peers" / member.name)
+            PeerProcess(
+                number,
+                PeerProgress(member.name, own=dict.fromkeys(world.own_metrics)),
+                self.home / "peers" / member.name,
+            )
             for number, member in enumerate(self.network.members)
         ]
         with (
@@ -103,6 +110,7 @@ class LocalNetwork:
             new_run_folder(self.home),
             tempfile.TemporaryDirectory(prefix="peerage-") as folder,
             closing(ParentPipe()) as self.parent_pipe,
+            closing(MemoryKeys()) as self.keys,
         ):
             secret = Path(folder)
             self._write(secret)
@@ -149,7 +157,12 @@ class LocalNetwork:
 
     def _network(self) -> Network:
         ports = free_ports(self.experiment.nodes_and_hub)
-        members = tuple(Member(f"node-{i}", f"127.0.0.1:{port}") for i, port in enumerate(ports))
+        members = tuple(
+            Member(
+                f"node-{i}", "" if i in self.dials_out else f"127.0.0.1:{port}", i in self.dials_out
+            )
+            for i, port in enumerate(ports)
+        )
         run = secrets.token_hex(8)
         return Network(
             run,
@@ -166,7 +179,7 @@ class LocalNetwork:
         write_bytes(self.home / "experiment.toml", text.encode(), REMEDY)
         text = self.network.to_toml("experiment.toml")
         write_bytes(self.home / "network.toml", text.encode(), REMEDY)
-        authority = Authority.create(secret / "certs", "peerage-up")
+        authority = Authority.create(secret / "certs", "peerage-up", memory=self.keys)
         for member in self.network.members:
             authority.issue(member.name, days=365)
         sign_network(authority, self.home / "network.toml")
@@ -174,7 +187,7 @@ class LocalNetwork:
     def _start(self, peer: PeerProcess, secret: Path) -> None:
         peer.folder.mkdir(parents=True, exist_ok=True)
         (peer.folder / PAUSED).unlink(missing_ok=True)  # of an earlier start
-        command = [sys.executable, "-m", "peerage", "node"]
+        command = ["node"]
         command += ["--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
         command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
@@ -185,16 +198,11 @@ class LocalNetwork:
             command += ["--keep-every", str(self.keep.every)]
         for sha256 in dict.fromkeys(own_code(self.experiment).values()):
             command += ["--allow-code", sha256]  # the user has named the file in this command
+        key = self.keys.descriptor(Identity.within(secret / "certs", peer.seen.name).key)
         with open(peer.folder / "log.txt", "ab") as file:
-            peer.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.parent_pipe.environment},
-                pass_fds=[self.parent_pipe.theirs],
-                start_new_session=True,  # Ctrl-C reaches only this process, which ends the others
-            )
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            passed = {VARIABLE: self.parent_pipe.theirs}
+            peer.process = Forked(command, file, environment, passed, [key], peer.seen.name)
         peer.starts += 1
         peer.old_file, peer.killed = peer.file, False
         peer.seen.state = State.STARTING

@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from peerage.errors import PeerageError
+from peerage.errors import InputError, PeerageError
 from peerage.net.peer.network import Network, number_of
 from peerage.net.trust.identity import Identity, server_name
 from peerage.net.wire.address import Address
@@ -23,6 +23,11 @@ def check_health(network: Path, name: str, certificates: Path, bind: str | None 
     members = Network.load_members(network)
     member = members[number_of(name, members)]
     identity = Identity.load(certificates, name)
+    if bind is None and member.dials_out:
+        raise InputError(
+            f"{name} dials out and does not listen; give --bind 127.0.0.1:7400, or another free "
+            "port of this machine, at its start and here"
+        )
     address = Address.parse(bind or member.address)
     address = address._replace(host=LOCAL.get(address.host, address.host))
     credentials = grpc.ssl_channel_credentials(

@@ -24,8 +24,8 @@ from peerage.files import read_json
 from peerage.net.peer.network import Network
 from peerage.net.peer.peer_tracker import POLL_INTERVAL, REMIND
 from peerage.net.peer.private_data import prepare_own
-from peerage.net.wire.header import Rejected
-from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable
+from peerage.net.wire.header import Header, Rejected
+from peerage.net.wire.transport import QUERY_TIMEOUT, Receiver, Transport, Unreachable
 
 MAX_VALUES = 1 << 26  # numbers in an example; a client that states more is not believed
 MAX_AXES = 3
@@ -91,7 +91,8 @@ async def ask_clients(network: Network, me: int, transport: Transport) -> Exampl
 
     The transport only asks: clients begin to meet the hub when it knows its model.
     """
-    clients = [peer for peer in range(len(network.members)) if peer != me]
+    everyone = range(len(network.members))
+    clients = [peer for peer in everyone if peer != me and network.can_talk(me, peer)]
     now = asyncio.get_running_loop().time
     deadline, reminder = now() + network.timeouts.start, now()
     while True:
@@ -105,6 +106,28 @@ async def ask_clients(network: Network, me: int, transport: Transport) -> Exampl
             reminder = now() + REMIND
             log.info("no data here: waiting for the clients to state the shape of theirs")
         await asyncio.sleep(POLL_INTERVAL)
+
+
+class NotReady(Receiver):
+    """Asks all callers to try again later."""
+
+    def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
+        raise Rejected("early", "the hub does not know its model yet")
+
+    def chunk(self, header: Header, offset: int, data: bytes) -> None:
+        raise Rejected("early", "the hub does not know its model yet")
+
+    async def complete(self, header: Header) -> None:
+        raise Rejected("early", "the hub does not know its model yet")
+
+    async def answer(self, question: bytes, identity: int) -> bytes:
+        raise Rejected("early", "the hub does not know its model yet")
+
+    async def report(self) -> bytes:
+        raise Rejected("early", "the hub does not know its model yet")
+
+    async def report_of(self, name: str) -> bytes:
+        raise Rejected("early", "the hub does not know its model yet")
 
 
 async def _ask(transport: Transport, client: int) -> ExampleFacts | None:

@@ -26,6 +26,7 @@ class Collector:
             yield GaugeMetricFamily(
                 "peerage_accuracy", "Accuracy on the test set, a fraction.", recorder.accuracy
             )
+        yield from self._own()
         if recorder.account.noise.private:
             total = recorder.account.epsilon
             yield GaugeMetricFamily(
@@ -49,9 +50,24 @@ class Collector:
             rejected.add_metric([reason], count)
         yield rejected
         yield from self._by_peer()
+        yield from self._connections()
         expiry = "When the certificate of this peer expires, in seconds since 1970."
         expires = self.transport.expires.timestamp()
         yield GaugeMetricFamily("peerage_certificate_expiry_seconds", expiry, expires)
+
+    def _own(self) -> Iterator[Any]:
+        """The user's own metrics, by a label: their names may have any letters, labels too."""
+        names = list(self.peer.world.own_metrics)
+        if not names:
+            return
+        family = GaugeMetricFamily(
+            "peerage_own_metric", "Your own metrics on the test set.", labels=["name"]
+        )
+        for name in names:
+            value = self.peer.recorder.latest(name)
+            if value is not None:
+                family.add_metric([name], value)
+        yield family
 
     def _by_peer(self) -> Iterator[Any]:
         """The metrics with a label for each member, and one for all callers that are no members."""
@@ -68,7 +84,7 @@ class Collector:
             name = peer.tracker.name(other)
             contact.add_metric([name, "to"], other in peer.contacts)
             contact.add_metric([name, "from"], other not in peer.tracker.out_of_reach)
-            missing.add_metric([name], peer.missing_by_peer[other])
+            missing.add_metric([name], peer.exchanges.missing_by_peer[other])
         refused = CounterMetricFamily(
             "peerage_calls_refused", "Calls that this peer refused.", labels=["peer", "reason"]
         )
@@ -76,13 +92,37 @@ class Collector:
             refused.add_metric([name, reason], count)
         yield from (contact, missing, refused)
 
+    def _connections(self) -> Iterator[Any]:
+        """Open and refused connections; outsiders are counted by the kind of their address."""
+        admission = self.transport.admission
+        held = GaugeMetricFamily(
+            "peerage_connections",
+            "Open connections, authenticated or not yet (pending).",
+            labels=["state"],
+        )
+        held.add_metric(["pending"], len(admission.pending))
+        authenticated = sum(len(own) for own in list(admission.authenticated.values()))
+        held.add_metric(["authenticated"], authenticated)
+        refused = CounterMetricFamily(
+            "peerage_connections_refused",
+            "Connections that were refused, or closed before they authenticated.",
+            labels=["reason", "address"],
+        )
+        for (reason, kind), count in dict(admission.refused).items():
+            refused.add_metric([reason, kind], count)
+        closed = CounterMetricFamily(
+            "peerage_connections_closed",
+            "Idle connections of a member that had too many.",
+            labels=["peer"],
+        )
+        for name, count in dict(admission.closed).items():
+            closed.add_metric([name], count)
+        yield from (held, refused, closed)
+
 
 @contextmanager
-def serve_metrics(peer: Peer, transport: Any, port: int | None) -> Iterator[None]:
-    """Serve metrics over HTTP on this port of 127.0.0.1; None serves nothing."""
-    if port is None:
-        yield
-        return
+def serve_metrics(peer: Peer, transport: Any, port: int) -> Iterator[None]:
+    """Serve metrics over HTTP on this port of 127.0.0.1."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector(peer, transport))
     try:

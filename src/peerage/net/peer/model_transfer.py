@@ -7,10 +7,14 @@ its clients at the end, and waits until they have it.
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from peerage.engine.router import Packet
 from peerage.net.peer.assembler import PartialMessage
@@ -24,6 +28,11 @@ from peerage.vectors import Weights
 
 log = logging.getLogger("peerage.peer")
 
+LEAST_FOR_MEDIAN = 3  # models; of fewer, a median would be that of a liar
+MOST_OFFERS = 5  # models that a peer downloads before it continues
+# A single model may differ from the own one by so many times the root mean square of the own
+# entries, or of entries of 1 if they are smaller.
+FARTHEST = 10.0
 MAX_ENCODED = 2  # models kept in memory while other peers download them
 
 
@@ -112,6 +121,35 @@ class ModelClient:
             log.warning("cannot download the model of the hub after round %d: %s", rounds, error)
             return
         self.receive(packet, rounds)
+
+
+def choose_model(
+    own: Tensor, offers: Mapping[int, Packet]
+) -> tuple[tuple[Tensor, Tensor] | None, list[int]]:
+    """The parameters and statistics to continue with, and the peers that they come from.
+
+    Of three models or more, this is the median of each entry, which a minority of liars cannot move
+    beyond the values of the others. Of fewer, it is the one nearest to the own model, and none if
+    that is farther away than `FARTHEST` allows.
+    """
+    if len(offers) >= LEAST_FOR_MEDIAN:
+        x, b = (
+            torch.stack([offer.payload[name] for offer in offers.values()]).median(0).values
+            for name in ("x", "b")
+        )
+        return (x, b), sorted(offers)
+    distances = {
+        other: _root_mean_square(offer.payload["x"] - own) for other, offer in offers.items()
+    }
+    nearest = min(distances, key=lambda other: distances[other], default=None)
+    if nearest is None or not distances[nearest] <= FARTHEST * max(_root_mean_square(own), 1.0):
+        return None, []
+    payload = offers[nearest].payload
+    return (payload["x"], payload["b"]), [nearest]
+
+
+def _root_mean_square(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) / math.sqrt(max(x.numel(), 1))
 
 
 async def download_model(

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from peerage import specs
+from peerage.engine.prepare import build_graph
 from peerage.errors import InputError, check_choice, did_you_mean
 from peerage.experiment.experiment import Experiment
 from peerage.experiment.identity import content_identity, own_code
 from peerage.experiment.outside import CodeGate, code_gate
 from peerage.experiment.toml import toml
 from peerage.graphs.faults import Faults
+from peerage.net.peer.dialling import check_partners
 from peerage.net.trust.identity import NAME
 from peerage.net.wire.address import Address
-from peerage.net.wire.header import RUN, WIRES, escaped
+from peerage.net.wire.header import NUMBER_LIMIT, RUN, WIRES, escaped
 
 SETTING_LIMIT = 300  # characters of a setting in a message about differences
 
@@ -26,18 +28,45 @@ MAJORITY = "majority"  # more than half of the members
 
 @dataclass(frozen=True)
 class Member:
-    """One peer: its identity and its address."""
+    """One peer: its identity and its address.
+
+    A peer that dials out has no address: it opens no port, and the others call it over connections
+    that it has opened.
+    """
 
     name: str
-    address: str
+    address: str = ""
+    dials_out: bool = False
+    examples: int | None = None  # training examples that it must state; None: any number
 
     def __post_init__(self) -> None:
+        check_examples(self.examples, f"examples of {self.name}", 0)
         if not NAME.fullmatch(self.name):
             raise InputError(
                 f"peer name {self.name!r} must consist of lower-case letters, digits and hyphens, "
                 "such as node-3"
             )
-        Address.parse(self.address, of=self.name)
+        if not self.dials_out:
+            Address.parse(self.address, of=self.name)
+        elif self.address:
+            raise InputError(
+                f"{self.name} dials out, so nobody uses its address {self.address!r}; remove "
+                "address or dials_out"
+            )
+
+    @property
+    def place(self) -> str:
+        """Its address, or that it has none, for people."""
+        return "dials out" if self.dials_out else self.address
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its table in the network file."""
+        return {
+            "name": self.name,
+            **({"dials_out": True} if self.dials_out else {"address": self.address}),
+            **({} if self.examples is None else {"examples": self.examples}),
+        }
 
 
 @dataclass(frozen=True)
@@ -73,6 +102,7 @@ class Network:
     quorum: int | str = MAJORITY  # peers that must be in contact to run a round
     revision: int = 1  # of the network file; a higher one replaces it (`revisions`)
     from_round: int | None = None  # the first round to which a revision above 1 applies
+    max_examples: int | None = None  # training examples that any member may state
 
     def __post_init__(self) -> None:
         if not RUN.fullmatch(self.run):
@@ -85,6 +115,7 @@ class Network:
         if not 1 <= self.ahead <= 100:
             raise InputError(f"ahead must be 1 to 100 rounds, got {self.ahead}")
         check_quorum(self.quorum, len(self.members))
+        check_examples(self.max_examples, "max_examples", 1)
         self._check_revision()
         if self.experiment.until is not None:
             raise InputError(
@@ -102,7 +133,7 @@ class Network:
                 f"nodes{extra}; make them equal"
             )
         for what in ("name", "address"):
-            values = [getattr(member, what) for member in self.members]
+            values = list(filter(None, (getattr(member, what) for member in self.members)))
             twice = next((value for value in values if values.count(value) > 1), None)
             if twice is not None:
                 raise InputError(f"two peers have the {what} {twice!r}; each needs its own")
@@ -110,6 +141,24 @@ class Network:
             raise InputError(
                 "pooled trains one node on all data and cannot use a network; remove it"
             )
+        if len(self.dialling) > 1:
+            graph = build_graph(self.experiment, wanted)
+            names = [member.name for member in self.members]
+            check_partners(self.experiment.algorithm, graph, self.dialling, names)
+
+    @property
+    def dialling(self) -> frozenset[int]:
+        """The peers that dial out."""
+        return frozenset(i for i, member in enumerate(self.members) if member.dials_out)
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """The addresses of the peers that have one."""
+        return {i: m.address for i, m in enumerate(self.members) if not m.dials_out}
+
+    def can_talk(self, a: int, b: int) -> bool:
+        """Whether two peers can exchange messages: at least one of them can be reached."""
+        return not {a, b} <= self.dialling
 
     def _check_revision(self) -> None:
         if self.revision < 1:
@@ -157,13 +206,14 @@ class Network:
             "pack": self.pack,
             "ahead": self.ahead,
             "quorum": self.quorum,
+            **({} if self.max_examples is None else {"max_examples": self.max_examples}),
             **(
                 {"revision": self.revision, "from_round": self.from_round}
                 if self.revision > 1
                 else {}
             ),
             "timeouts": specs.plain(self.timeouts),
-            "peer": [specs.plain(member) for member in self.members],
+            "peer": [member.settings for member in self.members],
             **({"code": files} if files else {}),
         }
         return toml(settings)
@@ -176,7 +226,7 @@ class Network:
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{path} is not valid TOML: {error}") from None
         known = {"run", "experiment", "wire", "pack", "ahead", "quorum", "timeouts", "peer", "code"}
-        known |= {"revision", "from_round"}
+        known |= {"revision", "from_round", "max_examples"}
         known |= {"patience"}  # of earlier versions
         for key in table:
             if key not in known:
@@ -215,6 +265,7 @@ class Network:
             table.get("quorum", MAJORITY),
             specs.convert(table.get("revision", 1), int, f"{path}: revision"),
             specs.convert(table.get("from_round"), int | None, f"{path}: from_round"),
+            specs.convert(table.get("max_examples"), int | None, f"{path}: max_examples"),
         )
 
 
@@ -236,6 +287,12 @@ def _members(table: Mapping[str, Any], path: Path) -> tuple[Member, ...]:
 def check_rejoin(rejoin: str) -> None:
     """Check the option that says whose model a peer continues with after missed rounds."""
     check_choice("rejoin", rejoin, ("own", "neighbour"))
+
+
+def check_examples(count: int | None, what: str, least: int) -> None:
+    """Check a number of training examples in the network file."""
+    if count is not None and not least <= count <= NUMBER_LIMIT:
+        raise InputError(f"{what} must be {least} to {NUMBER_LIMIT}, got {count}")
 
 
 def check_quorum(quorum: object, members: int) -> None:

@@ -6,7 +6,7 @@ import resource
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,19 +20,18 @@ from peerage.data.classes import Classes
 from peerage.engine.prepare import load_dataset, prepare
 from peerage.engine.world import World
 from peerage.errors import DataError, InputError, Interrupted, PeerageError
-from peerage.experiment import Experiment
 from peerage.experiment.identity import own_code
 from peerage.experiment.permission import allow, allowed, check_hash
 from peerage.files import disk_errors, write_json
 from peerage.net.peer.account import ACCOUNT, PrivacyAccount, account_beside, check_bypass
 from peerage.net.peer.hub_data import (
     ExampleFacts,
+    NotReady,
     ask_clients,
     check_flags,
     prepare_without_data,
     recorded_facts,
 )
-from peerage.net.peer.metrics import serve_metrics
 from peerage.net.peer.network import Network
 from peerage.net.peer.peer import Peer
 from peerage.net.peer.private_data import (
@@ -45,16 +44,16 @@ from peerage.net.peer.private_data import (
 from peerage.net.peer.progress import State
 from peerage.net.peer.revisions import NetworkFile
 from peerage.net.peer.secret_noise import SecretNoise
+from peerage.net.peer.setup_file import setup_facts
 from peerage.net.trust.identity import Identity
 from peerage.net.trust.signature import check_signature
 from peerage.net.wire.grpc import GrpcTransport
-from peerage.net.wire.server import Limits
+from peerage.net.wire.limits import Limits
 from peerage.net.wire.transport import Transport
 from peerage.privacy import format_epsilon
 from peerage.records.rows import read_metrics
 from peerage.runs.kept_models import Keep
 from peerage.runs.run import locked
-from peerage.runs.saved import EXPERIMENT
 from peerage.runs.summary import digest, missed_rounds, totals
 
 log = logging.getLogger("peerage.peer")
@@ -94,13 +93,16 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
     identity = Identity.load(config.certificates, config.identity)
     if config.allow_code:
         allow(config.folder, map(check_hash, config.allow_code))
+    idle = network.timeouts.idle
     transport = partial(
         GrpcTransport,
         identity,
         {member.name: number for number, member in enumerate(network.members)},
-        {number: member.address for number, member in enumerate(network.members)},
+        network.addresses,
         bind=config.bind,
-        limits=Limits(idle_timeout=network.timeouts.idle),
+        # A small message, or a handshake, may take as long on a slow link as a sign of life.
+        limits=Limits(idle_timeout=idle, grace=max(idle, Limits.grace)),
+        dialling=network.dialling,
     )
     world, notes = _prepare(network, me, config, transport)
     account = account_of(network, me, world, config)
@@ -110,7 +112,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             config.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(config.folder))
         account.open()  # if it cannot be read or written, the peer must not begin
-        write_json(config.folder / "setup.json", model_facts(network.experiment, world))
+        _write_setup(network, me, world, config)
         executor = ThreadPoolExecutor(1)  # for the work of the node; nothing waits for its end
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         connected = transport()
@@ -136,7 +138,7 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         if not signed:
             remedy = "sign it with `peerage certs sign-network`"
             peer.warnings.append(f"{config.network} is not signed by the authority; {remedy}")
-        with serve_metrics(peer, connected, config.metrics_port):
+        with _metrics(peer, connected, config.metrics_port):
             asyncio.run(_run_until_signal(peer.run(), lambda: f"in round {peer.round + 1}"))
         node = peer.shard.members[me].node
         params = [node.params] if node.params.numel() else []
@@ -157,10 +159,20 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
         if peer.state == State.SKIPPED:
             raise PeerageError(
                 f"skipped {summary['skipped']} of {len(peer.scheduled_rounds)} rounds to catch up "
-                f"with the others, and ran no round {summary['missed']}; check which peers are "
-                "faulty, and start it again in a new folder"
+                "with the others or because of messages that made them fail, and has no round "
+                f"{summary['missed']}; check which peers are faulty, and start it again in a new "
+                "folder"
             )
         return summary
+
+
+def _metrics(peer: Peer, transport: Transport, port: int | None) -> AbstractContextManager[None]:
+    """Serve metrics if a port is given; without one, the packages for it are not loaded."""
+    if port is None:
+        return nullcontext()
+    from peerage.net.peer.metrics import serve_metrics
+
+    return serve_metrics(peer, transport, port)
 
 
 def _prepare(
@@ -177,9 +189,15 @@ def _prepare_revision(
 ) -> World:
     """The world of a running peer in a higher revision of the network file."""
     world, _ = _prepare(network, me, config, transport)
-    write_json(config.folder / "setup.json", model_facts(network.experiment, world))
+    _write_setup(network, me, world, config)
     log.info("%s", describe_examples(world, me))
     return world
+
+
+def _write_setup(network: Network, me: int, world: World, config: PeerConfig) -> None:
+    signed = check_signature(config.network, config.certificates)
+    facts = setup_facts(network, me, world, private=config.data is not None, signed=signed)
+    write_json(config.folder / "setup.json", facts)
 
 
 def _load_network(config: PeerConfig) -> Network:
@@ -191,15 +209,6 @@ def _load_network(config: PeerConfig) -> Network:
             f"--allow-code {sha256}: no file of this network has this SHA-256; remove it"
         )
     return network
-
-
-def model_facts(experiment: Experiment, world: World) -> dict[str, Any]:
-    """What is needed to build the models of a peer from its folder alone."""
-    needed = ("classes", "example", "constants", "models_at")
-    facts = {key: world.setup[key] for key in needed if key in world.setup}
-    # Not the experiment of the world, which is changed for private data.
-    text = experiment.model_copy(update={"model": world.experiment.model}).to_toml()
-    return {**facts, "nodes": world.nodes, "hub": world.hub, EXPERIMENT: text}
 
 
 def raise_open_files_limit() -> None:
@@ -255,9 +264,14 @@ def prepare_hub(
 
 
 async def ask_with(network: Network, me: int, transport: Callable[[], Transport]) -> ExampleFacts:
-    """Ask the clients over connections of their own, which are closed before the hub listens."""
+    """Ask the clients over connections of their own, which are closed before the hub listens.
+
+    Clients that dial out must be able to open a tunnel, so then the hub listens, for them alone.
+    """
     asking = transport()
     try:
+        if network.dialling:
+            await asking.start(NotReady())
         return await ask_clients(network, me, asking)
     finally:
         await asking.stop()
@@ -300,7 +314,7 @@ async def _run_until_signal(work: Coroutine[Any, Any, Result], place: Callable[[
 def _log_row(peer: Peer, row: dict[str, Any]) -> None:
     accuracy = f", accuracy {100 * row['accuracy']:.1f} %" if "accuracy" in row else ""
     delta = f"at delta {peer.world.noise.delta:g}"
-    missing = f", none from {peer.tracker.names(peer.missing, addresses=False)}"
+    missing = f", none from {peer.tracker.names(peer.exchanges.missing, addresses=False)}"
     spent = f", epsilon {format_epsilon(row['epsilon'])} {delta}" if "epsilon" in row else ""
     log.info(
         "%sround %d of %d%s, received %d of %d messages%s%s",
@@ -309,7 +323,7 @@ def _log_row(peer: Peer, row: dict[str, Any]) -> None:
         peer.world.rounds,
         accuracy,
         *row["heard"],
-        missing if peer.missing else "",
+        missing if peer.exchanges.missing else "",
         spent,
         extra={"row": row},
     )

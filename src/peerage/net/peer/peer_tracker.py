@@ -6,15 +6,18 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
+from itertools import count
 from typing import Any
 
 from peerage.engine.world import World
 from peerage.errors import InputError
+from peerage.net.peer.contacts import Contacts, near_members
 from peerage.net.peer.network import Network, differing, remedy_for, settings_hash, unrevised
-from peerage.net.peer.progress import State, View, has_begun
+from peerage.net.peer.progress import State, View
+from peerage.net.peer.reported_status import Status, unreachable_in
 from peerage.net.peer.versions import REMEDY, Versions
-from peerage.net.wire.header import NUMBER_LIMIT, Rejected, escaped
+from peerage.net.wire.header import Rejected, escaped
 from peerage.net.wire.notices import Notices
 from peerage.net.wire.server import short
 from peerage.net.wire.transport import QUERY_TIMEOUT, CallerRefused, Transport, Unreachable
@@ -22,51 +25,10 @@ from peerage.requests import PRE_ROUND
 
 POLL_INTERVAL = 0.2  # seconds between two status queries
 RETRY_DELAY = 1.0  # seconds until a peer first repeats that it waits; doubles each time
+FEW_ATTEMPTS = 3  # to tell a distant member that this peer has finished
 REMIND = 15.0  # seconds between two log lines about missing peers
 
 log = logging.getLogger("peerage.peer")
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a peer reports about itself."""
-
-    settings_hash: str
-    incarnation: str  # new after every restart
-    round: int
-    state: str
-    awaited: bool  # whether it has not begun, or began with this incarnation of the asking peer
-    versions: Versions | None = None  # None if an early version does not state them
-    unreachable: str | None = None  # why it cannot reach the asking peer, if it cannot
-    revision: int = 1  # of its network file
-
-    @classmethod
-    def parse(cls, raw: bytes) -> "Status | None":
-        try:
-            fields = json.loads(raw)
-            round, awaited = int(fields["round"]), bool(fields["awaited"])
-            names = (str(fields["settings_hash"]), str(fields["incarnation"]))
-            state, versions = str(fields["state"]), Versions.parse(fields.get("versions"))
-            revision = int(fields.get("revision", 1))
-            if not 1 <= revision < NUMBER_LIMIT:
-                return None
-            return cls(*names, round, state, awaited, versions, unreachable_in(fields), revision)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return None
-
-    @property
-    def begun(self) -> bool:
-        return has_begun(self.state)
-
-    @property
-    def running(self) -> bool:
-        return not self.state.startswith(State.STOPPED)
-
-
-def unreachable_in(answer: Any) -> str | None:
-    """Why the answering peer cannot reach the asking one, if it says so."""
-    reason = answer.get("unreachable") if isinstance(answer, dict) else None
-    return reason if isinstance(reason, str) else None
 
 
 class PeerTracker:
@@ -101,7 +63,12 @@ class PeerTracker:
         self._asked_since: dict[int, tuple[str, float]] = {}
         self.out_of_reach: dict[int, str] = {}  # peers that cannot reach this one -> why
         self.refusals: dict[int, str] = {}  # peers that reject this one's certificate -> why
+        self._revoked: frozenset[int] = frozenset()  # as it was logged
         self._notices = Notices(log)
+        self._compared: set[int] = set()  # peers that run the same experiment and version
+        self._meeting = False  # whether it waits for the others to start
+        self._keeping: asyncio.Task[None] | None = None  # contact with distant members
+        self.contacts = Contacts(me, transport)
         self.use(network, world, shared_settings)
 
     def use(self, network: Network, world: World, shared_settings: Mapping[str, str]) -> None:
@@ -109,13 +76,22 @@ class PeerTracker:
         self.network, self.world = network, world
         self.shared_settings = dict(shared_settings)
         self.settings_hash = settings_hash(shared_settings)
-        self.other_peers = [peer for peer in range(world.nodes) if peer != self.me]
+        # Those that this one can exchange messages with; two that dial out never need each other.
+        self.other_peers = [
+            peer
+            for peer in range(world.nodes)
+            if peer != self.me and network.can_talk(self.me, peer)
+        ]
+        near = near_members(self.me, world, network)
+        self.contacts.use(self.other_peers, near, world.nodes, network.timeouts.idle)
+        self._compared.clear()
         self.finished.clear()  # a revision may have more rounds
         self._revisions.clear()
 
     def note_message(self, peer: int, round: int) -> None:
         """Note that a peer sent a message of a round; it may be in a later one by now."""
         self._senders.add(peer)
+        self._note_life(peer)
         self._note(peer, max(round, self.rounds.get(peer, PRE_ROUND)))
 
     def note_incarnation(self, peer: int, incarnation: str) -> None:
@@ -123,13 +99,36 @@ class PeerTracker:
         if self._incarnations.get(peer, incarnation) != incarnation:
             self.rounds.pop(peer, None)
             self.finished.discard(peer)
+            self._compared.discard(peer)
         self._incarnations[peer] = incarnation
+        self._note_life(peer)
+
+    def note_question(self, peer: int, status: Status | None) -> None:
+        """Note the status that a peer gave with its question, so that this one need not ask too.
+
+        Where anything differs, this peer asks, as it then learns what.
+        """
+        if status is None or status.versions is None or status.begun:
+            return
+        versions = self.versions.refusal(status.versions), self.versions.caution(status.versions)
+        if versions == (None, None) and status.settings_hash == self.settings_hash:
+            self._compared.add(peer)
+            self._note_life(peer)
+            if self._meeting:
+                self._meet(peer, status)
+
+    def _note_life(self, peer: int) -> None:
+        """Note a sign of life; it counts once the peer is known to run the same experiment."""
+        if peer in self._compared:
+            self.contacts.note(peer)
 
     def failure_to_reach(self, peer: int) -> str | None:
         """Why a peer that asks this one cannot be reached, if it cannot; logged once per reason.
 
         A peer listens before it asks. So only attempts count that began after its first question.
         """
+        if peer in self.contacts.distant:  # there is no connection to it
+            return None
         incarnation = self._incarnations.get(peer, "")
         if peer not in self._asked_since or self._asked_since[peer][0] != incarnation:
             self._asked_since[peer] = incarnation, asyncio.get_running_loop().time()
@@ -138,7 +137,11 @@ class PeerTracker:
             self._notices.settle(self.name(peer))
         else:
             text = f"cannot reach {self.names([peer])}, which asks this peer: {failure}; "
-            text += "check its --bind and its firewall"
+            text += (
+                "check the log of that peer"
+                if peer in self.network.dialling
+                else "check its --bind and its firewall"
+            )
             self._notices.warn(self.name(peer), failure, text)
         return failure
 
@@ -150,9 +153,12 @@ class PeerTracker:
             self._notices.settle(key)
             return
         self.out_of_reach[peer] = failure
-        address = self.network.members[self.me].address
-        text = f"{self.name(peer)} cannot reach this peer at {address}: {short(failure)}; "
-        self._notices.warn(key, failure, text + "check --bind and the firewall")
+        own = self.network.members[self.me]
+        where, remedy = f" at {own.address}", "check --bind and the firewall"
+        if own.dials_out:
+            where, remedy = "", "check that this machine may connect to that peer for long"
+        text = f"{self.name(peer)} cannot reach this peer{where}: {short(failure)}; {remedy}"
+        self._notices.warn(key, failure, text)
 
     def _note(self, peer: int, round: int) -> None:
         self.rounds[peer] = min(round, self.world.steps - 1)
@@ -160,20 +166,41 @@ class PeerTracker:
     def view(self, round: int) -> View:
         """What is known now, for this peer's decisions about a round."""
         hub = self.world.hub
-        reachable = frozenset(filter(self.transport.reachable, self.other_peers))
+        reachable = self.reachable_peers()
         return View(
             round=round,
             rounds=dict(self.rounds),
             scheduled=self._scheduled(round, reachable),
             reachable=reachable,
             finished=frozenset(self.finished.intersection(self.other_peers)),
-            refused=frozenset(self.banned_peers | self.mismatched_peers.keys()),
+            refused=self.refused_peers(),
             hub=None if hub == self.me else hub,
             ahead=self.network.ahead,
             awaited=self.awaited,
             present=self.world.is_present(self.me, round),
             quorum=self.network.quorum,
         )
+
+    def refused_peers(self) -> frozenset[int]:
+        """The peers that are neither waited for nor counted, whatever the schedule says."""
+        return self.revoked_peers() | self.banned_peers | self.mismatched_peers.keys()
+
+    def revoked_peers(self) -> frozenset[int]:
+        """The other peers whose certificates were revoked; logs once when that changes."""
+        before, self._revoked = self._revoked, self.transport.revoked() - {self.me}
+        for peer in sorted(self._revoked - before):
+            log.warning(
+                "the certificate of %s was revoked; it is neither waited for nor counted until it "
+                "has a new one",
+                self.name(peer),
+            )
+        for peer in sorted(before - self._revoked):
+            log.info("%s has a new certificate, and counts again", self.name(peer))
+        return self._revoked
+
+    def reachable_peers(self) -> frozenset[int]:
+        """The peers that this one is in contact with."""
+        return self.contacts.look(self.finished)
 
     def _scheduled(self, round: int, reachable: frozenset[int]) -> frozenset[int]:
         """The other peers that take part in the round.
@@ -197,14 +224,25 @@ class PeerTracker:
 
     async def _say_finished(self, peer: int) -> None:
         question = json.dumps({"ask": "finished", "incarnation": self.incarnation}).encode()
-        while peer not in self.finished and self.transport.reachable(peer):
+        # A distant member that has failed counts as in contact for long, so it is tried less often.
+        attempts = range(FEW_ATTEMPTS) if peer in self.contacts.distant else count()
+        for _ in attempts:
+            if peer in self.finished or peer not in self.reachable_peers():
+                return
             try:
-                await self.transport.ask(peer, question, QUERY_TIMEOUT)
+                async with self.contacts.connection(peer):
+                    if peer not in self.finished:  # it may have told this peer meanwhile
+                        await self.transport.ask(peer, question, QUERY_TIMEOUT)
                 return
             except Unreachable:  # perhaps only busy; untold, it would wait for this peer for ever
                 await asyncio.sleep(POLL_INTERVAL)
             except Rejected:
                 return
+
+    def close(self) -> None:
+        """Ask distant members no more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
 
     async def announce(
         self, round: int, uninformed: Iterable[int], pending: Callable[[], Iterable[int]]
@@ -229,7 +267,9 @@ class PeerTracker:
 
     async def ask(self, peers: Iterable[int] | None = None) -> dict[int, Status]:
         """Ask peers for their status in parallel; returns those that answer and take part."""
-        asked = [peer for peer in peers or self.other_peers if peer not in self.mismatched_peers]
+        refused = self.revoked_peers() | self.mismatched_peers.keys()
+        wanted = self.other_peers if peers is None else peers
+        asked = [peer for peer in wanted if peer not in refused]
         answers = await asyncio.gather(*map(self._status, asked))
         return {p: answer for p, answer in zip(asked, answers, strict=True) if answer is not None}
 
@@ -242,6 +282,14 @@ class PeerTracker:
         version, and at once if most of them reject the certificate of this peer. A single peer
         might lie, so it is only logged.
         """
+        self._meeting = True
+        self._keeping = asyncio.create_task(self._keep_contact())
+        try:
+            await self._wait_for_start(seconds, first)
+        finally:
+            self._meeting = False
+
+    async def _wait_for_start(self, seconds: float, first: int) -> None:
         now = asyncio.get_running_loop().time
         deadline, reminder = now() + seconds, now() + REMIND / 5
         briefly = now() + min(seconds, self.network.timeouts.idle)
@@ -254,19 +302,15 @@ class PeerTracker:
 
         left = self.world.faults.left
         missing = {peer for peer in self.other_peers if left.get(peer, first + 2) > first + 1}
+        distant = set(self.contacts.distant)
         silent: dict[int, float] = {}  # peers that asked and do not answer -> since when
         while missing and self.awaited and not self.started_early and not time_is_over():
             # Senders are asked again: they have begun, perhaps after their last answer.
-            answers = await self.ask(missing | self._senders)
-            for peer, status in answers.items():
-                missing.discard(peer)
-                self.present_at_start[peer] = status.incarnation
-                # If another peer began without this one, neither waits for the other.
-                self.awaited = self.awaited and status.awaited
-                # A peer that has begun no longer waits; any still missing may have left.
-                self.started_early = self.started_early or status.begun
+            # Distant members are asked in the background, or ask this peer.
+            await self.ask((missing - distant) | self._senders)
             self._check_refusals()
-            missing -= self.mismatched_peers.keys()
+            missing -= self.present_at_start.keys() | self.mismatched_peers.keys()
+            missing -= self.revoked_peers()
             for peer in missing.intersection(self._incarnations):
                 if now() > silent.setdefault(peer, now()) + self.network.timeouts.idle:
                     missing.discard(peer)
@@ -280,6 +324,23 @@ class PeerTracker:
         self.check_experiment()
         if missing and self.present_at_start and self.awaited and not self.started_early:
             log.warning("starting without %s", self.names(missing))
+
+    def _meet(self, peer: int, status: Status) -> None:
+        """Note that a peer with the same experiment is there before this one begins."""
+        self.present_at_start[peer] = status.incarnation
+        # If another peer began without this one, neither waits for the other.
+        self.awaited = self.awaited and status.awaited
+        # A peer that has begun no longer waits; any still missing may have left.
+        self.started_early = self.started_early or status.begun
+
+    async def _keep_contact(self) -> None:
+        """Ask distant members now and then, few at once."""
+        while True:
+            if self.contacts.distant:  # a revision may bring some
+                self.reachable_peers()  # notes whether a near member was lost
+                due = self.contacts.due(self.finished | self.mismatched_peers.keys())
+                await asyncio.gather(*map(self._status, due))
+            await asyncio.sleep(POLL_INTERVAL)
 
     def _has_quorum(self, round: int) -> bool:
         """Whether the peers that answered before the start form a quorum with this one."""
@@ -322,12 +383,15 @@ class PeerTracker:
 
     def names(self, peers: Iterable[int], addresses: bool = True) -> str:
         members = [self.members[peer] for peer in sorted(peers)]
-        listed = ", ".join(m.name + f" ({m.address})" * addresses for m in members[:5])
+        listed = ", ".join(m.name + f" ({m.place})" * addresses for m in members[:5])
         return f"{listed} and {len(members) - 5} more" if len(members) > 5 else listed
 
     async def _status(self, peer: int) -> Status | None:
         """The status of a peer; None if it does not answer, or runs another experiment."""
-        raw = await self._answer(peer, {"ask": "status", "incarnation": self.incarnation})
+        question: dict[str, Any] = {"ask": "status", "incarnation": self.incarnation}
+        if self._meeting:
+            question["status"] = asdict(self._own_status())
+        raw = await self._answer(peer, question)
         status = None if raw is None else Status.parse(raw)
         if status is None:
             return None
@@ -340,9 +404,18 @@ class PeerTracker:
         if caution is not None and peer not in self._cautioned:
             self._cautioned.add(peer)
             log.warning("%s runs %s: last digits may differ", self.name(peer), caution)
+        self._compared.add(peer)
+        self._note_life(peer)
         self._note(peer, status.round)
         self._note_reach(peer, status.unreachable)
+        if self._meeting:
+            self._meet(peer, status)
         return status
+
+    def _own_status(self) -> Status:
+        """What this peer states about itself while it waits for the others to start."""
+        known = (self.settings_hash, self.incarnation, PRE_ROUND, State.MEETING, True)
+        return Status(*known, self.versions, None, self.network.revision)
 
     async def _mismatch(self, peer: int, status: Status) -> str | None:
         """Which other version or experiment a peer runs; None if it can take part."""
@@ -394,7 +467,8 @@ class PeerTracker:
 
     async def _answer(self, peer: int, question: Mapping[str, Any]) -> bytes | None:
         try:
-            raw = await self.transport.ask(peer, json.dumps(question).encode(), QUERY_TIMEOUT)
+            async with self.contacts.connection(peer):
+                raw = await self.transport.ask(peer, json.dumps(question).encode(), QUERY_TIMEOUT)
             self.refusals.pop(peer, None)
             return raw
         except CallerRefused as error:

@@ -1,7 +1,8 @@
 """The decisions of a peer about rounds and waiting: pure functions of what it knows.
 
 The *members* of a round are the peers that take part in it by schedule, without those that this
-peer refuses (they run another experiment, or their messages made rounds fail).
+peer refuses (they run another experiment, their messages made rounds fail, or their certificates
+were revoked).
 
 - **Quorum.** A peer runs a round only while it is in contact with a quorum: more than half of the
   members, itself included, or the number in the network file. Finished peers are contacts. A client
@@ -56,7 +57,7 @@ class View:
     scheduled: frozenset[int]  # other peers that take part in the round
     reachable: frozenset[int]
     finished: frozenset[int]  # peers that reported that they have run all rounds
-    refused: frozenset[int]  # peers of another experiment, and banned ones
+    refused: frozenset[int]  # peers of another experiment, banned ones, and revoked certificates
     hub: int | None  # None also for the hub itself
     ahead: int  # rounds that a peer may be ahead of another
     awaited: bool = True  # whether the others began together with this peer
@@ -84,15 +85,23 @@ class View:
         """The other members that are reachable or have finished."""
         return sorted(self.others & (self.reachable | self.finished))
 
+    def out_of_contact(self) -> list[int]:
+        """The other members that are not in contact."""
+        return sorted(self.others.difference(self.in_contact()))
+
     def may_run(self) -> bool:
         """Whether this peer may run the round: it has a quorum, or no other peer takes part."""
         contacts = self.in_contact()
         with_hub = self.hub is None or self.hub in contacts
-        return not self.others or (with_hub and len(contacts) + self.present >= self.least)
+        alone = not self.others and self.hub not in self.scheduled
+        return alone or (with_hub and len(contacts) + self.present >= self.least)
 
     def needed_contacts(self) -> list[int]:
         """The peers that this one must wait for before the round; empty if it may run."""
-        return [] if self.may_run() else sorted(self.others.difference(self.in_contact()))
+        if self.may_run():
+            return []
+        hub = self.scheduled & {self.hub}  # even if it was refused
+        return sorted((self.others | hub).difference(self.in_contact()))
 
     def worth_waiting_for(self, senders: Iterable[int]) -> list[int]:
         """The senders that may still send a message; none if the peer must pause instead.

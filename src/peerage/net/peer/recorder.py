@@ -3,15 +3,16 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from peerage.engine.shard import NodeReport, Shard, ShardReport
-from peerage.errors import InputError, TooManyOpenFiles
+from peerage.errors import CheckpointError, InputError, TooManyOpenFiles
 from peerage.files import read_json, write_json
 from peerage.net.peer.account import PrivacyAccount
 from peerage.net.peer.revisions import check_state_fits
@@ -20,13 +21,15 @@ from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
 from peerage.records import checkpoint
 from peerage.records.rows import (
+    OWNER,
     MetricWriter,
     Row,
+    is_until,
     read_metrics,
     replace_last_row,
     truncate_after,
 )
-from peerage.runs.kept_models import Keep, ModelKeeper
+from peerage.runs.kept_models import Keep, ModelKeeper, remove_models_after
 from peerage.runs.summary import node_row, tests_table
 
 FILE = "part-0.safetensors"
@@ -61,6 +64,8 @@ class PeerRecorder:
         self.bytes_total = 0
         self.skipped = 0  # rounds that were skipped while the peer ran, over all restarts
         self._recorded_skips = 0  # those that are in the rows already
+        self._paused = 0.0  # seconds since the last row in which the peer paused
+        self._paused_since: float | None = None  # in seconds of perf_counter
         self._writer: MetricWriter | None = None
         self._recorded: Counter[str] = Counter()  # errors and bytes that are in the rows already
 
@@ -69,7 +74,7 @@ class PeerRecorder:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._claim(self.folder / "peer.json", owner)
+        self._claim(self.folder / OWNER, owner)
         self.show_pause(None)
         saved = self._newest_checkpoint(self.folder)
         if saved is not None:
@@ -98,7 +103,7 @@ class PeerRecorder:
         """Continue with the shard of a higher revision of the network file."""
         self.shard = shard
         if self.folder is not None and self.models is not None:
-            self._claim(self.folder / "peer.json", owner)
+            self._claim(self.folder / OWNER, owner)
             self.models.shard, self.models.origin = shard, _origin(owner)
             self.models.open()
 
@@ -161,15 +166,27 @@ class PeerRecorder:
         received: tuple[int, int],
         seconds: float,
         final: bool = False,
+        senders: Sequence[int] = (),
+        missing: Sequence[int] = (),
+        out_of_contact: Sequence[int] = (),
     ) -> None:
-        """Write the row of a round or of the final step: its seconds, and the bytes it sent."""
+        """Write the row of a round or of the final step: its seconds, and the bytes it sent.
+
+        `senders` are the peers whose messages were used, and `missing` those that were not heard.
+        `out_of_contact` are the members that were not in contact when the quorum was checked.
+        """
         [node_report] = report.nodes or [NodeReport(self.me)]
         self.bytes_total += sent
         self.finished, self.final = round, final
         row = node_row(round, node_report, final)
         row |= {**tests_table(node_report), "bytes": sent, "heard": list(received)}
         row |= {"seconds": _rounded(report.seconds, seconds), **self._new_counts()}
+        row |= {"senders": list(senders)} if senders else {}
+        row |= {"missing": list(missing)} if missing else {}
+        row |= self._pause()
         row |= {"epsilon": self.account.epsilon} if self.account.noise.private else {}
+        if out_of_contact:
+            row["out_of_contact"] = list(out_of_contact)
         if self.skipped > self._recorded_skips:
             row["skipped"] = self.skipped - self._recorded_skips
             self._recorded_skips = self.skipped
@@ -205,6 +222,47 @@ class PeerRecorder:
         if self._writer is not None:
             replace_last_row(self._writer.path, last, REMEDY)
 
+    def rewind(self, round: int) -> int:
+        """Remove the rows and models after a round; return the payload bytes of these rows.
+
+        Bytes on the wire, errors and skipped rounds of these rows go into the next one.
+        """
+        kept = [row for row in self.rows if is_until(row, round, False)]
+        removed = self.rows[len(kept) :]
+        if self._writer is not None and self.folder is not None and self.models is not None:
+            self._writer.close()  # the file is replaced
+            path = self._writer.path
+            removed = [row for row in read_metrics(path) if not is_until(row, round, False)]
+            truncate_after(path, round)
+            self._writer = MetricWriter(path, REMEDY)
+            remove_models_after(self.folder, round)
+            self.models.best = -math.inf
+            self.models.open()
+        self.rows = kept
+        self.finished = min(self.finished, max(round, 0))
+        for row in removed:
+            self._recorded.subtract({"wire": row["wire_bytes"], **row.get("troubles", {})})
+            self._recorded_skips -= row.get("skipped", 0)
+        sent: int = sum(row["bytes"] for row in removed)
+        self.bytes_total -= sent
+        return sent
+
+    def older_checkpoint(self) -> checkpoint.Checkpoint | None:
+        """The newest whole checkpoint before that of the last finished round."""
+        if self.folder is None:
+            return None
+        for folder in reversed(checkpoint.finished(self.folder)):
+            with suppress(CheckpointError):
+                if checkpoint.round_of(folder) < self.finished:
+                    return checkpoint.read(folder)
+        return None
+
+    def remove_checkpoints(self, after: int, before: int) -> None:
+        """Remove the checkpoints between two rounds."""
+        for folder in checkpoint.finished(self.folder) if self.folder is not None else ():
+            if after < checkpoint.round_of(folder) < before:
+                checkpoint.remove(folder)
+
     def error_counts(self) -> dict[str, int]:
         """Errors by reason, including calls that the transport refused."""
         refused = {key: n for key, n in dict(self.transport.refused).items() if key not in REASONS}
@@ -213,7 +271,11 @@ class PeerRecorder:
     @property
     def accuracy(self) -> float | None:
         """The accuracy at the last evaluation."""
-        return next((row["accuracy"] for row in reversed(self.rows) if "accuracy" in row), None)
+        return self.latest("accuracy")
+
+    def latest(self, metric: str) -> float | None:
+        """The value of a metric at the last evaluation."""
+        return next((row[metric] for row in reversed(self.rows) if metric in row), None)
 
     # What survives a restart
 
@@ -248,8 +310,18 @@ class PeerRecorder:
             tensors = self.shard.members[self.me].persistent_tensors
             tensors[RELEASE_COUNT] = torch.tensor(self.account.messages)
 
+    def _pause(self) -> Row:
+        """The seconds since the last row in which the peer paused; empty if it did not."""
+        seconds, self._paused = self._paused, 0.0
+        return {"paused": round_seconds(seconds)} if seconds else {}
+
     def show_pause(self, state: str | None) -> None:
         """Tell `peerage up` that this peer waits, or with None that it runs again."""
+        if state is None and self._paused_since is not None:
+            self._paused += perf_counter() - self._paused_since
+            self._paused_since = None
+        elif state is not None and self._paused_since is None:
+            self._paused_since = perf_counter()
         if self.folder is None:
             return
         if state is None:
@@ -272,5 +344,9 @@ def _old_count(folder: Path) -> int:
 
 def _rounded(phases: dict[str, float], total: float) -> dict[str, float]:
     """Seconds per phase, rounded to microseconds and without zeros, to keep rows short."""
-    rounded = {phase: round(seconds, 6) for phase, seconds in phases.items() if seconds}
-    return {**rounded, "total": round(total, 6)}
+    rounded = {phase: round_seconds(seconds) for phase, seconds in phases.items() if seconds}
+    return {**rounded, "total": round_seconds(total)}
+
+
+def round_seconds(seconds: float) -> float:
+    return round(seconds, 6)

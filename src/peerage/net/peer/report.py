@@ -31,6 +31,7 @@ class Report:
     torch: str  # version
     schema: int  # of messages on the wire
     expires: str | None  # when the certificate of the peer expires
+    revision: int = 1  # of its network file
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -39,9 +40,9 @@ class Report:
     def parse(cls, raw: bytes) -> "Report | None":
         """The report in an answer; None if it is not one."""
         try:
-            table = json.loads(raw)
+            table = {"revision": 1, **json.loads(raw)}
             values = {field.name: table[field.name] for field in fields(cls)}
-            for name in ("round", "rounds", "schema"):
+            for name in ("round", "rounds", "schema", "revision"):
                 values[name] = int(values[name])
             for name in ("accuracy", "epsilon"):
                 values[name] = None if values[name] is None else float(values[name])
@@ -77,6 +78,7 @@ def report_on(peer: "Peer") -> Report:
         torch=str(package_version("torch")),
         schema=SCHEMA,
         expires=None if expires is None else expires.isoformat(),
+        revision=peer.network.revision,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.hub_data import ExampleFacts
 from peerage.net.peer.model_transfer import ModelServer
-from peerage.net.peer.peer_tracker import PeerTracker, Status
+from peerage.net.peer.peer_tracker import PeerTracker
 from peerage.net.peer.progress import has_begun
+from peerage.net.peer.reported_status import Status
 from peerage.net.wire.header import Rejected
 from peerage.requests import PRE_ROUND
 
@@ -36,7 +37,9 @@ class Responder:
         except (ValueError, TypeError, RecursionError):
             asked = {}
         if asked.get("ask") == "status":
-            return json.dumps(asdict(self.status(identity, str(asked.get("incarnation"))))).encode()
+            answer = asdict(self.status(identity, str(asked.get("incarnation"))))
+            self.tracker.note_question(identity, Status.of_fields(asked.get("status")))
+            return json.dumps(answer).encode()
         if asked.get("ask") == "finished":
             self.tracker.note_incarnation(identity, str(asked.get("incarnation")))
             self.tracker.finished.add(identity)

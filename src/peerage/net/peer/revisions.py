@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -22,6 +23,8 @@ from peerage.state import pack
 
 if TYPE_CHECKING:
     from peerage.net.peer.peer import Peer
+
+COPY_TIME = 5.0  # seconds in which new files may be incomplete
 
 log = logging.getLogger("peerage.peer")
 
@@ -39,8 +42,8 @@ class RevisionSource(Protocol):
 class NetworkFile:
     """The network file of a peer, which is read again when it, its experiment or signature change.
 
-    A file that cannot replace the present one is logged and ignored. It may be half copied: then it
-    changes again.
+    A file that cannot replace the present one is ignored. It may be half copied, and then it
+    changes again: so the reason is logged only if it still holds after `COPY_TIME`.
     """
 
     def __init__(
@@ -52,25 +55,35 @@ class NetworkFile:
     ) -> None:
         self.path, self.certificates, self.load, self.prepare = path, certificates, load, prepare
         self._stamps = self._read_stamps()
-        self._problem = ""  # as it was logged
+        self._problem = ""  # of the present files
+        self._log_at: float | None = None  # when to log it; None if that is done
 
     def look(self, present: Network) -> Network | None:
         stamps = self._read_stamps()
         if stamps == self._stamps:
+            self._log_problem()
             return None
-        self._stamps = stamps
+        self._stamps, self._log_at = stamps, None
         try:
             check_signature(self.path, self.certificates)
             new = self.load()
             if (new.run, new.revision) == (present.run, present.revision):
                 return None
             check_successor(present, new)
+            if len(new.members) > len(present.members) and new.dialling:
+                raise InputError(
+                    "a network with peers that dial out gets new members at a restart only; "
+                    "restart its peers with this file"
+                )
         except InputError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                log.error("ignoring the new network file: %s", error)
+            self._problem, self._log_at = str(error), monotonic() + COPY_TIME
             return None
         return new
+
+    def _log_problem(self) -> None:
+        if self._log_at is not None and monotonic() >= self._log_at:
+            self._log_at = None
+            log.error("ignoring the new network file: %s", self._problem)
 
     def _read_stamps(self) -> list[tuple[str, int, int]]:
         """Name, time and size of the files that may belong to the network."""
@@ -112,9 +125,9 @@ class Revisions:
 
     def _admit(self, new: Network) -> None:
         """Accept calls and messages of new members at once: some peers are in a later round."""
-        peer, members = self.peer, list(enumerate(new.members))
-        names = {member.name: number for number, member in members}
-        peer.transport.add_members(names, {number: member.address for number, member in members})
+        peer = self.peer
+        names = {member.name: number for number, member in enumerate(new.members)}
+        peer.transport.add_members(names, new.addresses)
         peer.tracker.members = new.members
         experiment = new.experiment
         peer.assembler.expected = replace(

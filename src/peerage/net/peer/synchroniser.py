@@ -9,10 +9,12 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from peerage.engine.router import Packet
 from peerage.engine.world import World
-from peerage.net.peer.model_transfer import download_model
+from peerage.net.peer.model_transfer import MOST_OFFERS, choose_model, download_model
 from peerage.net.peer.peer_tracker import POLL_INTERVAL
 from peerage.net.peer.progress import State, View
+from peerage.net.peer.replay import NodeState
 from peerage.net.wire.header import Rejected
 from peerage.net.wire.transport import Unreachable
 
@@ -34,6 +36,10 @@ class Synchroniser:
 
     async def catch_up(self, first: int) -> int:
         """Return the round to start with: that of the others if they are ahead."""
+        if not self.tracker.awaited:
+            # Perhaps one of them has answered so far. Messages that waited for this peer, which was
+            # down, are of earlier rounds.
+            await self.tracker.ask()
         view = self.tracker.view(first)
         newest = view.start_round()
         if newest == first:
@@ -52,9 +58,10 @@ class Synchroniser:
         """
         self.tracker.check_experiment()
         view = self.tracker.view(round)
-        if view.may_run():
-            return False
         peer, before = self.peer, self.peer.state
+        if view.may_run():
+            peer.out_of_contact = view.out_of_contact()
+            return False
         peer.mailbox.begin_round(round)
         peer.round, peer.contacts = round, view.reachable
         names = self.tracker.names(view.needed_contacts())
@@ -68,6 +75,7 @@ class Synchroniser:
             self.tracker.check_experiment()
         if not peer.revisions.is_due(round):
             log.info("enough peers are in contact again, continuing with round %d", round + 1)
+        peer.out_of_contact = self.tracker.view(round).out_of_contact()
         self._show(None, before)
         return True
 
@@ -77,8 +85,10 @@ class Synchroniser:
         if not view.may_run():
             return False
         running = view.others & view.reachable - view.finished
-        answers = await self.tracker.ask(running) if running else {}
-        return replace(view, reachable=frozenset(answers)).may_run()
+        # Distant members are in contact only after an answer or a question of theirs.
+        distant = running.intersection(self.tracker.contacts.distant)
+        answers = await self.tracker.ask(running - distant)
+        return replace(view, reachable=distant.union(answers)).may_run()
 
     def _show(self, pause: str | None, state: str | None = None) -> None:
         """Tell users and other peers what this one waits for; None if it runs again."""
@@ -133,13 +143,14 @@ class Synchroniser:
     async def sit_out(self, round: int) -> None:
         """Wait until the peers that take part in the round have left it."""
         peer = self.peer
-        peer.state, peer.received = State.ABSENT, (0, 0)
+        peer.state = State.ABSENT
+        peer.exchanges.begin_round()
         peer.mailbox.begin_round(round)
         peer.round = round
         last = round + 1 >= self.world.rounds
         while not last and not (view := self.tracker.view(round)).is_over():
             answers = await self.tracker.ask(view.others)
-            unreachable = not answers and not any(map(peer.transport.reachable, view.others))
+            unreachable = not answers and not self.tracker.reachable_peers() & view.others
             if unreachable and not await self.pause(round):
                 return
             await asyncio.sleep(POLL_INTERVAL)
@@ -147,27 +158,45 @@ class Synchroniser:
     # Models
 
     async def adopt_a_model(self, round: int) -> None:
-        """Adopt the model of the first neighbour that offers one.
+        """Continue with the median of the models of neighbours, or with one of them.
 
-        It must have the same architecture. Models that are personal, or those of a hub, stay.
+        They must have the same architecture. Models that are personal, or those of a hub, stay.
         """
         peer = self.peer
         shared = self.world.hub is None and not self.world.algorithm.personal
         if not shared:
             return
+        before = NodeState.of(peer.shard, peer.me)
         node = peer.shard.members[peer.me].node
+        offers: dict[int, Packet] = {}
         for other in self.world.neighbours(round)[peer.me]:
-            try:
-                offer = await download_model(
-                    peer.transport, other, peer.expected, peer.network.timeouts.message
-                )
-            except (Unreachable, Rejected) as error:
-                log.info("cannot download the model of %s: %s", self.tracker.name(other), error)
-                continue
-            if offer.architecture == node.architecture:
-                node.params, node.buffers = offer.payload["x"], offer.payload["b"]
-                log.info("continuing with the model of %s", self.tracker.name(other))
-                return
+            if other not in self.tracker.banned_peers and len(offers) < MOST_OFFERS:
+                offer = await self._download(other)
+                if offer is not None and offer.architecture == node.architecture:
+                    offers[other] = offer
+        model, sources = await peer.compute(choose_model, node.params, offers)
+        if model is None:
+            if offers:
+                names = self.tracker.names(offers, addresses=False)
+                log.warning("keeping the own model: that of %s is too far from it", names)
+            return
+        node.params, node.buffers = model
+        peer.recovery.adopted(before, round)
+        names = self.tracker.names(sources, addresses=False)
+        if len(sources) > 1:
+            log.info("continuing with the median of the models of %s", names)
+        else:
+            log.warning("continuing with the model of %s, which is trusted alone", names)
+
+    async def _download(self, other: int) -> Packet | None:
+        peer = self.peer
+        try:
+            return await download_model(
+                peer.transport, other, peer.expected, peer.network.timeouts.message
+            )
+        except (Unreachable, Rejected) as error:
+            log.info("cannot download the model of %s: %s", self.tracker.name(other), error)
+            return None
 
 
 def _shortage(view: View) -> str:

@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from peerage.engine.world import World
 from peerage.net.peer.network import Network
-from peerage.net.wire.header import DONE, HONEST_REASONS, Header, MessagePolicy, Rejected
+from peerage.net.wire.header import (
+    DONE,
+    HONEST_REASONS,
+    NUMBER_LIMIT,
+    Header,
+    MessagePolicy,
+    Rejected,
+)
 from peerage.net.wire.payload import LAYOUT_LIMIT
 from peerage.net.wire.transport import QUERY_TIMEOUT, Transport, Unreachable, wait_for
 from peerage.requests import TensorSpec
@@ -24,10 +31,17 @@ log = logging.getLogger("peerage.peer")
 def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
     """The messages that this peer accepts: those that the algorithm declares, per architecture."""
     before: Mapping[str, TensorSpec] = getattr(world.pre_round, "tensors", {})
-    tensors = {
-        name: {**world.algorithm.message_schema(world.dimensions(kind)), **before}
+    schemas = {
+        name: world.algorithm.message_schema(world.dimensions(kind))
         for name, kind in world.architectures.items()
     }
+    if world.noise.active:
+        nonnegative = world.algorithm.nonnegative
+        schemas = {
+            name: {key: spec.under_noise(key in nonnegative) for key, spec in schema.items()}
+            for name, schema in schemas.items()
+        }
+    tensors = {name: {**schema, **before} for name, schema in schemas.items()}
     largest = max(map(size_of, tensors.values()))
     return MessagePolicy(
         network.run,
@@ -37,6 +51,8 @@ def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
         largest + LAYOUT_LIMIT,
         world.steps,
         network.pack,
+        {i: m.examples for i, m in enumerate(network.members) if m.examples is not None},
+        NUMBER_LIMIT if network.max_examples is None else network.max_examples,
     )
 
 

@@ -7,13 +7,15 @@ An authority is a folder:
     revoked.pem                     the signed revocation list, copied to every peer
     issued/SERIAL.pem               every issued certificate, to revoke it by name even after the
                                     files of the identity have been moved
+    previous/                       the authority before this one, while both are valid; see
+                                    `rotation`
 
 A peer needs a folder with `authority.pem`, `revoked.pem` and its own two files. Keys are ECDSA on
 P-256. Files are written under a temporary name and renamed, and keys are never readable by others.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,13 +24,14 @@ from typing import Self
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from peerage.errors import InputError, did_you_mean
 from peerage.files import write_bytes
 from peerage.net.trust import identity as identities
+from peerage.net.trust.building import SKEW, builder, issued_by, pem, self_signed, usage
 from peerage.net.trust.csr import SigningRequest
 from peerage.net.trust.identity import (
+    HOLDER,
     OBSERVER_PURPOSES,
     OBSERVER_UNIT,
     PURPOSES,
@@ -54,10 +57,11 @@ from peerage.net.trust.keyfiles import (
     read_key,
     write_new,
 )
+from peerage.net.trust.memory_keys import MemoryKeys
 from peerage.net.trust.names import general_name
 
+PREVIOUS = "previous"  # folder of the authority before
 LOCAL = ("localhost", "127.0.0.1")
-SKEW = timedelta(hours=1)  # certificates start in the past, for peers whose clocks are slow
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,22 @@ class Authority:
     folder: Path
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
+    memory: MemoryKeys | None = None  # where keys are made, if not in files
 
     @classmethod
-    def create(cls, folder: Path, name: str, years: int = 10) -> Self:
-        """Create an authority in a folder that has none; the folder is created if necessary."""
+    def create(
+        cls, folder: Path, name: str, years: int = 10, memory: MemoryKeys | None = None
+    ) -> Self:
+        """Create an authority in a folder that has none; the folder is created if necessary.
+
+        With `memory`, it is a temporary one: its key is in no file, nor are those that it makes.
+        """
         if not (name.isprintable() and 1 <= len(name) <= 64 and name == name.strip()):
             raise InputError(f"the name of an authority must have 1 to 64 letters, got {name!r}")
         _check_range("years", years, 100)
         folder = Path(folder)
         key = ec.generate_private_key(ec.SECP256R1())
-        authority = cls(folder, _self_signed(name, key, years), key)
+        authority = cls(folder, self_signed(name, key, years), key, memory)
         with private_folder(folder), locked(folder):
             for file in ("authority.pem", "authority.key", "revoked.pem"):
                 if os.path.lexists(folder / file):
@@ -107,10 +117,11 @@ class Authority:
                         "choose another folder, or move the file away"
                     )
             # The certificate is written last: without it there is no authority.
+            secret = [] if memory else [(folder / "authority.key", pem_of_key(key), SECRET)]
             write_new(
-                (folder / "authority.key", pem_of_key(key), SECRET),
+                *secret,
                 (folder / "revoked.pem", authority._signed_list([], 1), PUBLIC),
-                (folder / "authority.pem", _pem(authority.certificate), PUBLIC),
+                (folder / "authority.pem", pem(authority.certificate), PUBLIC),
             )
         return authority
 
@@ -167,10 +178,13 @@ class Authority:
         with private_folder(home), locked(self.folder), private_folder(record.parent):
             self.check_free(name, into)
             self.copy_public_files(home)
+            if self.memory is not None:
+                self.memory.keep(identity.key, pem_of_key(key))
+            secret = [] if self.memory else [(identity.key, pem_of_key(key), SECRET)]
             write_new(
-                (record, _pem(certificate), PUBLIC),
-                (identity.key, pem_of_key(key), SECRET),
-                (identity.certificate, _pem(certificate), PUBLIC),
+                (record, pem(certificate), PUBLIC),
+                *secret,
+                (identity.certificate, pem(certificate), PUBLIC),
             )
         return identity
 
@@ -201,8 +215,8 @@ class Authority:
                         f"{one.serial:x}; if that key is no longer used, run `peerage certs revoke "
                         f"{name}` first"
                     )
-            write_new((record, _pem(certificate), PUBLIC))
-            write_bytes(identity.certificate, _pem(certificate), REMEDY)
+            write_new((record, pem(certificate), PUBLIC))
+            write_bytes(identity.certificate, pem(certificate), REMEDY)
         return identity.certificate
 
     def issued(self) -> list[Issued]:
@@ -223,14 +237,54 @@ class Authority:
         """
         check_dates(self.certificate, f"the authority {self.name!r}", identities.now())
         with locked(self.folder):
-            serials = _matching(self.issued(), name_or_serial)
-            old = self._list()
-            number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-            new = sorted(serials - {entry.serial_number for entry in old})
-            if new:
-                content = self._signed_list([*old, *map(_revocation, new)], number + 1)
-                write_bytes(self.folder / "revoked.pem", content, REMEDY)
+            previous = self.previous()
+            both = [self] if previous is None else [self, previous]
+            issued = [one for each in both for one in each.issued()]
+            serials = _matching(issued, name_or_serial)
+            new = sorted(serial for each in both for serial in each._extend_list(serials, issued))
+            if new and previous is not None:
+                self.write_public_files()
         return new
+
+    def previous(self) -> Self | None:
+        """The authority that this one replaces, while both are valid."""
+        folder = self.folder / PREVIOUS
+        return type(self).load(folder) if folder.exists() else None
+
+    def _extend_list(self, serials: Collection[int], issued: Sequence[Issued]) -> list[int]:
+        """Add the serials that were issued here to the own list; return the new ones.
+
+        `issued` are the certificates of all authorities, and `serials` those to be revoked.
+        """
+        old = self._list()
+        number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        known = {entry.serial_number for entry in old}
+        new = [one for one in self.issued() if one.serial in serials and one.serial not in known]
+        if new:
+            entries = [_revocation(one, issued, serials) for one in new]
+            content = self._signed_list([*old, *entries], number + 1)
+            write_bytes(self.folder / "revoked.pem", content, REMEDY)
+        return [one.serial for one in new]
+
+    def write_public_files(self, *, alone: bool = False) -> None:
+        """Write the own certificate and list, and those of the authority before unless `alone`."""
+        own = self._list().public_bytes(serialization.Encoding.PEM)
+        previous = None if alone else self.previous()
+        files = {"revoked.pem": own, "authority.pem": pem(self.certificate)}
+        for file, content in files.items():
+            more = b"" if previous is None else read(previous.folder / file, REMEDY)
+            write_bytes(self.folder / file, content + more, REMEDY)
+
+    def certify_again(self, one: Issued, issued: x509.Certificate, days: int) -> None:
+        """Issue a certificate for a key that another authority has certified."""
+        key = issued.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        period = self._period(days, None)
+        certificate = self._certify(one.name, key, one.hosts, period, one.observer)
+        record = self._record(certificate)
+        with private_folder(record.parent):
+            path = Identity.within(self.folder, one.name).certificate
+            write_new((record, pem(certificate), PUBLIC), (path, pem(certificate), PUBLIC))
 
     def _list(self) -> x509.CertificateRevocationList:
         path = self.folder / "revoked.pem"
@@ -244,7 +298,7 @@ class Authority:
             .last_update(identities.now() - SKEW)
             .next_update(self.certificate.not_valid_after_utc)
             .add_extension(x509.CRLNumber(number), critical=False)
-            .add_extension(_issued_by(self.key.public_key()), critical=False)
+            .add_extension(issued_by(self.key.public_key()), critical=False)
         )
         for entry in entries:
             builder = builder.add_revoked_certificate(entry)
@@ -279,13 +333,13 @@ class Authority:
         names = [x509.DNSName(server_name(name)), *map(general_name, dict.fromkeys(hosts))]
         purposes = OBSERVER_PURPOSES if observer else PURPOSES
         return (
-            _builder(name, key, *period, unit=OBSERVER_UNIT if observer else None)
+            builder(name, key, *period, unit=OBSERVER_UNIT if observer else None)
             .issuer_name(self.certificate.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(authority=False), critical=True)
+            .add_extension(usage(authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(_issued_by(self.key.public_key()), critical=False)
+            .add_extension(issued_by(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
 
@@ -293,68 +347,15 @@ class Authority:
         """Copy the authority's certificate and revocation list to another folder."""
         if folder.samefile(self.folder):
             return
-        own, authority = _pem(self.certificate), folder / "authority.pem"
+        own, authority = read(self.folder / "authority.pem", REMEDY), folder / "authority.pem"
         if not os.path.lexists(authority):
             write_new((authority, own, PUBLIC))
         elif read(authority, REMEDY) != own:
-            raise InputError(f"{authority} belongs to another authority; choose another folder")
+            if pem(read_certificate(authority, REMEDY)) not in own:
+                raise InputError(f"{authority} belongs to another authority; choose another folder")
+            write_bytes(authority, own, REMEDY)  # of the authority before this one
         revoked = read(self.folder / "revoked.pem", REMEDY)
         write_bytes(folder / "revoked.pem", revoked, REMEDY)
-
-
-def _self_signed(name: str, key: ec.EllipticCurvePrivateKey, years: int) -> x509.Certificate:
-    now = identities.now()
-    public = key.public_key()
-    return (
-        _builder(name, public, now - SKEW, now + years * timedelta(days=365.2425))
-        .issuer_name(_x509_name(name))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(authority=True), critical=True)
-        .add_extension(_issued_by(public), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _builder(
-    name: str,
-    key: ec.EllipticCurvePublicKey,
-    start: datetime,
-    end: datetime,
-    unit: str | None = None,
-) -> x509.CertificateBuilder:
-    units = [] if unit is None else [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit)]
-    return (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([*_x509_name(name), *units]))
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
-def _x509_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _issued_by(key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
-
-
-def _usage(authority: bool) -> x509.KeyUsage:
-    """The key usage: an authority signs certificates and lists, a peer only handshakes."""
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _check_range(what: str, value: int, most: int) -> None:
@@ -390,10 +391,16 @@ def _matching(issued: Sequence[Issued], name_or_serial: str | int) -> set[int]:
     return serials
 
 
-def _revocation(serial: int) -> x509.RevokedCertificate:
-    builder = x509.RevokedCertificateBuilder().serial_number(serial)
+def _revocation(
+    revoked: Issued, issued: Sequence[Issued], serials: Collection[int]
+) -> x509.RevokedCertificate:
+    """The entry of a certificate that is revoked together with others.
+
+    It has the name of the holder, unless that has another valid certificate: a renewed one.
+    """
+    builder = x509.RevokedCertificateBuilder().serial_number(revoked.serial)
+    others = [one for one in issued if one.name == revoked.name and one.serial not in serials]
+    if not any(one.status == "valid" for one in others):
+        name = x509.UnrecognizedExtension(HOLDER, revoked.name.encode())
+        builder = builder.add_extension(name, critical=False)
     return builder.revocation_date(identities.now()).build()
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)

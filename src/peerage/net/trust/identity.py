@@ -1,6 +1,8 @@
 """The identity of a peer, and the verification of the certificates of other peers."""
 
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +14,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from peerage.errors import InputError
-from peerage.net.trust.keyfiles import check_pair, read, read_certificate, read_key
+from peerage.net.trust.keyfiles import (
+    check_pair,
+    parse_certificates,
+    read,
+    read_certificate,
+    read_key,
+)
 
 CERTIFICATE_REASONS = (
     "malformed",
@@ -23,11 +31,15 @@ CERTIFICATE_REASONS = (
     "expired",
     "revoked",
 )
+LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\s*", re.DOTALL)
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 DOMAIN = "peerage.internal"  # a domain that does not exist in public DNS
 PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 OBSERVER_PURPOSES = (ExtendedKeyUsageOID.CLIENT_AUTH,)
 OBSERVER_UNIT = "observer"  # organisational unit in the certificate of an observer
+# Extension of an entry in a revocation list: the name of a holder without another certificate. The
+# number is made from a UUID, as ITU-T X.667 describes, so nobody has to assign it.
+HOLDER = x509.ObjectIdentifier("2.25.21404999388500790035212611139744892479")
 COPY = "copy it from the folder of the authority"
 
 
@@ -119,39 +131,74 @@ class Holder:
     observer: bool
 
 
-class TrustStore:
-    """The authority and the revocation list that a peer trusts; a changed list is read again.
+@dataclass(frozen=True)
+class Revocations:
+    """The entries of revocation lists."""
 
-    If a new list cannot be read, the last one stays in force. It may be replaced at this moment, or
-    no more files can be opened. To reject all peers then would stop the whole network.
+    serials: frozenset[int]
+    names: frozenset[str]  # holders that had no other certificate when theirs was revoked
+
+    @classmethod
+    def of(cls, lists: Iterable[x509.CertificateRevocationList]) -> Self:
+        entries = [entry for one in lists for entry in one]
+        serials = frozenset(entry.serial_number for entry in entries)
+        return cls(serials, frozenset(filter(None, map(holder_of, entries))))
+
+
+class TrustStore:
+    """The authorities that a peer trusts, and their revocation lists; changed files are read again.
+
+    There are two authorities while one replaces the other. If the new files cannot be read, or do
+    not belong together, the last ones stay in force. They may be replaced at this moment, or no
+    more files can be opened. To reject all peers then would stop the whole network.
     """
 
     def __init__(self, authority: Path, revoked: Path) -> None:
-        self._authority = read_certificate(authority, COPY)
-        self._path = Path(revoked)
-        self._content = read(self._path, COPY)
-        self._revoked = read_revocations(self._path, self._content, self._authority)
-        self.list_problem: str | None = None  # why the list could not be read the last time
+        self._paths = Path(authority), Path(revoked)
+        self._contents = (b"", b"")
+        self.list_problem: str | None = None  # why a file could not be read the last time
+        self._read()
 
     def verify(self, pem: bytes) -> str:
         """The name on a certificate; raises `CertificateRejected` if it is not valid."""
         self._renew()
-        return verify_peer(pem, self._authority, self._revoked)
+        return verify_peer(pem, *self._issuer(pem))
 
     def verify_holder(self, pem: bytes) -> Holder:
         """The peer or the observer that holds a certificate; raises errors as `verify` does."""
         self._renew()
-        return verify_holder(pem, self._authority, self._revoked)
+        return verify_holder(pem, *self._issuer(pem))
+
+    def _issuer(self, pem: bytes) -> tuple[x509.Certificate, x509.CertificateRevocationList]:
+        """The authority that has signed a certificate, and its list; the newest if none has."""
+        if len(self._trusted) > 1:
+            with suppress(ValueError, x509.InvalidVersion):
+                certificate = x509.load_pem_x509_certificate(pem)
+                for authority, revoked in self._trusted:
+                    if signed_by(certificate, authority):
+                        return authority, revoked
+        return self._trusted[0]
+
+    def revocations(self) -> "Revocations":
+        """What the present revocation lists say."""
+        self._renew()
+        return self._entries
 
     def _renew(self) -> None:
         try:
-            content = read(self._path, COPY)
-            if content != self._content:
-                self._revoked = read_revocations(self._path, content, self._authority)
-                self._content = content
+            self._read()
             self.list_problem = None
         except InputError as error:
             self.list_problem = str(error)
+
+    def _read(self) -> None:
+        contents = read(self._paths[0], COPY), read(self._paths[1], COPY)
+        if contents != self._contents:
+            authorities = parse_certificates(self._paths[0], contents[0], COPY)
+            lists = [read_revocations(self._paths[1], contents[1], one) for one in authorities]
+            self._trusted = list(zip(authorities, lists, strict=True))
+            self._entries = Revocations.of(lists)
+            self._contents = contents
 
 
 def verify_peer(
@@ -266,11 +313,12 @@ def check_dates(certificate: x509.Certificate, what: str, when: datetime, name: 
 def read_revocations(
     path: Path, content: bytes, authority: x509.Certificate
 ) -> x509.CertificateRevocationList:
-    """Parse a revocation list and verify its signature."""
+    """The revocation list in a file that this authority has signed."""
     try:
-        found = x509.load_pem_x509_crl(content)
+        lists = [x509.load_pem_x509_crl(one) for one in LIST.findall(content) or [content]]
         # Key types that cannot sign a list raise a TypeError.
-        signed = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+        key = authority.public_key()
+        signed = [one for one in lists if one.is_signature_valid(key)]  # type: ignore[arg-type]
     except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm):
         raise InputError(f"{path} is not a revocation list in PEM; {COPY}") from None
     if not signed:
@@ -278,7 +326,20 @@ def read_revocations(
             f"{path} is not signed by the authority {common_name(authority)!r}; "
             "copy the list that belongs to it"
         )
-    return found
+    return signed[0]
+
+
+def serial_of(pem: bytes) -> int:
+    """The serial number of a valid certificate."""
+    return x509.load_pem_x509_certificate(pem).serial_number
+
+
+def holder_of(entry: x509.RevokedCertificate) -> str | None:
+    """The holder of a revoked certificate, if the list says that it has no other one."""
+    for extension in entry.extensions:
+        if extension.oid == HOLDER and isinstance(extension.value, x509.UnrecognizedExtension):
+            return extension.value.value.decode("ascii", "replace")
+    return None
 
 
 def now() -> datetime:

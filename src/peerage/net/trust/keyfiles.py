@@ -45,6 +45,18 @@ def read_certificate(path: Path, remedy: str) -> x509.Certificate:
         raise InputError(f"{path} is not a certificate in PEM; {remedy}") from None
 
 
+def read_certificates(path: Path, remedy: str) -> list[x509.Certificate]:
+    """The certificates of a file, which has at least one."""
+    return parse_certificates(path, read(path, remedy), remedy)
+
+
+def parse_certificates(path: Path, content: bytes, remedy: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except (ValueError, x509.InvalidVersion):
+        raise InputError(f"{path} is not a certificate in PEM; {remedy}") from None
+
+
 def read_key(path: Path, remedy: str) -> PrivateKeyTypes:
     content = read(path, remedy, secret=True)
     try:

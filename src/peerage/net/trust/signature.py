@@ -16,6 +16,7 @@ import tomllib
 from base64 import b64decode, b64encode
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,7 +25,7 @@ from peerage.errors import InputError
 from peerage.files import write_bytes
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.identity import COPY, common_name
-from peerage.net.trust.keyfiles import REMEDY, read, read_certificate
+from peerage.net.trust.keyfiles import REMEDY, read, read_certificates
 
 TITLE = "peerage network signature 1"
 REQUIRED = "require-signature"  # in the certificates folder of a peer
@@ -57,22 +58,33 @@ def check_signature(network: Path, certificates: Path) -> bool:
         if (certificates / REQUIRED).exists():
             raise InputError(f"{network} is not signed, but {certificates} requires it; {sign}")
         return False
-    authority = read_certificate(certificates / "authority.pem", COPY)
-    key = authority.public_key()
+    authorities = read_certificates(certificates / "authority.pem", COPY)
     lines = read(path, REMEDY).decode("utf-8", "replace").splitlines()
     signed, last = "".join(f"{line}\n" for line in lines[:-1]), (lines or [""])[-1]
     try:
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not signed.startswith(f"{TITLE}\n"):
-            raise ValueError
         value = b64decode(last.removeprefix("signature "), validate=True)
-        key.verify(value, signed.encode(), ec.ECDSA(hashes.SHA256()))
-    except (ValueError, InvalidSignature):
-        raise InputError(
-            f"{path} is not a signature of the authority {common_name(authority)!r}; {sign}"
-        ) from None
+    except ValueError:
+        value = b""
+    if not (
+        signed.startswith(f"{TITLE}\n")
+        and any(_has_signed(authority, value, signed.encode()) for authority in authorities)
+    ):
+        name = common_name(authorities[0])
+        raise InputError(f"{path} is not a signature of the authority {name!r}; {sign}")
     if signed != _message(network):
         raise InputError(f"{network} or its experiment has changed since it was signed; {sign}")
     return True
+
+
+def _has_signed(authority: x509.Certificate, signature: bytes, message: bytes) -> bool:
+    key = authority.public_key()
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+            return True
+    except InvalidSignature:
+        pass
+    return False
 
 
 def _message(network: Path) -> str:

@@ -1,4 +1,4 @@
-"""The credentials of a peer for TLS; a replaced certificate is used without a restart."""
+"""The credentials of a peer for TLS; replaced files are used without a restart."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ class Credentials:
 
     def __init__(self, identity: Identity, *, observer: bool = False) -> None:
         self._identity, self._observer = identity, observer
-        self._authority = identity.authority.read_bytes()
+        self.version = 0  # changes when the certificate or the authorities change
         self._problem = ""  # the last one that was logged
         self._lock = threading.Lock()  # gRPC calls the server's function in a thread of its own
         self._seen = self._stamp()
@@ -35,15 +35,10 @@ class Credentials:
         """When the certificate expires."""
         return self._certificate.not_valid_after_utc
 
-    @property
-    def serial(self) -> int:
-        """The serial number of the certificate, which changes when the certificate is replaced."""
-        return self._certificate.serial_number
-
     def renew(self) -> None:
-        """Use the certificate and key in the folder, if they changed and are valid.
+        """Use the certificate, key and authorities in the folder, if they changed and are valid.
 
-        Both files cannot be replaced at the same moment. Until they belong together, the old ones
+        The files cannot be replaced at the same moment. Until they belong together, the old ones
         are used.
         """
         with self._lock:
@@ -51,12 +46,18 @@ class Credentials:
             if stamp == self._seen:
                 return
             try:
-                pair = self._read()
-                if pair != self._pair:
+                files = self._read()
+                if files != self._files:
                     folder, name = self._identity.certificate.parent, self._identity.name
                     Identity.load(folder, name, observer=self._observer)
-                    self._use(pair)
-                    log.warning("using the new certificate, valid until %s", date(self.expires))
+                    before = self._files
+                    self._use(files)
+                    if files[2] != before[2]:
+                        count = len(x509.load_pem_x509_certificates(files[2]))
+                        authorities = "1 authority" if count == 1 else f"{count} authorities"
+                        log.warning("the authority has changed; trusting %s", authorities)
+                    if files[:2] != before[:2]:
+                        log.warning("using the new certificate, valid until %s", date(self.expires))
             except FileNotFoundError:
                 return  # it is being replaced
             except (OSError, InputError) as error:
@@ -70,39 +71,45 @@ class Credentials:
     def server(self) -> Any:
         """Credentials with which every new connection gets the current certificate."""
         current = self._server_configuration()
-        serial = self.serial
+        version = self.version
 
         def fetch() -> Any:
-            nonlocal serial
+            nonlocal version
             self.renew()
-            if serial == self.serial:
+            if version == self.version:
                 return None  # as before
-            serial = self.serial
+            version = self.version
             return self._server_configuration()
 
         return grpc.dynamic_ssl_server_credentials(current, fetch, True)
 
     def client(self) -> Any:
-        return grpc.ssl_channel_credentials(self._authority, *self._pair)
+        key, certificate, authorities = self._files
+        return grpc.ssl_channel_credentials(authorities, key, certificate)
 
     def _server_configuration(self) -> Any:
-        return grpc.ssl_server_certificate_configuration([self._pair], self._authority)
+        key, certificate, authorities = self._files
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities)
 
-    def _use(self, pair: tuple[bytes, bytes]) -> None:
-        context = ssl.create_default_context(cafile=self._identity.authority)
+    def _use(self, files: tuple[bytes, bytes, bytes]) -> None:
+        context = ssl.create_default_context(cadata=files[2].decode("ascii", "replace"))
         context.load_cert_chain(self._identity.certificate, self._identity.key)
         context.set_alpn_protocols(["h2"])
         self.context = context
-        self._certificate = x509.load_pem_x509_certificate(pair[1])
-        self._pair, self._problem = pair, ""
+        self._certificate = x509.load_pem_x509_certificate(files[1])
+        self._files, self._problem = files, ""
+        self.version += 1
 
-    def _read(self) -> tuple[bytes, bytes]:
-        return self._identity.key.read_bytes(), self._identity.certificate.read_bytes()
+    def _read(self) -> tuple[bytes, bytes, bytes]:
+        """The key, the certificate and the authorities."""
+        one = self._identity
+        return one.key.read_bytes(), one.certificate.read_bytes(), one.authority.read_bytes()
 
     def _stamp(self) -> list[tuple[int, int, int]]:
         """What changes when a file is written or replaced; empty while one is missing."""
         try:
-            found = [os.stat(path) for path in (self._identity.key, self._identity.certificate)]
+            one = self._identity
+            found = [os.stat(path) for path in (one.key, one.certificate, one.authority)]
         except OSError:
             return []
         return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in found]

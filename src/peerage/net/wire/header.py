@@ -9,7 +9,7 @@ in transit, and a malicious sender could compute a checksum for any content.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ REASONS = (
     "shape",
     "dtype",
     "nonfinite",
+    "bound",
     "checksum",
     "replayed",
     "late",
@@ -78,7 +79,7 @@ class Header(Enveloped):
 
 
 # The fields of a header and of its envelope, on one level as in the JSON.
-TYPES = {field.name: field.type for kind in (Header, Envelope) for field in fields(kind)}
+TYPES = {each.name: each.type for kind in (Header, Envelope) for each in fields(kind)}
 del TYPES["envelope"]
 TYPES["acknowledged"] = bool  # whether the recipient is among the senders that are acknowledged
 
@@ -94,6 +95,8 @@ class MessagePolicy:
     max_bytes: int  # of a payload, on the wire and unpacked
     rounds: int = NUMBER_LIMIT
     pack: bool = True  # whether payloads may be compressed
+    examples: Mapping[int, int] = field(default_factory=dict)  # member -> number that it must state
+    max_examples: int = NUMBER_LIMIT  # that any member may state
 
     def check_own(self, architecture: str, payload: Mapping[str, Tensor]) -> None:
         """Raise InputError if a tensor to be sent does not have its declared type.
@@ -108,6 +111,21 @@ class MessagePolicy:
                     f"node {self.me} sends tensor {name!r} as {tensor.dtype}, but message_schema "
                     f"declares {spec.dtype}; declare the type that is sent"
                 )
+
+    def check_examples(self, member: int, stated: int) -> None:
+        """Raise `Rejected` if a member may not state this number of training examples."""
+        wanted = self.examples.get(member, stated)
+        if stated != wanted:
+            raise Rejected(
+                "bound",
+                f"node {member} states {stated} examples, but the network file says {wanted}",
+            )
+        if stated > self.max_examples:
+            raise Rejected(
+                "bound",
+                f"node {member} states {stated} examples, more than max_examples = "
+                f"{self.max_examples} of the network file",
+            )
 
 
 def code_of(dtype: torch.dtype, wire: str, count: int) -> str:
@@ -193,7 +211,7 @@ def _typed(stated: dict[str, Any]) -> Header:
         if type(value) is not TYPES[name]:  # a bool is no int here
             raise Rejected("malformed", f"invalid {name} {format_value(value)} in the header")
     stated["acknowledged"] = (stated["recipient"],) if stated["acknowledged"] else ()
-    envelope = Envelope(**{field.name: stated.pop(field.name) for field in fields(Envelope)})
+    envelope = Envelope(**{each.name: stated.pop(each.name) for each in fields(Envelope)})
     return Header(envelope=envelope, **stated)
 
 
@@ -236,6 +254,7 @@ def check_content(h: Header, expected: MessagePolicy) -> None:
         return
     if h.kind != DATA:
         raise Rejected("malformed", f"unknown kind {format_value(h.kind)}")
+    expected.check_examples(h.sender, h.examples)
     if h.architecture not in expected.tensors:
         raise Rejected("architecture", f"unknown architecture {format_value(h.architecture)}")
     if h.packed and not expected.pack:

@@ -10,7 +10,8 @@ import grpc
 
 from peerage.net.wire.address import Address
 from peerage.net.wire.header import Buffer, Rejected
-from peerage.net.wire.server import OFFSET, SERVICE, Limits, common_options
+from peerage.net.wire.limits import Limits
+from peerage.net.wire.server import OFFSET, SERVICE, common_options
 from peerage.net.wire.transport import CHUNK
 
 INITIAL_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between attempts
@@ -22,12 +23,13 @@ class Link:
     """The connection to one peer."""
 
     peer: int
-    place: Address
+    place: Address | None  # None if the peer dials out
     name: str  # that the peer's certificate must hold
     channel: Any
     probe: asyncio.Task[None] | None = None  # the latest attempt to verify the peer
     peer_certificate: bytes | None = None  # verified; None without a connection
     ready: bool = False  # whether the channel was ready at the last check
+    introduced: bool = True  # whether the other end knows whose connection this is, or will
     lost: bool = False  # whether the last verification failed
     busy: bool = False  # whether the peer asked to retry later
     away: bool = False  # whether the last attempt to reach it failed
@@ -52,6 +54,7 @@ class Link:
         self.offset = self.channel.unary_unary(f"/{SERVICE}/Offset")
         self.ask = self.channel.unary_unary(f"/{SERVICE}/Ask")
         self.status = self.channel.unary_unary(f"/{SERVICE}/Status")
+        self.hello = self.channel.unary_unary(f"/{SERVICE}/Hello")
 
     def mark_alive(self) -> None:
         """Note that the peer is alive, and wake the calls that wait for it."""
@@ -68,6 +71,8 @@ class Link:
             return False
         state = self.channel.get_state(try_to_connect=True)
         before, self.ready = self.ready, state is grpc.ChannelConnectivity.READY
+        if self.ready and not before:
+            self.introduced = self.place is None  # a tunnel is known already
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or (before and not self.ready):
             self.peer_certificate = None  # verify again after a reconnect
         return self.ready

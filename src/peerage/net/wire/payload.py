@@ -190,6 +190,11 @@ def decode(
         tensors[quantised] = restore(tensors[quantised], _finite(name, tensors.pop(name)))
     # Float32 may have been sent as bfloat16.
     tensors = {name: _finite(name, x.to(specs[name].dtype)) for name, x in tensors.items()}
+    for name, tensor in tensors.items():
+        broken = specs[name].broken_bound(tensor, header.round)
+        if broken is not None:
+            text = f"tensor {name!r} of node {header.sender} has {broken} by the algorithm"
+            raise Rejected("bound", text)
     size = sum(tensor.nbytes for tensor in tensors.values())
     return Packet(header.envelope, (header.recipient,), tensors, size)
 

@@ -1,11 +1,14 @@
 """The receiving side of the gRPC transport: authenticates callers and reads their messages.
 
-The service `peerage.Peer` has four methods that carry plain bytes:
+The service `peerage.Peer` has six methods that carry plain bytes:
 
     Deliver   a header, then its payload in chunks -> nothing
     Offset    a header -> the bytes of its payload that have arrived, to resume a broken transfer
     Ask       a question -> an answer, both small
-    Status    nothing -> a report about this peer; the only method for observers
+    Status    nothing, or the name of a peer that dials out -> a report about this peer, or about
+              that one; the only method for observers
+    Tunnel    frames <-> frames: calls to a peer that dials out; see `tunnel`
+    Hello     nothing -> nothing: shows whose connection it is, as idle ones of nobody are closed
 
 The standard health service answers at the same port. The certificate of every call is checked
 before anything is read from it, and refused calls are counted. A caller that floods a peer must not
@@ -15,7 +18,7 @@ once a minute.
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -25,7 +28,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from peerage.net.trust.identity import CertificateRejected, Holder, Identity
+from peerage.net.trust.identity import CertificateRejected, Holder, Identity, serial_of
+from peerage.net.wire.acceptor import Acceptor
 from peerage.net.wire.header import (
     HEADER_LIMIT,
     HONEST_REASONS,
@@ -33,6 +37,7 @@ from peerage.net.wire.header import (
     Rejected,
     escaped,
 )
+from peerage.net.wire.limits import Limits
 from peerage.net.wire.notices import LOG_INTERVAL, Notices
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver
 
@@ -40,6 +45,7 @@ SERVICE = "peerage.Peer"
 REASON, OFFSET = "peerage-reason", "peerage-offset"  # keys of metadata
 ROOM = 1024  # bytes by which a gRPC message may exceed a chunk
 AHEAD = 4  # chunks of a stream that gRPC may buffer before they are read
+NAME_LIMIT = 63  # bytes of the name of a peer
 DETAILS = 500  # characters of an error message that are sent
 BREAK_DELAY = 0.1  # seconds to find out whether a stream ended or its connection broke
 OTHER = "other"  # stands for all callers that are no members, wherever callers are counted
@@ -49,22 +55,13 @@ Code = grpc.StatusCode
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits for other peers, which may be slow, unreachable or hostile."""
-
-    idle_timeout: float = 10.0  # seconds of silence after which a peer counts as unreachable
-    min_rate: int = 1 << 16  # least bytes per second of a stream
-    grace: float = 5.0  # seconds that each chunk may take in addition
-    max_calls: int = 8  # concurrent calls of one peer
-
-
 class Authenticator:
     """Maps a valid certificate to a member of the network; logs which ones it refuses."""
 
     def __init__(self, identity: Identity, names: Mapping[str, int]) -> None:
         self._trust = identity.trust()
         self._names = dict(names)
+        self._serials: dict[str, set[int]] = {}  # of the valid certificates that members have shown
         self._list_problem: str | None = None  # as it was logged
         self._notices = Notices(log)
 
@@ -83,6 +80,23 @@ class Authenticator:
     def node(self, holder: Holder) -> int:
         return self._names[holder.name]
 
+    def revoked(self) -> frozenset[int]:
+        """The members whose certificates are all revoked.
+
+        Of a member that has not shown a valid one yet, the list itself says whether it has another.
+        """
+        found = self._trust.revocations()
+        self._log_list_problem()
+        return frozenset(
+            node
+            for name, node in self._names.items()
+            if (
+                self._serials[name] <= found.serials
+                if name in self._serials
+                else name in found.names
+            )
+        )
+
     def _verify(self, pem: bytes, *, observers: bool, quiet: bool) -> Holder:
         try:
             trust = self._trust
@@ -98,6 +112,7 @@ class Authenticator:
         finally:
             self._log_list_problem()
         if not holder.observer:
+            self._serials.setdefault(holder.name, set()).add(serial_of(pem))
             self._notices.settle(holder.name)
         return holder
 
@@ -138,6 +153,22 @@ class Caller:
 
 
 Handler = Callable[[Caller], Awaitable[Any]]
+OpenTunnel = Callable[[int, Any, bytes], Awaitable[None]]  # node, stream and certificate
+
+
+class CallRate:
+    """Lets the calls of one caller through at a steady rate, after a burst of two seconds."""
+
+    def __init__(self, per_second: float) -> None:
+        self._interval = 1 / per_second
+        self._burst = 2 * per_second
+        self._next = 0.0  # when the next call would be due if all were equally far apart
+
+    def wait(self, now: float) -> float:
+        """Seconds that a call must wait which arrives now."""
+        due = max(self._next, now - self._burst * self._interval)
+        self._next = due + self._interval
+        return max(due - now, 0.0)
 
 
 class PeerServicer:
@@ -151,13 +182,24 @@ class PeerServicer:
         counters: Counter[str],
         refused: Counter[tuple[str, str]],  # by the name of the caller and the reason
         mark_alive: Callable[[int], None],
+        open_tunnel: OpenTunnel,
+        acceptor: Acceptor,
     ) -> None:
         self._receiver, self._authenticator, self._limits = receiver, authenticator, limits
+        self._acceptor = acceptor
+        self._open_tunnel = open_tunnel
         self._counters, self._refused, self._mark_alive = counters, refused, mark_alive
         self._busy: Counter[Holder] = Counter()  # concurrent calls
+        self._rates: dict[Holder, CallRate] = defaultdict(lambda: CallRate(limits.calls_per_second))
         self._streams: dict[tuple[int, bytes], object] = {}  # the newest stream of each message
         self._logged: dict[type[Exception], float] = {}  # kind of error -> when it was last logged
         self._notices = Notices(log)
+        self.methods = {  # those that can also be called through a tunnel
+            "Deliver": self._guarded(self._deliver),
+            "Offset": self._guarded(self._offset),
+            "Ask": self._guarded(self._ask),
+            "Status": self._guarded(self._status, observers=True),
+        }
 
     def services(self, servicer: Any) -> tuple[Any, ...]:
         """The gRPC handlers; all methods are served as streams, even those with one request.
@@ -165,9 +207,9 @@ class PeerServicer:
         The bytes on the wire are the same, but nothing is read before the caller is authenticated.
         """
         stream, watch = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        methods = {"Deliver": self._deliver, "Offset": self._offset, "Ask": self._ask}
-        peer = {name: stream(self._guarded(handler)) for name, handler in methods.items()}
-        peer["Status"] = stream(self._guarded(self._status, observers=True))
+        peer = {name: stream(method) for name, method in self.methods.items()}
+        peer["Tunnel"] = watch(self._guarded(self._tunnel, counted=False))
+        peer["Hello"] = stream(self._guarded(self._hello, observers=True, counted=False))
         options = {"response_serializer": health_pb2.HealthCheckResponse.SerializeToString}
         health_methods = {
             "Check": stream(self._guarded(self._about_health(servicer.Check)), **options),
@@ -180,15 +222,19 @@ class PeerServicer:
         )
 
     def _guarded(
-        self, handler: Handler, *, observers: bool = False
+        self, handler: Handler, *, observers: bool = False, counted: bool = True
     ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """A method for members; with `observers`, one that only asks, for observers as well."""
+        """A method for members; with `observers`, one that only asks, for observers as well.
+
+        A tunnel is not `counted` among the concurrent calls of a member, as it never ends.
+        """
 
         async def guarded(_: Any, call: Any) -> Any:
             caller = await self._admit(call, observers)
-            self._busy[caller.holder] += 1
+            self._busy[caller.holder] += counted
             try:
-                return await handler(caller)
+                with self._acceptor.counted(call):
+                    return await handler(caller)
             except grpc.aio.AbortError:
                 raise
             except Rejected as error:
@@ -198,7 +244,7 @@ class PeerServicer:
                 self._log_failure(caller.name, error)
                 await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
             finally:
-                self._busy[caller.holder] -= 1
+                self._busy[caller.holder] -= counted
 
         return guarded
 
@@ -209,10 +255,12 @@ class PeerServicer:
             holder = self._authenticator.identify_caller(peer_certificate)
         except CertificateRejected as error:
             self._refused[self._authenticator.label(error.name), error.reason] += 1
+            self._acceptor.rejected(call)
             authenticated = isinstance(error, NotAMember)
             code = Code.PERMISSION_DENIED if authenticated else Code.UNAUTHENTICATED
             await call.abort(code, short(error))
         caller = self._caller(call, holder)
+        self._acceptor.authenticated(call, holder, caller.name)
         if holder.observer and not observers:
             self._refused[OTHER, "observer"] += 1
             text = f"{holder.name!r} is an observer, which may only ask for the status"
@@ -220,6 +268,9 @@ class PeerServicer:
             await call.abort(Code.PERMISSION_DENIED, text)
         if not observers:  # a status may be asked for in the name of a peer that is down
             self._mark_alive(caller.node)
+        # Also before a rejection: a caller that tries again at once would take all the time.
+        if (wait := self._rates[holder].wait(monotonic())) > 0:
+            await asyncio.sleep(wait)
         if self._busy[holder] >= self._limits.max_calls:
             await self._reject(
                 caller, Rejected("full", f"{self._busy[holder]} calls are already running")
@@ -283,10 +334,23 @@ class PeerServicer:
         return answer
 
     async def _status(self, caller: Caller) -> bytes:
-        await self._read(caller, 0)
-        answer = await self._receiver.report()
+        name = (await self._read(caller, NAME_LIMIT)).decode("ascii", "replace")
+        receiver = self._receiver
+        answer = await (receiver.report_of(name) if name else receiver.report())
         self._counters["bytes_sent"] += len(answer)
         return answer
+
+    async def _hello(self, caller: Caller) -> bytes:
+        await self._read(caller, 0)
+        return b""
+
+    async def _tunnel(self, caller: Caller) -> None:
+        certificate = caller.call.auth_context()["x509_pem_cert"][0]
+        try:
+            await self._open_tunnel(caller.node, caller.call, certificate)
+        except TimeoutError:
+            self._refused[caller.name, "slow"] += 1
+            await caller.abort(Code.ABORTED, "nothing came through the tunnel, or was read from it")
 
     async def _unknown(self, caller: Caller) -> None:
         self._refused[caller.name, "unknown method"] += 1
@@ -364,10 +428,9 @@ def common_options(limits: Limits) -> list[tuple[str, int]]:
 
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:
-    """The gRPC options of a server: exclusive port, handshake time limit, any number of pings."""
+    """The gRPC options of a server: handshake time limit, any number of pings."""
     return [
         *common_options(limits),
-        ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", round(1000 * limits.grace)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_time_ms", 60_000),  # drops clients that vanished without closing

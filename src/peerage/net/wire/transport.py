@@ -47,6 +47,9 @@ class Receiver(Protocol):
     async def report(self) -> bytes:
         """What members and observers may know about this peer."""
 
+    async def report_of(self, name: str) -> bytes:
+        """The same about a peer that dials out and has a tunnel to this one."""
+
 
 class Transport(Protocol):
     """Carries messages to other peers, and passes incoming ones to a receiver."""
@@ -66,6 +69,9 @@ class Transport(Protocol):
     def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> None:
         """Serve and reach these members too; those that are known stay as they are."""
 
+    def revoked(self) -> frozenset[int]:
+        """The members whose certificates are on the revocation list."""
+
     async def send(self, header: Header, payload: Buffer, deadline: float) -> None:
         """Return when the recipient has accepted the message.
 
@@ -73,6 +79,9 @@ class Transport(Protocol):
         """
 
     async def ask(self, peer: int, question: bytes, deadline: float) -> bytes: ...
+
+    async def ask_status(self, peer: int, deadline: float, about: str = "") -> bytes:
+        """The report of a peer; with `about`, its report of that peer, which dials out."""
 
     def reachable(self, peer: int) -> bool:
         """Whether the peer was alive recently."""
@@ -83,6 +92,9 @@ class Transport(Protocol):
         The time is that of the event loop. A peer that calls this one may still be unreachable.
         """
 
+    def release(self, peer: int) -> None:
+        """Close the connection to a peer for now; the next call opens another."""
+
     async def stop(self) -> None: ...
 
 
@@ -91,3 +103,9 @@ async def wait_for(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+
+
+def was_cancelled() -> bool:
+    """Whether the current task was cancelled, rather than the call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
