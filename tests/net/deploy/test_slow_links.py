@@ -80,7 +80,9 @@ def test_the_others_continue_without_a_link_too_slow_for_signs_of_life(tmp_path)
             assert min(contacts(network, me)) == QUORUM
         state, last, skipped, missed = ending(network, SLOWEST)
         assert (state, last) == ("finished", rounds)
-        assert skipped >= 1
-        assert missed
+        # Depending on how long the pause was, it catches up or skips rounds; it says which.
+        run = {row["round"] for row in network.rows(SLOWEST)}
+        left_out = [round for round in range(1, rounds + 1) if round not in run]
+        assert (skipped, missed != "") == (len(left_out), left_out != [])
         assert min(contacts(network, SLOWEST)) >= QUORUM
         assert network.rows(SLOWEST)[-1]["heard"] == [3, 3]
