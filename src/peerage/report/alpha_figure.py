@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from peerage.records.rows import RunRecord
-from peerage.report.figures import SIZE, STYLE, draw_curves, styled_runs
+from peerage.report.figures import SIZE, blank_figure, draw_curves, styled_runs
 
 ALPHA = "alpha"  # the name of the note
 
@@ -18,8 +17,7 @@ def has_alpha(record: RunRecord) -> bool:
 def accuracy_over_alpha(records: Sequence[RunRecord]) -> Figure:
     """Accuracies of all runs, and below them alpha, which is the same on all nodes of a run."""
     width, height = SIZE
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, 1.25 * height), layout="constrained")
+    with blank_figure(width, 1.25 * height) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         draw_curves(above, records, "accuracy")
         above.set_xlabel("")

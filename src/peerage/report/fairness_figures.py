@@ -6,7 +6,6 @@ from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
@@ -24,9 +23,9 @@ from peerage.report.figures import (
     PANELS,
     PERCENT,
     SIZE,
-    STYLE,
     WIDE,
     CurveStyle,
+    blank_figure,
     curve_styles,
     label_ends,
     literal,
@@ -140,9 +139,7 @@ def fair_accuracy_bars(series: Sequence[Series]) -> Figure:
 
 def parity_and_odds(series: Sequence[Series]) -> Figure:
     """Demographic parity and equalised odds of every method: a dot per seed, and a box of them."""
-    with matplotlib.rc_context(STYLE):
-        height = 1.1 + max(0.5 * len(series), 1.0)
-        figure = Figure(figsize=(WIDE, height), layout="constrained")
+    with blank_figure(WIDE, 1.1 + max(0.5 * len(series), 1.0)) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for place, (method, style) in enumerate(_styled(series)):
             found = fairness_over_seeds(method.records)
@@ -197,8 +194,7 @@ def head_loss_curves(record: RunRecord) -> Figure:
     when = settlement(record)
     settled = None if when is None else when.settled
     start = None if settled is None else _start_of(settled, list(head_choices(record)))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDE, SIZE[1]), layout="constrained")
+    with blank_figure(WIDE, SIZE[1]) as figure:
         panels = figure.subplots(1, max(len(found), 1), sharey=True, squeeze=False)[0]
         for axes, (cluster, curves) in zip(panels, found.items(), strict=False):
             for head, (x, y) in curves.items():

@@ -24,6 +24,7 @@ from peerage.report.tables import (
     percent,
     pipe_table,
     settings,
+    settings_but,
     size,
 )
 
@@ -42,7 +43,7 @@ def methods(records: Sequence[RunRecord]) -> list[Method]:
     found: dict[str, list[RunRecord]] = {}
     for record in records:
         if fairness_over_rounds(record):
-            found.setdefault(_settings_but(record, "seed"), []).append(record)
+            found.setdefault(settings_but(record, "seed"), []).append(record)
     names = labels([runs[0] for runs in found.values()])
     result = []
     for name, runs in zip(names, found.values(), strict=True):
@@ -58,17 +59,9 @@ def head_sweeps(records: Sequence[RunRecord]) -> list[dict[int, list[RunRecord]]
     for record in records:
         heads = settings(record).get("algorithm.k")
         if record.algorithm == "facade" and heads is not None and fairness_over_rounds(record):
-            sweep = found.setdefault(_settings_but(record, "seed", "algorithm.k"), {})
+            sweep = found.setdefault(settings_but(record, "seed", "algorithm.k"), {})
             sweep.setdefault(int(heads), []).append(record)
     return [sweep for sweep in found.values() if len(sweep) > 1]
-
-
-def _settings_but(record: RunRecord, *keys: str) -> str:
-    """The settings that may change the result, without some."""
-    table = settings(record).items()
-    return str(
-        sorted(item for item in table if item[0] not in keys and not item[0].startswith("engine."))
-    )
 
 
 class Column(NamedTuple):

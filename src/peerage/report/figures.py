@@ -1,15 +1,15 @@
 """Figures of runs: one common style, and a fixed colour and marker per algorithm."""
 
-import base64
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from zlib import crc32
 
 import matplotlib
@@ -20,7 +20,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from peerage.errors import InputError
 from peerage.files import write_bytes
@@ -28,9 +28,7 @@ from peerage.records.metrics import BY_KEY, own_metric
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord, value_at
 from peerage.report.groups import group_name
-from peerage.report.tables import duration, labels, phase_means, size
-
-Runs = TypeVar("Runs", RunRecord, Sequence[RunRecord])
+from peerage.report.tables import duration, labels, percent, phase_means, size
 
 # The colours of Okabe and Ito, without yellow and with grey instead of black.
 BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = COLOURS = (
@@ -63,6 +61,7 @@ STYLE: Any = {
     "axes.titlesize": 10,
     "axes.edgecolor": "#888888",
     "axes.labelcolor": "#222222",
+    "text.color": "#222222",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -79,6 +78,32 @@ STYLE: Any = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5.5,
     "svg.hashsalt": "peerage",
+    "pdf.fonttype": 42,  # publishers reject Type 3 fonts
+}
+# Sizes of captions and footnotes in LaTeX, in a typeface like Times.
+PAPER_STYLE: Any = {
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "axes.linewidth": 0.6,
+    "grid.linewidth": 0.5,
+    "hatch.linewidth": 0.5,
+}
+_PAPER: ContextVar[float | None] = ContextVar("width of figures in inches", default=None)
+LEAST = 1.3  # inches of height
+NARROW = 5.0  # inches; narrower figures have a legend above, as labels beside curves take much room
+# The formats of figures, and the entries of their metadata that would differ between two files.
+FORMATS = {
+    ".png": ("Software",),
+    ".svg": ("Date", "Creator", "Format", "Type"),
+    ".pdf": ("CreationDate", "Creator", "Producer"),
 }
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
 MANY = 100  # nodes; with more, single nodes cannot be distinguished in a figure
@@ -152,8 +177,8 @@ def curve_style(algorithm: str) -> tuple[str, str]:
 def curves(records: Sequence[RunRecord], key: str) -> Figure:
     """A metric over the rounds: the mean over the nodes, or the value of the network.
 
-    Fractions have a band of one standard deviation, limited to min and max. For other metrics, the
-    axis is logarithmic if values differ by more than a factor of 30.
+    Fractions have a band of one standard deviation to either side. For other metrics, the axis is
+    logarithmic if values differ by more than a factor of 30.
     """
     with new_figure() as (figure, axes):
         draw_curves(axes, records, key)
@@ -171,11 +196,11 @@ def draw_curves(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
         for run in runs:
             _band(axes, run, key)
     elif log or (metric.better and needs_log_scale([y for curve in points for _, y in curve])):
-        axes.set_yscale("log")  # not for users' own metrics, which may be negative
+        # Not for users' own metrics, which may be negative.
+        log_axis(axes, [y for curve in points for _, y in curve if y > 0])
     for run, curve in zip(runs, points, strict=True):
         plot_curve(axes, run, [(x, y) for x, y in curve if y > 0 or not log])
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    round_axis(axes)
     if max(record.rounds for record in records) == 0:
         axes.set_xticks([0])
     if metric.scale == "fraction":
@@ -208,8 +233,7 @@ def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
                     curve = replace(run, dash=dash, label=f"{name}: {run.label}")
                 plot_curve(axes, curve, list(zip(rounds, values, strict=True)))
                 ends.append((curve, float(rounds[-1]), values[-1]))
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        round_axis(axes)
         percent_axis(axes)
         axes.set_ylabel(BY_KEY["accuracy"].label + MEAN)
         label_ends(axes, ends)
@@ -231,6 +255,7 @@ def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
             plot_curve(axes, run, curve)
             ends += [(run, *curve[-1])] if curve else []
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_size(value)))
+        axes.fmt_xdata = size
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         most = max((x for _, x, _ in ends), default=0.0)
         axes.set_xlim(0, 1.05 * most or 1.0)
@@ -259,7 +284,7 @@ def phase_seconds(records: Sequence[RunRecord]) -> Figure:
     with new_figure(SIZE[0], 1.7 + max(0.42 * len(records), 0.9)) as (figure, axes):
         bars = [(run.label, phases(run.record)) for run in styled_runs(records)]
         handles = phase_bars(axes, bars)
-        figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
+        figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize="smaller")
     return figure
 
 
@@ -312,17 +337,17 @@ def is_crowded(record: RunRecord) -> bool:
 
 
 def graph(records: Sequence[RunRecord]) -> Figure:
-    """The graph of the first round, one panel per run; nodes are coloured by last accuracy."""
+    """The graph of the first round, one panel per run.
+
+    Nodes are coloured by their last accuracy, and their area grows with their examples.
+    """
     runs = styled_runs(records)[:PANELS]
     columns = min(len(runs), 3)
     lines = math.ceil(len(runs) / columns)
     ends = [_last_accuracies(run.record) for run in runs]
     known = [value for end in ends for value in end.values()] or [0.0, 1.0]
     width = SIZE[0] if columns == 1 else WIDE
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(width, lines * (4.4 if columns < 3 else 3.8)), layout="constrained"
-        )
+    with blank_figure(width, lines * (4.4 if columns < 3 else 3.8)) as figure:
         panels = figure.subplots(lines, columns, squeeze=False).ravel()
         places: dict[Any, dict[int, Any]] = {}  # compared runs usually have the same graph
         for axes, run, end in zip(panels, runs, ends, strict=False):
@@ -331,7 +356,8 @@ def graph(records: Sequence[RunRecord]) -> Figure:
             key = (count, tuple(map(tuple, edges)))
             if key not in places:
                 places[key] = _positions(count, edges)
-            dots = _draw_graph(axes, places[key], edges, end, (min(known), max(known)))
+            bounds = (min(known), max(known))
+            dots = _draw_graph(axes, places[key], edges, end, bounds, _examples(run.record))
             axes.set_title(run.label)
         for axes in panels:
             axes.set_axis_off()
@@ -341,43 +367,61 @@ def graph(records: Sequence[RunRecord]) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a .png or .svg file atomically; equal figures give equal bytes."""
+def check_format(path: Path) -> str:
+    """The format of a figure by the suffix of its name."""
     kind = Path(path).suffix.lower()
-    if kind not in (".png", ".svg"):
-        raise InputError(f"cannot draw a figure as {str(path)!r}; end its name in .png or .svg")
-    write_bytes(Path(path), render(figure, kind[1:]), "draw the figure again")
+    if kind not in FORMATS:
+        raise InputError(
+            f"cannot draw a figure as {str(path)!r}; end its name in .png, .svg or .pdf"
+        )
+    return kind[1:]
 
 
-def render(figure: Figure, kind: str) -> bytes:
+def save(figure: Figure, path: Path, dpi: int = 160) -> None:
+    """Write a .png, .svg or .pdf file atomically; equal figures give equal bytes."""
+    kind = check_format(path)
+    write_bytes(Path(path), render(figure, kind, dpi), "draw the figure again")
+
+
+def render(figure: Figure, kind: str, dpi: int = 160, **settings: Any) -> bytes:
+    """The figure as a file; `settings` are more of matplotlib's, with _ instead of dots."""
     content = io.BytesIO()
     # None removes these entries, so that the file holds no date and no external URL.
-    empty = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
-    with matplotlib.rc_context(STYLE):
+    empty = dict.fromkeys(FORMATS[f".{kind}"])
+    more = {key.replace("_", "."): value for key, value in settings.items()}
+    with matplotlib.rc_context(STYLE | more):
         figure.savefig(
             content,
             format=kind,
-            dpi=160 if kind == "png" else 110,
+            dpi=dpi if kind == "png" else 110,
             metadata=cast(dict[str, str], empty),
         )
     return content.getvalue()
 
 
-def data_uri(draw: Callable[[Runs], Figure], runs: Runs) -> str:
-    """Draw a figure of a run or of several runs; returns a data URI, for embedding."""
-    return embedded(draw(runs))
-
-
-def embedded(figure: Figure) -> str:
-    """A figure as a data URI."""
-    return "data:image/svg+xml;base64," + base64.b64encode(render(figure, "svg")).decode()
+@contextmanager
+def new_figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[Figure, Axes]]:
+    with blank_figure(width, height) as figure:
+        yield figure, figure.add_subplot()
 
 
 @contextmanager
-def new_figure(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[tuple[Figure, Axes]]:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.add_subplot()
+def blank_figure(width: float, height: float) -> Iterator[Figure]:
+    """An empty figure of this size in inches, or of the width that `for_paper` demands."""
+    paper = _PAPER.get()
+    style, scale = (STYLE, 1.0) if paper is None else (STYLE | PAPER_STYLE, paper / width)
+    with matplotlib.rc_context(style):
+        yield Figure(figsize=(width * scale, max(height * scale, LEAST)), layout="constrained")
+
+
+@contextmanager
+def for_paper(width: float) -> Iterator[None]:
+    """Draw the figures of this block so wide, in inches, with the font sizes of a paper."""
+    token = _PAPER.set(width)
+    try:
+        yield
+    finally:
+        _PAPER.reset(token)
 
 
 def plot_curve(axes: Axes, run: StyledRun, curve: Sequence[tuple[float, float]]) -> None:
@@ -393,21 +437,27 @@ def plot_curve(axes: Axes, run: StyledRun, curve: Sequence[tuple[float, float]])
 def _band(axes: Axes, run: StyledRun, key: str) -> None:
     known = [row for row in run.record.network if value_at(row, f"{key}_std") is not None]
     rows = {row["round"]: row for row in known}  # the last row of each round
-    mean, std, least, most = (
-        np.array([value_at(row, key + ending) for row in rows.values()])
-        for ending in ("", "_std", "_min", "_max")
+    mean, std = (
+        np.array([value_at(row, key + ending) for row in rows.values()], dtype=float)
+        for ending in ("", "_std")
     )
-    low, high = np.maximum(mean - std, least), np.minimum(mean + std, most)
-    axes.fill_between([*rows], low, high, color=run.colour, alpha=0.15, linewidth=0)
+    axes.fill_between([*rows], mean - std, mean + std, color=run.colour, alpha=0.15, linewidth=0)
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> None:
     """Write the labels to the right of the axes, close to the ends of their curves."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     axes.autoscale_view()  # the transformation does not update the lazy axis limits
+    if figure.get_figwidth() < NARROW and len(ends) > 1:
+        columns = 2 if max(len(run.label) for run, *_ in ends) < 24 else 1
+        figure.legend(*_handles(axes), loc="outside upper left", ncols=columns, handlelength=2.4)
+        return
+    text_height = 1.25 * matplotlib.rcParams["font.size"] / 72 / (0.78 * figure.get_figheight())
     to_axes = axes.transScale + axes.transLimits
     heights = [float(to_axes.transform((x, y))[1]) for _, x, y in ends]
     right = axes.get_xlim()[1]
-    for (run, x, y), height in zip(ends, space_labels(heights, 0.058), strict=True):
+    for (run, x, y), height in zip(ends, space_labels(heights, text_height), strict=True):
         axes.annotate(
             run.label if len(run.label) <= 28 else f"{run.label[:27]}…",
             (x, y),
@@ -425,6 +475,12 @@ def label_ends(axes: Axes, ends: Sequence[tuple[StyledRun, float, float]]) -> No
             },
         )
     axes.set_xlim(right=right)
+
+
+def _handles(axes: Axes) -> tuple[list[Any], list[Any]]:
+    """Lines and labels for a legend, each label once."""
+    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    return list(found.values()), list(found)
 
 
 def space_labels(heights: Sequence[float], gap: float) -> list[float]:
@@ -447,10 +503,40 @@ def space_labels(heights: Sequence[float], gap: float) -> list[float]:
 def percent_axis(axes: Axes) -> None:
     """Format the y axis as percent; it starts at zero, unless all values lie above one half."""
     axes.yaxis.set_major_formatter(PERCENT)
+    axes.fmt_ydata = percent
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     low, high = axes.get_ylim()
     low = low if low > 0.5 and high - low > 0.02 else 0.0
     axes.set_ylim(low, min(high + 0.04 * (high - low), 1.02))  # room for the markers
+
+
+def round_axis(axes: Axes) -> None:
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.fmt_xdata = lambda value: f"round {value:g}"
+
+
+def log_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic y axis with plain numbers; with few powers of ten, also at 2 and 5 times."""
+    axes.set_yscale("log")
+    few = not values or max(values) < 1000 * min(values)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def plain_number(value: float) -> str:
+    """A number for an axis: digits if they are few, otherwise a power of ten.
+
+    >>> plain_number(0.005), plain_number(2000.0), plain_number(2e-7)
+    ('0.005', '2000', '$2\\\\times10^{-7}$')
+    """
+    if value == 0 or 1e-4 < abs(value) < 1e5:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(abs(value)) + 1e-9)
+    factor = value / 10**exponent
+    power = f"10^{{{exponent}}}"
+    return f"${power}$" if round(factor, 6) == 1 else rf"${factor:g}\times{power}$"
 
 
 def needs_log_scale(values: Sequence[float]) -> bool:
@@ -556,6 +642,7 @@ def _draw_graph(
     edges: Sequence[Sequence[int]],
     values: dict[int, float],
     bounds: tuple[float, float],
+    examples: np.ndarray[Any, Any],
 ) -> Any:
     many = len(place) > MANY
     axes.add_collection(
@@ -570,13 +657,16 @@ def _draw_graph(
     x, y = np.array([place[node] for node in range(len(place))]).T
     missing = [node for node in range(len(place)) if node not in values]
     dot_size = 90 if not many else max(20_000 / len(place), 8) * 0.8
-    style: Any = {"s": dot_size, "edgecolors": "white"}
-    axes.scatter(x[missing], y[missing], color="#DDDDDD", linewidths=0.5, **style)
+    # A hub, which has no examples, stays visible, and a node with very many hides no others.
+    areas = dot_size * np.clip(examples / max(examples.mean(), 1e-9), 0.2, 4.0)
+    style: Any = {"edgecolors": "#888888", "rasterized": len(place) > 5 * MANY}
+    axes.scatter(x[missing], y[missing], s=areas[missing], color="#DDDDDD", linewidths=0.5, **style)
     present = sorted(values)
-    axes.margins(0.04)
+    axes.margins(0.08)
     return axes.scatter(
         x[present],
         y[present],
+        s=areas[present],
         c=[values[node] for node in present],
         cmap="viridis",
         vmin=bounds[0],
@@ -590,6 +680,13 @@ def _draw_graph(
 def _last_accuracies(record: RunRecord) -> dict[int, float]:
     rounds, _ = record.curve("accuracy")
     return record.node_values("accuracy", rounds[-1]) if rounds else {}
+
+
+def _examples(record: RunRecord) -> np.ndarray[Any, Any]:
+    """The number of training examples of each node; a hub has none."""
+    known = [count or 0 for count in record.setup["examples"]]
+    missing = len(record.setup["parameters"]) - len(known)
+    return np.array([*known, *[0] * missing], dtype=float)
 
 
 def literal(text: str) -> str:

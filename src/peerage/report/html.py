@@ -1,140 +1,92 @@
-"""A self-contained HTML page about runs, without scripts, fonts or images from elsewhere."""
+"""A self-contained HTML page about runs, with nothing from elsewhere and one small script.
+
+Figures are drawings in the page that follow light and dark; the script shows the values of curves
+under the pointer.
+"""
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from matplotlib.figure import Figure
+from markupsafe import Markup
 
 from peerage.errors import InputError
 from peerage.files import disk_errors, write_bytes
 from peerage.records.environment import CODE
-from peerage.records.metrics import BY_KEY, METRICS, SCORES, Metric, own_metric
+from peerage.records.metrics import BY_KEY, SCORES, own_metric
 from peerage.records.rows import RunRecord
-from peerage.report import (
-    fairness_figures,
-    fairness_tables,
-    figures,
-    groups,
-    peer_figures,
-    peers,
-    tables,
-)
-from peerage.report.alpha_figure import accuracy_over_alpha, has_alpha
-from peerage.report.fairness import fairness_over_rounds
-from peerage.report.tables import differing, labels, number, percent, value_text
+from peerage.report import fairness_tables, figures, groups, inline, peers, seeds, tables
+from peerage.report.pictures import PARTS, Picture, join, pictures
+from peerage.report.series import Series
+from peerage.report.tables import differing, labels, number, percent, setting_text, value_text
 
+T = TypeVar("T")
+# Shows the progress through items that take long, with a label and their number.
+Show = Callable[[Iterable[T], str, int], Iterable[T]]
 ENDS = 10  # lowest and highest nodes shown if there are too many to show all
 COLUMNS = 3  # runs that tables show as columns
 SAME_ACCURACY = 0.0005  # smaller differences do not show in print
-Curves = tuple[str, Callable[[RunRecord], bool], Callable[[Sequence[RunRecord]], Figure], str]
-
-
-def _curves(metric: Metric) -> Curves:
-    """The title, a predicate for runs with data, the figure, and the caption."""
-
-    def known(record: RunRecord) -> bool:
-        values = record.curve(metric.key)[1]
-        return any(value > 0 for value in values) if metric.scale == "log" else bool(values)
-
-    where = f"the {metric.name} on the test set, as the mean over the nodes"
-    return (
-        metric.title or metric.name.capitalize(),
-        known,
-        partial(figures.curves, key=metric.key),
-        metric.caption or f"{metric.better} is better; {where}.".capitalize(),
-    )
-
-
-def _group_curves(by: str) -> Curves:
-    return (
-        groups.KINDS[by],
-        lambda record: bool(record.group_curves("accuracy", by)),
-        partial(figures.group_curves, by=by),
-        f"Accuracy of each {by}, as the mean over its nodes; each node is evaluated on its own "
-        "test set.",
-    )
-
-
-CURVES: tuple[Curves, ...] = (
-    *(_curves(metric) for metric in METRICS if metric.source in ("test", "network")),
-    *map(_group_curves, groups.KINDS),
-    (
-        "Fair accuracy",
-        lambda record: bool(fairness_over_rounds(record)),
-        fairness_figures.fair_accuracy_curves,
-        "Two thirds of the mean accuracy of the clusters, plus one third of 1 minus the gap "
-        "between the best and the worst of them; higher is better.",
-    ),
-    (
-        "Accuracy and alpha",
-        has_alpha,
-        accuracy_over_alpha,
-        "Alpha is how much models learn from the predictions of others instead of from labels. "
-        "Peak models follow where it is largest.",
-    ),
-    (
-        "Traffic",
-        lambda record: any(row["bytes_total"] > 0 for row in record.network),
-        figures.bytes_and_accuracy,
-        "Mean accuracy over the bytes sent per node; further left is cheaper.",
-    ),
-    (
-        "Nodes",
-        lambda record: bool(record.nodes),
-        figures.node_accuracies,
-        "Every dot is a node. The vertical bar is the median, and the line through it spans the "
-        "middle half of the nodes. A narrow group means that all nodes have similar accuracy.",
-    ),
-    (
-        "Time",
-        lambda record: record.rounds > 0,
-        figures.phase_seconds,
-        "Mean wall time per round by phase; in the phase 'wait', workers are idle until the others "
-        "are ready.",
-    ),
-)
+TOML = "experiment.toml"
+MINOR = ("attempts", "min_size")  # options that a sentence about a run leaves out
 
 
 @dataclass(frozen=True)
-class Picture:
-    title: str
-    caption: str
-    address: str
-    wide: bool
+class Figured:
+    """A picture with its drawing."""
+
+    picture: Picture
+    drawing: inline.Drawing
 
 
-def write_report(records: Sequence[RunRecord], out: Path) -> None:
+def write_report(
+    records: Sequence[RunRecord], out: Path, show: "Show[Picture] | None" = None
+) -> None:
     """Write the page atomically; equal runs give equal bytes."""
     if not records:
         raise InputError("a report needs at least one run; give the folder of a run")
     out = Path(out)
     with disk_errors(out, "write the report again"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(out, page(records).encode(), "write the report again")
+    write_bytes(out, page(records, show).encode(), "write the report again")
 
 
-def page(records: Sequence[RunRecord]) -> str:
+def page(records: Sequence[RunRecord], show: "Show[Picture] | None" = None) -> str:
     rows = tables.compare(records)
     titles, texts = tables.cells(rows)
-    table = _readable([titles, *texts])
     names = labels(records)
+    runs = figures.styled_runs(records)
+    found = seeds.methods(records)
+    several = any(method.seeds > 1 for method in found)
+    methods = seeds.MethodTable.of(found)
+    styles = figures.styled_runs([method.records[0] for method in found])
+    drawn = _drawn(pictures(records), show)
+    used = {run.colour for run in (*runs, *styles)}.union(*(one.drawing.colours for one in drawn))
+    light, dark = inline.variables(used)
     return _template().render(
         title=title(records),
-        headline=headline(rows, where(records)),
+        headline=headline(rows, where(records)) if not several else lead(found, records),
         notes=notes(records),
-        titles=table[0],
-        lines=table[1:],
+        story=[story(method.records[0], method.seeds) for method in found],
+        sources=list(filter(None, (_source(method.records[0]) for method in found))),
+        light=Markup(light),  # colours only
+        dark=Markup(dark),
+        several=several,
+        methods=_readable(methods.lines()),
+        method_colours=[inline.variable(style.colour) for style in styles],
+        targets=_readable(methods.targets()),
+        differences=seeds.difference_lines(found) if seeds.comparable(records) else [],
+        table=_readable([titles, *texts]),
+        colours=[inline.variable(run.colour) for run in runs],
         best=max((row["best_accuracy"] or 0.0 for row in rows), default=0.0),
         percent=percent,
-        pictures=pictures(records),
-        runs=list(zip(names, figures.styled_runs(records), records, strict=True)),
+        parts={part: [one for one in drawn if one.picture.part == part] for part in PARTS},
+        runs=list(zip(names, records, strict=True)),
         names=names,
         sheets=[
             _sheet("Settings", [tables.settings(record) for record in records]),
@@ -152,6 +104,81 @@ def page(records: Sequence[RunRecord]) -> str:
     )
 
 
+def _drawn(found: Sequence[Picture], show: "Show[Picture] | None") -> list[Figured]:
+    items = found if show is None else show(found, "figures", len(found))
+    return [
+        Figured(picture, inline.drawing(picture.draw(), f"figure-{place}"))
+        for place, picture in enumerate(items)
+    ]
+
+
+def story(record: RunRecord, seeds: int = 1) -> str:
+    """What was run, in a sentence or two."""
+    table = record.experiment
+    settings = {key: setting_text(_main(value)) for key, value in table.items()}
+    training = table.get("local", {})
+    data = settings.get("dataset") or str(record.summary.get("dataset", "?"))
+    parts = [
+        f"{record.label}: {_count(len(record.setup['examples']), 'node')} on {data}",
+        f"split by {settings['partition']}" if "partition" in settings else "",
+        f"linked by {settings['topology']}" if "topology" in settings else "",
+        f"with the model {settings['model']}" if "model" in settings else "",
+    ]
+    amount = training.get("epochs"), training.get("steps")
+    work = [
+        _count(amount[0], "local epoch") if amount[0] else "",
+        _count(amount[1], "local step") if amount[1] else "",
+        f"mini-batches of {training['batch_size']}" if "batch_size" in training else "",
+        f"learning rate {training['lr']:g}" if "lr" in training else "",
+    ]
+    rounds = record.summary.get("rounds_planned") or record.rounds
+    work = [text for text in work if text]
+    trained = f" of {', '.join(work)}" if work else ""
+    which = f"{seeds} seeds" if seeds > 1 else f"seed {table.get('seed', 0)}"
+    return f"{', '.join(filter(None, parts))}. {_count(rounds, 'round')}{trained}; {which}."
+
+
+def _main(value: Any) -> Any:
+    """A setting without options that hardly anybody changes, for a sentence."""
+    if not isinstance(value, Mapping):
+        return value
+    kept = {key: v for key, v in value.items() if not isinstance(v, bool) and key not in MINOR}
+    return {key: v for key, v in kept.items() if v is not None}
+
+
+def _source(record: RunRecord) -> tuple[str, str] | None:
+    """The experiment file of a run and its text, if it has a folder."""
+    file = record.folder / TOML
+    if not record.saved or not file.is_file():
+        return None
+    return str(file), file.read_text(encoding="utf-8").strip()
+
+
+def lead(found: Sequence[Series], records: Sequence[RunRecord]) -> str:
+    """Sentences about methods with several seeds: what was compared, and what is ahead."""
+    text = f"{_count(len(records), 'run')} of {_count(len(found), 'method')} on {where(records)}."
+    ranked = [(method.final(), method) for method in found]
+    known = [(final.mean, final, method) for final, method in ranked if final.mean is not None]
+    if not known:
+        return text
+    known.sort(key=lambda entry: -entry[0])
+    _, final, first = known[0]
+    reached = seeds.fraction_text(final)
+    if len(known) == 1:
+        return f"{text} {first.label} reached a mean test accuracy of {reached}, over its seeds."
+    other = known[1][2]
+    text += f" {first.label} is ahead with a mean test accuracy of {reached}, over its seeds"
+    pair = [one for one in seeds.differences([other, first]) if len(one.by_seed) > 1]
+    if not pair:
+        return f"{text}."
+    [one] = pair
+    clear = "excludes 0" if one.clear else "includes 0, so the order may be chance"
+    return (
+        f"{text}: {seeds.points(one.mean).lstrip('+')} percentage points more than {other.label} "
+        f"with the same seeds; the 95 % confidence interval {seeds.bounds(one)} {clear}."
+    )
+
+
 def _readable(lines: Sequence[Sequence[str]]) -> list[Sequence[str]]:
     """Titles and lines; few runs are easier to read as columns, also on a phone."""
     return list(zip(*lines, strict=True)) if len(lines) <= 1 + COLUMNS else list(lines)
@@ -159,8 +186,8 @@ def _readable(lines: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 def title(records: Sequence[RunRecord]) -> str:
     names = labels(records)
-    start = _and(names) if len(_and(names)) <= 50 else f"{len(names)} runs"
-    return f"{start} on {_and(_data_sets(records))}"
+    start = join(names) if len(join(names)) <= 50 else f"{len(names)} runs"
+    return f"{start} on {join(_data_sets(records))}"
 
 
 def headline(rows: Sequence[Mapping[str, Any]], where: str) -> str:
@@ -174,7 +201,7 @@ def headline(rows: Sequence[Mapping[str, Any]], where: str) -> str:
     sentences += [_broken(row) for row in broken]
     unevaluated = [row["label"] for row in rows if row["accuracy"] is None and row not in broken]
     if unevaluated:
-        sentences.append(f"{_and(unevaluated)}: no round has been evaluated yet.")
+        sentences.append(f"{join(unevaluated)}: no round has been evaluated yet.")
     return " ".join(sentences)
 
 
@@ -204,19 +231,19 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     clients = [name for name, record in named if "models_at" in record.setup]
     if clients:
         result.append(
-            f"{_and(clients)}: all nodes exchange messages with a hub and keep their own models; "
+            f"{join(clients)}: all nodes exchange messages with a hub and keep their own models; "
             "accuracy is the mean over these."
         )
     hubs = [name for name, record in named if _has_hub(record) and name not in clients]
     if hubs:
         result.append(
-            f"{_and(hubs)}: all nodes exchange models with a hub; accuracy is that of its model."
+            f"{join(hubs)}: all nodes exchange models with a hub; accuracy is that of its model."
         )
     for sentences in (peers.traffic(records), privacy(records)):
         result += [f"{name}: {sentence}" for name, sentence in sentences.items()]
     if len(_data_sets(records)) > 1:
         result.append("The runs use different data sets; their accuracies cannot be compared.")
-    elif len(records) > 1:
+    elif len(records) > 1 and len(seeds.methods(records)) == len(records):
         result.append(
             "Every curve is a single run; small differences may reverse with other seeds."
         )
@@ -233,48 +260,6 @@ def _template() -> Template:
         undefined=StrictUndefined,
     )
     return environment.get_template("template.html")
-
-
-def pictures(records: Sequence[RunRecord]) -> list[Picture]:
-    """The figures for which the runs have data, with captions."""
-    named = dict.fromkeys(key for record in records for key in record.own_metrics)
-    own = [_curves(own_metric(key)) for key in named]
-    result = [
-        Picture(name, caption, figures.data_uri(draw, records), wide=False)
-        for name, known, draw, caption in (*CURVES[: len(SCORES)], *own, *CURVES[len(SCORES) :])
-        if any(map(known, records))
-    ]
-    result += [
-        Picture(
-            f"Accuracy of {name}",
-            f"The models named {name}; the other figures are about the first model of a node.",
-            figures.data_uri(partial(figures.curves, key=f"models.{name}.accuracy"), records),
-            wide=False,
-        )
-        for name in dict.fromkeys(name for record in records for name in record.model_names)
-    ]
-    result += [
-        Picture(name, caption, figures.embedded(figure), wide)
-        for name, caption, figure, wide in fairness_figures.shown(records)
-    ]
-    for name, record in zip(labels(records), records, strict=True):
-        result += _peer_pictures(record, f": {name}" if len(records) > 1 else "")
-    for names, record in _allocations(records):
-        name = "Data of each node" + (f": {names}" if names else "")
-        address = figures.data_uri(figures.allocation, record)
-        result.append(Picture(name, _allocation_caption(record), address, wide=True))
-    address = figures.data_uri(figures.graph, records)
-    result.append(Picture("Graph", _graph_caption(records), address, wide=len(records) > 1))
-    return result
-
-
-def _peer_pictures(record: RunRecord, ending: str) -> list[Picture]:
-    """The figures about single peers, if the run was between real ones."""
-    return [
-        Picture(title + ending, caption, figures.data_uri(draw, record), wide=wide)
-        for title, known, draw, caption, wide in peer_figures.SHOWN
-        if known(record)
-    ]
 
 
 def facts(record: RunRecord) -> dict[str, str]:
@@ -331,7 +316,7 @@ def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
             f"{_after(first)}; {_best(first)}."
         )
     if len(tied) > 1:
-        return f"{_and(tied)} are tied at {percent(first['accuracy'])} mean test accuracy."
+        return f"{join(tied)} are tied at {percent(first['accuracy'])} mean test accuracy."
     second, last = ranked[1], ranked[-1]
     text = (
         f"{first['label']} is ahead with a mean test accuracy of {percent(first['accuracy'])} "
@@ -375,7 +360,7 @@ def where(records: Sequence[RunRecord]) -> str:
     """The data sets and the number of nodes of the runs, as text."""
     counts = sorted({len(record.setup["examples"]) for record in records})
     nodes = _count(counts[0], "node") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} nodes"
-    return f"{_and(_data_sets(records))} with {nodes}"
+    return f"{join(_data_sets(records))} with {nodes}"
 
 
 def privacy(records: Sequence[RunRecord]) -> dict[str, str]:
@@ -387,36 +372,6 @@ def privacy(records: Sequence[RunRecord]) -> dict[str, str]:
 
 def _data_sets(records: Sequence[RunRecord]) -> list[str]:
     return list(dict.fromkeys(str(record.summary.get("dataset", "?")) for record in records))
-
-
-def _allocations(records: Sequence[RunRecord]) -> list[tuple[str, RunRecord]]:
-    """One run for each different data split, with the names of the runs that share it."""
-    groups: dict[str, tuple[list[str], RunRecord]] = {}
-    for name, record in zip(labels(records), records, strict=True):
-        if "allocation" not in record.setup:  # of private data
-            continue
-        names, _ = groups.setdefault(str(record.setup["allocation"]), ([], record))
-        names.append(name)
-    shown = list(groups.values())[: figures.PANELS]
-    return [(_and(names) if len(groups) > 1 else "", record) for names, record in shown]
-
-
-def _allocation_caption(record: RunRecord) -> str:
-    if figures.is_crowded(record):
-        return (
-            "Darker is more. A column is a node, a row is a class; nodes are sorted by their "
-            "largest class."
-        )
-    return "The area of a bubble is the number of training examples of that class at that node."
-
-
-def _graph_caption(records: Sequence[RunRecord]) -> str:
-    text = "Links between nodes in the first round; brighter nodes reached a higher accuracy."
-    if max(len(record.setup["edges"]) for record in records) > figures.EDGES:
-        text += f" Only about {figures.EDGES} of the links are drawn."
-    if len(records) > figures.PANELS:
-        text += f" The first {figures.PANELS} runs are shown."
-    return text
 
 
 def _node_table(record: RunRecord) -> dict[str, Any]:
@@ -493,7 +448,3 @@ def _span(values: Sequence[int | None]) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" + ("" if number == 1 else "s")
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -23,26 +23,8 @@ CELL = "padding: 0.2em 0.8em; border-top: 1px solid rgba(128, 128, 128, 0.4); wh
 
 def experiment_html(title: str, settings: Mapping[str, Any]) -> str:
     """The settings of an experiment as a table."""
-    lines = [[key, setting_text(value)] for key, value in settings.items()]
+    lines = [[key, tables.setting_text(value)] for key, value in settings.items()]
     return f"<div><b>{escape(title)}</b>{_table([], lines)}</div>"
-
-
-def setting_text(value: Any) -> str:
-    """A setting in one line: `er: p=0.2` for a table with a name and options.
-
-    >>> setting_text({"name": "er", "p": 0.2}), setting_text([{"name": "mlp"}, {"name": "vit"}])
-    ('er: p=0.2', 'mlp; vit')
-    """
-    if isinstance(value, list | tuple):
-        if any(isinstance(item, Mapping) for item in value):
-            return "; ".join(map(setting_text, value))
-        return "+".join(map(str, value))
-    if not isinstance(value, Mapping):
-        return str(value)
-    options = ", ".join(
-        f"{key}={setting_text(option)}" for key, option in value.items() if key != "name"
-    )
-    return ": ".join(filter(None, [str(value.get("name", "")), options]))
 
 
 def runs_html(records: Sequence[RunRecord]) -> str:

@@ -25,7 +25,8 @@ def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """One row of numbers per run; accuracies are fractions, and unknown values are None.
 
     `target_x` is x % of the best accuracy of any of the runs; `rounds_to_x` is the first evaluated
-    round whose mean accuracy over the nodes reaches it.
+    round whose mean accuracy over the nodes reaches it, and `bytes_to_x` are the bytes that a node
+    has sent until then, as the mean over the nodes.
     """
     best = max((peak[1] for record in records if (peak := record.best())), default=0.0)
     names = labels(records)
@@ -39,9 +40,7 @@ def compare(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Column titles, and one list of texts per run."""
-    targets = [
-        f"rounds to {x} % ({percent(rows[0][f'target_{x}'])})" if rows else "" for x in SHARES
-    ]
+    targets = [f"rounds to accuracy {percent(rows[0][f'target_{x}'])}" for x in SHARES if rows]
     titles = ["run", "algorithm", "rounds", "accuracy ± std", "nodes min..max", "last 10 rounds"]
     own = [own_metric(key.removeprefix(OWN)) for key in _own_keys(rows)]
     titles += ["best (round)", *[metric.label for metric in (*COLUMNS, *own)], *targets]
@@ -137,6 +136,32 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 def settings(record: RunRecord) -> dict[str, str]:
     """The experiment as a flat table, such as {"partition.alpha": "0.2"}."""
     return _flat(record.experiment)
+
+
+def setting_text(value: Any) -> str:
+    """A setting in one line: `er: p=0.2` for a table with a name and options.
+
+    >>> setting_text({"name": "er", "p": 0.2}), setting_text([{"name": "mlp"}, {"name": "vit"}])
+    ('er: p=0.2', 'mlp; vit')
+    """
+    if isinstance(value, list | tuple):
+        if any(isinstance(item, Mapping) for item in value):
+            return "; ".join(map(setting_text, value))
+        return "+".join(map(str, value))
+    if not isinstance(value, Mapping):
+        return str(value)
+    options = ", ".join(
+        f"{key}={setting_text(option)}" for key, option in value.items() if key != "name"
+    )
+    return ": ".join(filter(None, [str(value.get("name", "")), options]))
+
+
+def settings_but(record: RunRecord, *keys: str) -> str:
+    """The settings that may change the result, without some, as text to group runs by."""
+    table = settings(record).items()
+    return str(
+        sorted(item for item in table if item[0] not in keys and not item[0].startswith("engine."))
+    )
 
 
 def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
@@ -243,12 +268,21 @@ def _row(record: RunRecord, label: str, best_of_all: float) -> dict[str, Any]:
     for share in SHARES:
         target = share / 100 * best_of_all
         row[f"target_{share}"] = target
-        row[f"rounds_to_{share}"] = record.rounds_to(target) if best_of_all > 0 else None
+        reached = record.rounds_to(target) if best_of_all > 0 else None
+        row[f"rounds_to_{share}"] = reached
+        row[f"bytes_to_{share}"] = None if reached is None else bytes_until(record, reached)
     row["bytes_per_node"] = sent / count if sent is not None and count else None
     row["bytes_total"] = sent
     row["wire_bytes"] = record.summary.get("wire_bytes")  # of real peers, with all headers
     row["seconds_per_round"] = seconds_per_round(record)
     return row
+
+
+def bytes_until(record: RunRecord, round: int) -> float | None:
+    """Bytes sent until the end of a round, as the mean over the nodes."""
+    sent = [row["bytes_total"] for row in record.network if row["round"] <= round]
+    nodes = record.summary.get("nodes") or record.experiment.get("nodes")
+    return sent[-1] / nodes if sent and nodes else None
 
 
 def _last_evaluated(record: RunRecord) -> Row:
