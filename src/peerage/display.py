@@ -5,13 +5,14 @@ IPython is never imported unless a kernel already runs.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from importlib import import_module
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TimeElapsedColumn
 
 T = TypeVar("T")
 
@@ -54,6 +55,26 @@ class NotebookBar:
             f'<progress value="{done}" max="{self.total}" style="vertical-align: middle">'
             f"</progress> {escape(text)}</div>"
         )
+
+
+@contextmanager
+def stages(names: Sequence[str], *, quiet: bool = False) -> Iterator[Callable[[], None]]:
+    """A bar in a terminal for a few stages of work; call the result when each of them begins.
+
+    Nothing is shown in a log file or if `quiet`.
+    """
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
+        task = bars.add_task("", total=len(names))
+        rest = iter(enumerate(names))
+
+        def begin() -> None:
+            done, name = next(rest)
+            bars.update(task, completed=done, description=name, refresh=True)
+
+        yield begin
 
 
 def counted(items: Iterable[T], label: str, total: int) -> Iterator[T]:

@@ -46,6 +46,8 @@ def overview(
 
 for command in (run.run, run.compare, run.resume, run.verify, run.report, models.model):
     app.command()(command)
+for command in (run.plot, run.log):
+    app.command()(command)
 for command in (net.up, net.node, net.export, graphs.plan, graphs.topology, graphs.diffuse):
     app.command()(command)
 app.command()(models.rewind)

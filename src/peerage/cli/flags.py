@@ -20,12 +20,20 @@ if TYPE_CHECKING:
     from peerage.experiment import Experiment
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 Out = Annotated[Path | None, Option(help="New folder to write (default: a name in runs/).")]
 Wire = Annotated[
     str, Option(help="Numbers in messages: fp32, bf16 (half the bytes) or int8 (a quarter).")
 ]
 DialsOut = Annotated[
     str, Option(help="Numbers of the peers that open no port and only dial out: NODE,...")
+]
+LogTo = Annotated[
+    str | None,
+    Option(
+        help="Log every round to tensorboard, mlflow, wandb (offline) or trackio, or to several, "
+        "separated by commas."
+    ),
 ]
 CheckpointEvery = Annotated[
     int | None,
@@ -39,7 +47,13 @@ ExperimentFile = Annotated[
         autocompletion=complete_experiment,
     ),
 ]
-LAST = ("out", "checkpoint_every", "as_json")  # shown below the flags of the experiment
+LAST = (
+    "out",
+    "checkpoint_every",
+    "log_to",
+    "quiet",
+    "as_json",
+)  # shown below the flags of the experiment
 
 
 @dataclass(frozen=True)

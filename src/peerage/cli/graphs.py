@@ -4,14 +4,16 @@ Slow imports are inside functions, so that `peerage --help` starts fast.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from typer import Argument, Option
 
-from peerage.cli.flags import FLAGS, DialsOut, Json, Wire, option, read_changes
+from peerage.cli.flags import FLAGS, DialsOut, Json, Quiet, Wire, option, read_changes
 from peerage.cli.names import beginning_with
 from peerage.errors import check_choice
 
@@ -77,16 +79,22 @@ def topology(
     seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
     plot: Plot = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Show degrees, spectral gap, mixing time and gain of a graph."""
+    from peerage.display import stages
     from peerage.graphs.mixing import describe
     from peerage.report.graphs import plot as draw
 
-    graph = _build_graph(spec, nodes, seed, assortativity)
-    facts = describe(graph).as_dict()
-    if plot is not None:
-        draw(graph, plot)
+    with stages(("building the graph", "spectrum", "picture"), quiet=quiet) as begin:
+        begin()
+        graph = _build_graph(spec, nodes, seed, assortativity)
+        begin()
+        facts = describe(graph).as_dict()
+        begin()
+        if plot is not None:
+            draw(graph, plot)
     if as_json:
         print(json.dumps({"topology": spec, "seed": seed, **facts}))
     else:
@@ -108,20 +116,26 @@ def diffuse(
     seed: Seed = FLAGS["seed"].default,
     assortativity: Assortativity = None,
     plot: Plot = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Simulate averaging without training, for up to a million nodes.
 
     This is the numerical model of P4. It gives the standard deviations of the parameters over time.
     """
+    from peerage.display import stages
     from peerage.graphs.diffusion import diffuse as run_model
     from peerage.graphs.mixing import describe
     from peerage.report.diffusion import deviation_curves
     from peerage.report.figures import save
     from peerage.report.terminal import RunProgress
 
-    graph = _build_graph(topology, nodes, seed, assortativity)
-    with RunProgress() as bar:
+    with stages(("building the graph",), quiet=quiet) as begin:
+        begin()
+        graph = _build_graph(topology, nodes, seed, assortativity)
+    console = Console(stderr=True)
+    hidden = quiet or not console.is_terminal
+    with RunProgress(Console(quiet=True) if hidden else console) as bar:
         bar.start(f"diffusion on {topology}", rounds)
         found = run_model(
             graph,
@@ -136,7 +150,9 @@ def diffuse(
         bar.finish()
     if plot is not None:
         save(deviation_curves(found), plot)
-    about = describe(graph).as_dict()
+    with stages(("spectrum of the graph",), quiet=quiet) as begin:
+        begin()
+        about = describe(graph).as_dict()
     network = {key: about[key] for key in ("gain", "spectral_gap", "mixing_time", "connected")}
     facts = {**found.as_dict(), **network}
     if as_json:
@@ -173,6 +189,7 @@ def plan(
     clusters: Annotated[str | None, option("clusters")] = None,
     shuffle_clusters: Annotated[bool | None, option("shuffle-clusters")] = None,
     dials_out: DialsOut = "",
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Estimate mixing, gain, traffic and memory of a network."""
@@ -182,6 +199,7 @@ def plan(
     from peerage.algorithm import Dimensions
     from peerage.data import cache_folder
     from peerage.data.datasets import DATASETS, dataset_info
+    from peerage.display import stages
     from peerage.experiment import Experiment
     from peerage.experiment.readers import read_models
     from peerage.models import default_model
@@ -215,14 +233,17 @@ def plan(
     activations = [count for count in found_bytes if count is not None]
     changes = {"clusters": clusters, "shuffle-clusters": shuffle_clusters}
     found_clusters = Experiment(nodes=nodes, **read_changes(changes)).clusters
-    graph = _build_graph(topology, nodes, seed, assortativity)
+    with stages(("building the graph",), quiet=quiet) as begin:
+        begin()
+        graph = _build_graph(topology, nodes, seed, assortativity)
     if dials_out:
         from peerage.experiment.readers import read_algorithm
         from peerage.net.peer.dialling import check_partners, parse_numbers
 
         names = [f"node-{number}" for number in range(nodes)]
         check_partners(read_algorithm(algorithm), graph, parse_numbers(dials_out, nodes), names)
-    found = plan_network(
+    describe = partial(
+        plan_network,
         topology,
         graph,
         model=model,
@@ -239,6 +260,9 @@ def plan(
         clusters=() if found_clusters is None else found_clusters.assign(seed),
         number_bytes=written_bytes(torch.float32, BLOCK, wire) / BLOCK,
     )
+    with stages(("spectrum of the graph",), quiet=quiet) as begin:
+        begin()
+        found = describe()
     print(json.dumps(found.as_dict()) if as_json else page(found))
 
 

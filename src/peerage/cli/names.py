@@ -23,6 +23,7 @@ FAMILIES = {
     "losses": "what training minimises",
     "corrections": "terms that training adds to a gradient",
     "gains": "factors on the initial weights",
+    "plots": "the figures of peerage plot KIND RUN...",
     "recipes": "complete experiments, for peerage run NAME",
 }
 STUDIES = "studies"  # ids for `peerage reproduce`, which lists them itself

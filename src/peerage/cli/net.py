@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from peerage.cli.flags import DialsOut, Json, Out, Settings, Wire, experiment_flags
+from peerage.cli.flags import DialsOut, Json, Out, Quiet, Settings, Wire, experiment_flags
 from peerage.cli.installed import check_installed
 from peerage.cli.run import run_folder, show_runs
 from peerage.net.deploy.parent_pipe import VARIABLE, exit_with_parent
@@ -224,6 +224,7 @@ def export(
     keys_at_site: Annotated[
         bool, Option("--keys-at-site", help="Write no keys: each machine makes its own.")
     ] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Write a folder for each peer of a network of machines.
@@ -245,6 +246,7 @@ def export(
         stop_at_epsilon=stop_at_epsilon,
         keys_at_site=keys_at_site,
         quorum=parse_quorum(quorum),
+        progress=not quiet,
     )
     print(json.dumps(exported.facts) if as_json else exported)
 

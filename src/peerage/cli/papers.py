@@ -11,7 +11,7 @@ from typing import Annotated
 from rich.console import Console
 from typer import Argument, Option
 
-from peerage.cli.flags import Json
+from peerage.cli.flags import Json, Quiet
 from peerage.cli.names import STUDIES, beginning_with
 from peerage.errors import InputError
 
@@ -43,6 +43,7 @@ def reproduce(
         bool,
         Option("--list", help="List tables and figures with the data they need and their state."),
     ] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Repeat tables and figures of the papers and compare numbers."""
@@ -71,7 +72,12 @@ def reproduce(
     wanted = [job for study in studies for job in runner.jobs_of(study, plan, methods)]
     with ExitStack() as stack:
         outcome = runner.run_jobs(
-            store, wanted, lambda costs: stack.enter_context(StudyProgress(costs)), Speeds()
+            store,
+            wanted,
+            lambda costs: stack.enter_context(
+                StudyProgress(costs, Console(quiet=True, force_terminal=False) if quiet else None)
+            ),
+            Speeds(),
         )
     written = []
     for study in studies:

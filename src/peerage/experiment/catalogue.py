@@ -38,7 +38,7 @@ FAMILIES: dict[str, specs.Family] = {
     "shifts": SHIFTS,
     "topologies": TOPOLOGIES,
 }
-LISTS = (*FAMILIES, "mixes", "recipes")  # all that users can list
+LISTS = (*FAMILIES, "mixes", "plots", "recipes")  # all that users can list
 CIFAR = (3, 32, 32)  # shape for which the parameters of mixes are counted
 
 
@@ -57,6 +57,10 @@ def entries(family: str) -> list[dict[str, str]]:
             {"name": name, "options": ",".join(mix.members), "about": mix.about}
             for name, mix in MIXES.items()
         ]
+    if family == "plots":
+        from peerage.report import plots  # matplotlib is slow to import
+
+        return plots.entries()
     if family not in FAMILIES:
         raise InputError(f"unknown list {family!r}; {did_you_mean(family, LISTS)}")
     return [

@@ -91,7 +91,7 @@ def page(records: Sequence[RunRecord], show: "Show[Picture] | None" = None) -> s
         sheets=[
             _sheet("Settings", [tables.settings(record) for record in records]),
             _sheet("Data and graph", [facts(record) for record in records]),
-            _sheet("Environment", [_environment(record) for record in records]),
+            _sheet("Environment", [environment(record) for record in records]),
         ],
         group_titles=groups.TITLES,
         group_tables=[(name, groups.lines(r)) for name, r in zip(names, records, strict=True)],
@@ -100,7 +100,7 @@ def page(records: Sequence[RunRecord], show: "Show[Picture] | None" = None) -> s
         unheard_titles=peers.UNHEARD,
         unheard_tables=[(name, peers.unheard(r)) for name, r in zip(names, records, strict=True)],
         node_tables=[_node_table(record) for record in records],
-        commands=[_commands(record) for record in records],
+        commands=[commands(record) for record in records],
     )
 
 
@@ -412,7 +412,8 @@ def _column(key: str) -> str:
     return f"accuracy of {key.split('.')[1]}" if "." in key else key
 
 
-def _commands(record: RunRecord) -> list[str]:
+def commands(record: RunRecord) -> list[str]:
+    """The commands that repeat and verify a run; none if it cannot be repeated here."""
     if peers.is_joined(record) or not record.saved:
         return []
     folder = shlex.quote(str(record.folder))
@@ -431,7 +432,7 @@ def _sheet(title: str, tables: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     return {"title": title, "tables": tables, "changed": changed, "shared": shared}
 
 
-def _environment(record: RunRecord) -> dict[str, str]:
+def environment(record: RunRecord) -> dict[str, str]:
     """The environment of a run, with a line for each file of the user's own code."""
     known = {key: value for key, value in record.environment.items() if key != CODE}
     texts = {key: "-" if value is None else str(value) for key, value in known.items()}

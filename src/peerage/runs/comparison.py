@@ -57,6 +57,7 @@ def compare(
     dataset: Dataset | None = None,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
+    log_to: str | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same data, graph and initial models, as `peerage compare` does.
@@ -64,7 +65,7 @@ def compare(
     `algorithms` are objects or text, and `settings` are those of an `Experiment`; or give
     experiments, which have their own. With `seeds`, every one runs with as many seeds, from its own
     on. `references` are baselines of the first: `centralised`, `isolated`. With `out`, every run
-    has a folder in that new folder. `progress` is as in `run`.
+    has a folder in that new folder. `progress` and `log_to` are as in `run`.
 
     >>> import peerage as pg
     >>> small = {"nodes": 4, "rounds": 1, "topology": "ring", "engine": {"name": "serial"}}
@@ -82,7 +83,7 @@ def compare(
             f"experiments have their own {next(iter(settings))}; set it in them, or give algorithms"
         )
     wanted = comparable(items, references, seeds, lambda **more: Experiment(**{**settings, **more}))
-    return run_all(wanted, out, dataset, checkpoint_every, progress)
+    return run_all(wanted, out, dataset, checkpoint_every, progress, log_to)
 
 
 def comparable(
@@ -131,6 +132,7 @@ def run_all(
     dataset: Dataset | None = None,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
+    log_to: str | None = None,
 ) -> Comparison:
     """Run the experiments one after the other; with `out`, each in a folder of that new folder."""
     check_every(checkpoint_every)
@@ -144,6 +146,7 @@ def run_all(
             dataset=dataset,
             checkpoint_every=checkpoint_every,
             progress=progress,
+            log_to=log_to,
         )
         for experiment, name in zip(experiments, run_names(experiments), strict=True)
     ]

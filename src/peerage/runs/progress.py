@@ -1,7 +1,8 @@
 """The progress of one run: a bar in a terminal or a notebook, lines in a log file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from peerage.experiment.experiment import Experiment
 from peerage.records.rows import Row
 from peerage.report.terminal import RunProgress
 from peerage.runs.labels import label
+from peerage.runs.trackers import logged
 from peerage.runs.watch import Models, Watch, Watcher
 
 
@@ -62,29 +64,44 @@ def run_progress(experiment: Experiment) -> Iterator[Watch]:
 
 @contextmanager
 def watched(
-    experiment: Experiment, progress: bool | None, watch: Watch | None
+    experiment: Experiment,
+    progress: bool | None,
+    watch: Watch | None,
+    folder: Path | None = None,
+    log_to: str | None = None,
 ) -> Iterator[Watch | None]:
-    """The watcher of a run, after that of its progress; None shows the latter in a notebook."""
-    if not (in_notebook() if progress is None else progress):
-        yield watch
-        return
-    with run_progress(experiment) as show:
-        assert not isinstance(show, Watcher)
-        if isinstance(watch, Watcher):
-            look = watch.look
+    """The watcher of a run, after those of its progress and of trackers.
 
-            def both(row: Row, models: Models) -> Any:
-                show(row)
-                return look(row, models)
+    If `progress` is None, only notebooks show it.
+    """
+    with ExitStack() as stack:
+        before = []
+        if in_notebook() if progress is None else progress:
+            before.append(stack.enter_context(run_progress(experiment)))
+        before.append(stack.enter_context(logged(experiment, folder, log_to)))
+        yield _after([plain for plain in before if plain is not None], watch)
 
-            yield Watcher(both)
-        elif watch is not None:
-            plain = watch
 
-            def also(row: Row) -> Any:
-                show(row)
-                return plain(row)
+def _after(before: Sequence[Any], watch: Watch | None) -> Watch | None:
+    """A watcher that first calls functions of a row, whose results do not matter."""
+    if not before:
+        return watch
 
-            yield also
-        else:
-            yield show
+    def first(row: Row) -> None:
+        for look in before:
+            look(row)
+
+    if isinstance(watch, Watcher):
+        look_at = watch.look
+
+        def with_models(row: Row, models: Models) -> Any:
+            first(row)
+            return look_at(row, models)
+
+        return Watcher(with_models)
+
+    def of_row(row: Row) -> Any:
+        first(row)
+        return None if watch is None else watch(row)
+
+    return of_row

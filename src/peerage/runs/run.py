@@ -138,19 +138,22 @@ def run(
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
     progress: bool | None = None,
+    log_to: str | None = None,
 ) -> Result:
     """Run an experiment; with `out`, write its records and checkpoints to that new folder.
 
     `dataset` is the experiment's data set, if the caller has already loaded it. `watch` is called
     with the network row of every round, and ends the run if it returns `STOP`; see `Watcher`.
-    `progress` shows a bar; by default only in a notebook.
+    `progress` shows a bar; by default only in a notebook. `log_to` names trackers that get every
+    round: `tensorboard`, `mlflow`, `wandb`, `trackio`, or several, separated by commas.
 
     >>> import peerage as pg
     >>> experiment = pg.Experiment(nodes=3, rounds=1, topology="ring", engine={"name": "serial"})
     >>> pg.run(experiment).digest == pg.run(experiment).digest
     True
     """
-    with watched(experiment, progress, watch) as watch:
+    folder = None if out is None else Path(out)
+    with watched(experiment, progress, watch, folder, log_to) as watch:
         return _run(experiment, out, dataset, checkpoint_every, watch)
 
 
@@ -182,11 +185,12 @@ def resume(
     checkpoint_every: int | None = None,
     watch: Watch | None = None,
     progress: bool | None = None,
+    log_to: str | None = None,
 ) -> Result:
     """Continue a run from its last checkpoint; the result is the same, bit by bit.
 
     `experiment` is needed only if that of the run has Python objects. `engine` replaces settings of
-    the engine, which do not change the result. `progress` is as in `run`.
+    the engine, which do not change the result. `progress` and `log_to` are as in `run`.
 
     >>> import peerage as pg
     >>> pg.resume("no-such-folder")
@@ -220,7 +224,7 @@ def resume(
         if (folder / "metrics.jsonl").exists():
             place = (saved.round, saved.final) if saved else (-1, False)
             truncate_after(folder / "metrics.jsonl", *place)
-        with watched(experiment, progress, watch) as watch:
+        with watched(experiment, progress, watch, folder, log_to) as watch:
             return _Run(world, folder, checkpoint_every, watch).go(saved)
 
 

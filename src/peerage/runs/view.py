@@ -47,16 +47,19 @@ class View:
             rows += [{**named, **row} for row in getattr(record, scopes[scope])]
         return pd.json_normalize(rows)
 
-    def plot(self, kind: str = "accuracy") -> "Figure":
+    def plot(self, kind: str = "accuracy", *, width: str | float | None = None) -> "Figure":
         """A matplotlib figure: a recorded metric over the rounds, or another kind.
 
-        Kinds are `accuracy`, `loss` and all other metrics, and `nodes`, `traffic`, `time`, `graph`,
-        `data` and `clusters`.
+        Kinds are `accuracy`, `loss` and all other metrics, and `difference`, `nodes`, `traffic`,
+        `time`, `graph`, `data`, `clusters` and others; `peerage list plots` lists them. Runs that
+        differ only in their seed are one curve. For a paper, `width` is `column`, `page` or inches.
         """
         from peerage.report.figures import render
-        from peerage.report.plots import plot
+        from peerage.report.plots import paper_plot, plot
 
-        figure = plot(self.records, kind)
+        figure = (
+            plot(self.records, kind) if width is None else paper_plot(self.records, kind, width)
+        )
         if (notebook := shell()) is not None:
             # IPython shows figures only after an import of pyplot, which is not needed here.
             formatter = notebook.display_formatter.formatters["image/png"]
@@ -65,7 +68,10 @@ class View:
         return figure
 
     def report(self, path: str | Path) -> Path:
-        """Write a report; the suffix selects the format: .html, .md, .csv, .json, .png or .svg."""
+        """Write a report; the suffix selects the format, as for `peerage report --out`.
+
+        They are .html, .pdf, .md, .csv, .tex, .parquet, .json, .png and .svg.
+        """
         from peerage.report.export import export
 
         path = Path(path)

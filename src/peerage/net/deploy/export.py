@@ -25,6 +25,7 @@ from typing import Any
 
 from peerage.data import DATASETS
 from peerage.data.datasets import dataset_info
+from peerage.display import counted
 from peerage.engine.prepare import build_graph
 from peerage.errors import PeerageWarning
 from peerage.experiment.experiment import Experiment, display_name
@@ -112,10 +113,12 @@ def export(
     pack: bool = False,
     keys_at_site: bool = False,
     quorum: int | str = MAJORITY,
+    progress: bool = False,
 ) -> Exported:
     """Write a folder for every peer, all or none; `certs` is that of an existing authority.
 
-    With `keys_at_site`, the folders have no keys: each machine makes its own.
+    With `keys_at_site`, the folders have no keys: each machine makes its own. `progress` shows a
+    bar in a terminal.
     """
     check_port(port, "--port")
     check_accounting(experiment.noise)
@@ -140,7 +143,8 @@ def export(
     serials: list[int] = []
     with forgotten_on_failure(known, serials), all_or_nothing(out) as aside:
         authority = known or Authority.create(aside / "authority", "peerage")
-        for number, place in enumerate(places):
+        numbered = enumerate(places)
+        for number, place in counted(numbered, "folders", len(places)) if progress else numbered:
             folder = aside / members[number].name
             serials += issue_certificates(authority, place, folder, keys_at_site)
             _write(folder, network, number, place, code, stop_at_epsilon, keys_at_site)
