@@ -197,6 +197,23 @@ def test_a_page_its_json_and_its_command_agree(monkeypatch) -> None:
         assert finished in result.page.read_text(), result.page
 
 
+def test_the_results_stay_small_enough_for_every_clone() -> None:
+    sizes = {path: path.stat().st_size for path in (ROOT / "docs/results").rglob("*")}
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
+    assert sum(sizes.values()) < 4_000_000, f"docs/results has over 4 MB; the largest: {largest}"
+
+
+def test_finished_runs_among_the_results_have_digests() -> None:
+    runs = [
+        run
+        for path in (ROOT / "docs/results").glob("p?/p?-*.json")
+        for run in json.loads(path.read_text())["runs"]
+        if run["status"] == "finished" and "seed" in run  # calculations have no models
+    ]
+    assert len(runs) > 200
+    assert all(re.fullmatch("[0-9a-f]{64}", run["digest"]) for run in runs)
+
+
 def test_the_page_of_speed_states_what_the_benchmarks_measured():
     results = json.loads((ROOT / "docs/results/bench.json").read_text())
     table = (

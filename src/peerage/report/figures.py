@@ -28,6 +28,7 @@ from peerage.records.metrics import BY_KEY, own_metric
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord, value_at
 from peerage.report.groups import group_name
+from peerage.report.palette import with_palette
 from peerage.report.tables import duration, labels, phase_means, size
 
 Runs = TypeVar("Runs", RunRecord, Sequence[RunRecord])
@@ -360,7 +361,7 @@ def render(figure: Figure, kind: str) -> bytes:
             dpi=160 if kind == "png" else 110,
             metadata=cast(dict[str, str], empty),
         )
-    return content.getvalue()
+    return with_palette(content.getvalue()) if kind == "png" else content.getvalue()
 
 
 def data_uri(draw: Callable[[Runs], Figure], runs: Runs) -> str:
