@@ -63,8 +63,8 @@ CONTENTS = {
         "Project": ["../CONTRIBUTING", "../CHANGELOG"],
         "Decisions": ["decisions/*"],
     },
-    "docs/results/README": {"": ["p0/README", "p2/README", "p3/README", "p4/README", "net/README"]},
-    **{f"docs/results/{name}/README": {"": ["p*"]} for name in ("p0", "p2", "p3", "p4")},
+    "docs/results/README": {"": [*(f"p{paper}/README" for paper in range(5)), "net/README"]},
+    **{f"docs/results/p{paper}/README": {"": ["p*"]} for paper in range(5)},
     "docs/results/net/README": {"": ["attacks", "chaos", "size"]},
 }
 
