@@ -11,7 +11,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check bench bench-size attacks chaos golden data tools clean
+.PHONY: help setup demo docs test test-fast check bench bench-size attacks chaos golden data tools clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ setup: .venv/.ready  ## Set up .venv with pinned dependencies and the package
 
 demo: setup  ## DecHW against plain averaging, 50 peers, with a report (about a minute)
 	$(BIN)/peerage compare demo --algorithms decavg,dechw
+
+docs: setup  ## Build the documentation site in build/site; it needs no network to read
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs/site . build/site
+	@echo "open build/site/index.html"
 
 data: setup  ## Fetch MNIST for the tests that use real data; they are skipped without it
 	-$(BIN)/peerage data get mnist

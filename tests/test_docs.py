@@ -32,6 +32,8 @@ RUN = (
     "docs/privacy.md",
     "docs/add-an-algorithm.md",
     "docs/reproduce.md",
+    "docs/tutorial-researcher.md",
+    *(f"docs/papers/p{number}.md" for number in range(5)),
 )
 
 LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(?:#(?P<heading>[^)\s]+))?\)")
@@ -172,10 +174,18 @@ def test_decisions_stay_short() -> None:
             assert f"## {part}\n" in text, f"{note.name} has no part {part!r}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/results/README.md"])
+TABLES = [
+    "README.md",
+    "docs/results/README.md",
+    *(f"docs/papers/{id}.md" for id in coverage.PAPERS),
+]
+
+
+@pytest.mark.parametrize("document", TABLES)
 def test_the_tables_of_what_was_run_are_fresh(document: str, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     text = Path(document).read_text()
+    assert "<!-- papers -->" in text or "<!-- results -->" in text or "<!-- studies-p" in text
     fresh = coverage.refreshed(text, Path(document).parent) == text
     assert fresh, f"refresh the tables: python -m peerage.papers.coverage {document}"
 
@@ -195,6 +205,47 @@ def test_a_page_its_json_and_its_command_agree(monkeypatch) -> None:
         assert result.command.split()[4] == result.scale, result.page
         finished = f"{result.done} of {result.runs} runs finished"
         assert finished in result.page.read_text(), result.page
+
+
+def test_the_results_stay_small_enough_for_every_clone() -> None:
+    sizes = {path: path.stat().st_size for path in (ROOT / "docs/results").rglob("*")}
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
+    assert sum(sizes.values()) < 4_000_000, f"docs/results has over 4 MB; the largest: {largest}"
+
+
+def test_finished_runs_among_the_results_have_digests() -> None:
+    runs = [
+        run
+        for path in (ROOT / "docs/results").glob("p?/p?-*.json")
+        for run in json.loads(path.read_text())["runs"]
+        if run["status"] == "finished" and "seed" in run  # calculations have no models
+    ]
+    assert len(runs) > 200
+    assert all(re.fullmatch("[0-9a-f]{64}", run["digest"]) for run in runs)
+
+
+def test_the_table_of_extras_has_what_the_project_declares() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = re.findall(
+        r"^\| `(\w[\w-]*)` \| ([^|]+) \|", (ROOT / "docs/install.md").read_text(), re.MULTILINE
+    )
+    extras = declared["optional-dependencies"]
+    assert dict(rows).keys() == extras.keys()
+    for name, packages in rows:
+        if name != "dev":
+            assert packages.split(", ") == [re.split("[>=<]", one)[0] for one in extras[name]]
+    every = {one for name in extras if name != "dev" for one in extras[name]}
+    assert every <= set(extras["dev"])
+
+
+def test_the_errors_of_the_page_about_trouble_exist() -> None:
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(quoted) >= 10
+    source = "".join(
+        re.sub(r'"\s+f?"', "", path.read_text()) for path in (ROOT / "src").rglob("*.py")
+    )
+    assert [message for message in quoted if message not in source] == []
 
 
 def test_the_page_of_speed_states_what_the_benchmarks_measured():

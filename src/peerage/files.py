@@ -15,11 +15,30 @@ import numpy as np
 
 from peerage.errors import CheckpointError, DiskError, TooManyOpenFiles, shell_command
 
+LONG_LINE = 300  # characters; a run with its digest takes fewer
+
 
 def write_json(path: Path, value: Mapping[str, object], remedy: str = "") -> None:
     """Write JSON with one key per line, which stays short when a value is a long list."""
     lines = [f"  {json.dumps(key)}: {dumps(entry)}" for key, entry in value.items()]
     write_bytes(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), remedy)
+
+
+def compact_json(value: object) -> str:
+    """JSON with one line for a short value, and one per entry of a long one.
+
+    A list of numbers stays on one line, whatever its length.
+    """
+    text = dumps(value)
+    if len(text) <= LONG_LINE or not isinstance(value, Mapping | list | tuple):
+        return text
+    if isinstance(value, Mapping):
+        return (
+            "{" + ",\n".join(f"{json.dumps(k)}: {compact_json(v)}" for k, v in value.items()) + "}"
+        )
+    if not any(isinstance(entry, Mapping | list | tuple) for entry in value):
+        return text
+    return "[" + ",\n".join(compact_json(entry) for entry in value) + "]"
 
 
 def write_bytes(path: Path, content: bytes | memoryview, remedy: str = "") -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from rich.console import Console
 
 from peerage.errors import DiskError, InputError
@@ -477,6 +478,9 @@ def test_saved_figures_are_reproducible(pair: list[RunRecord], tmp_path: Path, k
     assert content == (tmp_path / f"two.{kind}").read_bytes()
     assert content.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
     assert b"matplotlib.org" not in content
+    if kind == "png":
+        with Image.open(io.BytesIO(content)) as picture:
+            assert picture.mode == "P"  # a palette, which keeps files small
 
 
 def test_other_kinds_of_figures_are_rejected(pair: list[RunRecord], tmp_path: Path) -> None:

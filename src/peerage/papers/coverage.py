@@ -1,10 +1,11 @@
 """What of each paper was run: read from the committed results, never written by hand.
 
-`python -m peerage.papers.coverage README.md docs/results/README.md` updates the tables between the
-marks `papers` and `results` in these documents.
+`python -m peerage.papers.coverage README.md docs/results/README.md docs/papers/*.md` updates the
+tables between the marks `papers`, `results` and `studies-p0` to `studies-p4` in these documents.
 """
 
 import json
+import os
 import re
 import sys
 import tomllib
@@ -142,7 +143,7 @@ def results_table(found: Sequence[Result], root: Path) -> str:
             result.scale,
             f"{result.done} of {result.runs}",
             str(result.seeds),
-            "-" if result.agreement == "none" else result.agreement,
+            _agreement(result),
         ]
         for id in PAPER_STUDIES
         if (result := run.get(id)) is not None
@@ -152,16 +153,36 @@ def results_table(found: Sequence[Result], root: Path) -> str:
     return f"{table}\n\nNot run yet: {missing}."
 
 
+def studies_table(paper: str, found: Sequence[Result], root: Path) -> str:
+    """One row per study of a paper, with its largest scale that was run."""
+    run = largest(found)
+    rows = []
+    for id, study in PAPER_STUDIES.items():
+        if not id.startswith(f"{paper}-"):
+            continue
+        result = run.get(id)
+        name = f"[{id}]({_from(root, result.page)})" if result else id
+        words = [result.scale, _agreement(result)] if result else ["not yet", ""]
+        rows.append([name, study.title, *words])
+    return markdown(["id", "what it is", "largest scale run", "agrees"], rows)
+
+
 def refreshed(text: str, root: Path) -> str:
     """The document with new tables between its marks; links are relative to the folder `root`."""
     found = results()
-    for mark, table in (("papers", papers_table), ("results", results_table)):
+    tables = {"papers": papers_table, "results": results_table}
+    tables |= {f"studies-{paper}": partial(studies_table, paper) for paper in PAPERS}
+    for mark, table in tables.items():
         text = between_marks(text, mark, partial(table, found, root))
     return text
 
 
+def _agreement(result: Result) -> str:
+    return "-" if result.agreement == "none" else result.agreement
+
+
 def _from(root: Path, page: Path) -> str:
-    return page.relative_to(root).as_posix()
+    return Path(os.path.relpath(page, root)).as_posix()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Writes a study as Markdown, CSV, JSON, PNG and SVG files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from peerage.errors import shell_command
-from peerage.files import disk_errors, write_bytes
+from peerage.files import compact_json, disk_errors, write_bytes
 from peerage.papers.study import Calculation, Job, Plan, Results, Study, StudyOutput
 from peerage.report import figures
 from peerage.report.series import Series
@@ -26,7 +25,7 @@ def write(study: Study, results: Results, shown: StudyOutput, folder: Path) -> l
     texts = {
         ".md": markdown(study, results, shown, base.name),
         ".csv": "\n".join(table.csv() for table in shown.tables),
-        ".json": json.dumps(as_dict(study, results, shown), indent=1) + "\n",
+        ".json": compact_json(as_dict(study, results, shown)) + "\n",
     }
     written = []
     for suffix, text in texts.items():

@@ -1,13 +1,12 @@
 """Write runs to one file; the suffix of its name selects the format."""
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from peerage.errors import InputError
-from peerage.files import write_bytes
+from peerage.files import compact_json, write_bytes
 from peerage.records.rows import RunRecord
 from peerage.report import fairness_tables, figures, groups
 from peerage.report.html import Show, write_report
@@ -45,7 +44,7 @@ def export(records: Sequence[RunRecord], out: Path, show: "Show[Picture] | None"
 
 def curves(records: Sequence[RunRecord]) -> str:
     """JSON with the network metrics of every round, without the rows of single nodes."""
-    return json.dumps({"runs": [_run(record) for record in records]}, indent=1) + "\n"
+    return compact_json({"runs": [_run(record) for record in records]}) + "\n"
 
 
 def _run(record: RunRecord) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from peerage.records.metrics import BY_KEY, own_metric
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord, value_at
 from peerage.report.groups import group_name
+from peerage.report.palette import with_palette
 from peerage.report.tables import duration, labels, percent, phase_means, size
 
 # The colours of Okabe and Ito, without yellow and with grey instead of black.
@@ -396,7 +397,7 @@ def render(figure: Figure, kind: str, dpi: int = 160, **settings: Any) -> bytes:
             dpi=dpi if kind == "png" else 110,
             metadata=cast(dict[str, str], empty),
         )
-    return content.getvalue()
+    return with_palette(content.getvalue()) if kind == "png" else content.getvalue()
 
 
 @contextmanager
