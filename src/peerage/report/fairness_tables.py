@@ -17,10 +17,9 @@ from peerage.report.fairness import (
     highest_fair_accuracy,
 )
 from peerage.report.head_choice import histograms, settlement
-from peerage.report.series import Estimate, Series
+from peerage.report.series import Estimate, Series, by_method, settings_but
 from peerage.report.tables import (
     fitting_tables,
-    labels,
     percent,
     pipe_table,
     settings,
@@ -39,16 +38,11 @@ class Method(Series):
 
 def methods(records: Sequence[RunRecord]) -> list[Method]:
     """The runs with clusters, those that differ only in their seed together."""
-    found: dict[str, list[RunRecord]] = {}
-    for record in records:
-        if fairness_over_rounds(record):
-            found.setdefault(_settings_but(record, "seed"), []).append(record)
-    names = labels([runs[0] for runs in found.values()])
     result = []
-    for name, runs in zip(names, found.values(), strict=True):
-        fairness = fairness_over_seeds(runs)
+    for series in by_method([record for record in records if fairness_over_rounds(record)]):
+        fairness = fairness_over_seeds(series.records)
         if fairness is not None:
-            result.append(Method(name, runs[0].algorithm, tuple(runs), fairness))
+            result.append(Method(series.label, series.algorithm, series.records, fairness))
     return result
 
 
@@ -58,17 +52,9 @@ def head_sweeps(records: Sequence[RunRecord]) -> list[dict[int, list[RunRecord]]
     for record in records:
         heads = settings(record).get("algorithm.k")
         if record.algorithm == "facade" and heads is not None and fairness_over_rounds(record):
-            sweep = found.setdefault(_settings_but(record, "seed", "algorithm.k"), {})
+            sweep = found.setdefault(settings_but(record, "seed", "algorithm.k"), {})
             sweep.setdefault(int(heads), []).append(record)
     return [sweep for sweep in found.values() if len(sweep) > 1]
-
-
-def _settings_but(record: RunRecord, *keys: str) -> str:
-    """The settings that may change the result, without some."""
-    table = settings(record).items()
-    return str(
-        sorted(item for item in table if item[0] not in keys and not item[0].startswith("engine."))
-    )
 
 
 class Column(NamedTuple):
