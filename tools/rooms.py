@@ -54,6 +54,7 @@ LEVELS: list[dict[str, str]] = [
         "net.peer": "one real peer",
     },
     {"net.deploy": "networks of peers: up, export, collect"},
+    {"ui": "the dashboard in the browser"},
     {"cli": "the command line"},
     {"__main__": "python -m peerage"},
 ]

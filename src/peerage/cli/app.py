@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import peerage
-from peerage.cli import certs, data, graphs, models, net, network, papers, run, status
+from peerage.cli import certs, data, graphs, models, net, network, papers, run, status, ui
 from peerage.errors import InputError, Interrupted, PeerageError
 
 # The base of all errors about flags; some versions of typer include click, others import it.
@@ -52,6 +52,7 @@ for command in (net.up, net.node, net.export, graphs.plan, graphs.topology, grap
     app.command()(command)
 app.command()(models.rewind)
 app.command()(status.status)
+app.command()(ui.ui)
 app.command()(papers.reproduce)
 app.command("list")(data.list_family)
 app.add_typer(data.data_app, name="data")

@@ -17,10 +17,9 @@ from peerage.report.fairness import (
     highest_fair_accuracy,
 )
 from peerage.report.head_choice import histograms, settlement
-from peerage.report.series import Estimate, Series
+from peerage.report.series import Estimate, Series, by_method
 from peerage.report.tables import (
     fitting_tables,
-    labels,
     percent,
     pipe_table,
     settings,
@@ -40,16 +39,11 @@ class Method(Series):
 
 def methods(records: Sequence[RunRecord]) -> list[Method]:
     """The runs with clusters, those that differ only in their seed together."""
-    found: dict[str, list[RunRecord]] = {}
-    for record in records:
-        if fairness_over_rounds(record):
-            found.setdefault(settings_but(record, "seed"), []).append(record)
-    names = labels([runs[0] for runs in found.values()])
     result = []
-    for name, runs in zip(names, found.values(), strict=True):
-        fairness = fairness_over_seeds(runs)
+    for series in by_method([record for record in records if fairness_over_rounds(record)]):
+        fairness = fairness_over_seeds(series.records)
         if fairness is not None:
-            result.append(Method(name, runs[0].algorithm, tuple(runs), fairness))
+            result.append(Method(series.label, series.algorithm, series.records, fairness))
     return result
 
 

@@ -356,7 +356,7 @@ def graph(records: Sequence[RunRecord]) -> Figure:
             count = len(run.record.setup["parameters"])  # with a hub
             key = (count, tuple(map(tuple, edges)))
             if key not in places:
-                places[key] = _positions(count, edges)
+                places[key] = positions(count, edges)
             bounds = (min(known), max(known))
             dots = _draw_graph(axes, places[key], edges, end, bounds, _examples(run.record))
             axes.set_title(run.label)
@@ -630,7 +630,7 @@ def _round_down(value: float) -> float:
     return max(step * unit for step in (1, 2, 5) if step * unit <= value)
 
 
-def _positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
+def positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
     network = nx.empty_graph(count)
     network.add_edges_from(edges)
     iterations = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs count^2

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from peerage.records.phases import in_order
 from peerage.records.rows import RunRecord
-from peerage.report.tables import phase_means, seconds_per_round
+from peerage.report.tables import labels, phase_means, seconds_per_round, settings_but
 
 BYTES_PER_SCALAR = 4  # float32
 Key = str | tuple[str, ...]  # of a row; a tuple is a path into nested tables
@@ -134,6 +134,18 @@ class Series:
         selected = choose(rounds) if (rounds := self.rounds(key)) else []
         values = self._values(key)
         return estimate([fmean(v[r] for r in selected) if selected else None for v in values])
+
+
+def by_method(records: Sequence[RunRecord]) -> list[Series]:
+    """One series for the runs that differ only in their seed."""
+    found: dict[str, list[RunRecord]] = {}
+    for record in records:
+        found.setdefault(settings_but(record, "seed"), []).append(record)
+    names = labels([runs[0] for runs in found.values()])
+    return [
+        Series(name, runs[0].algorithm, tuple(runs))
+        for name, runs in zip(names, found.values(), strict=True)
+    ]
 
 
 def estimate(values: Sequence[float | None]) -> Estimate:
