@@ -51,7 +51,6 @@ class Changed:
     signature: Path | None
     revision: int
     from_round: int
-    restart: bool  # whether running peers have to be restarted to know new members
     folders: tuple[Path, ...] = ()  # of new members
     privacy: str | None = None  # the planned epsilon, which grows with the rounds
 
@@ -72,11 +71,7 @@ class Changed:
                 f"revision {self.revision} is in {self.network} and {self.experiment}; {signed}",
                 f"copy {self.experiment.name} to every peer, then {self.network.name} as "
                 f"{self.name} and its signature as {signature_path(Path(self.name)).name}",
-                f"restart all peers with them, as one of the network dials out; they apply from "
-                f"round {self.from_round} on"
-                if self.restart
-                else f"running peers use them from round {self.from_round} on, others when they "
-                "start",
+                f"running peers use them from round {self.from_round} on, others when they start",
                 *(
                     f"move {folder} to its machine, and follow the README.txt in it"
                     for folder in self.folders
@@ -165,11 +160,8 @@ def change_network(
         write_bytes(target, files[target.name], REMEDY)
         write_bytes(out, files[NETWORK], REMEDY)
         signature = None if authority is None else sign_network(authority, out)
-    restart = bool(change.add and new.dialling)
     plan = privacy_plan(built)
-    return Changed(
-        name, out, target, signature, revision, change.from_round, restart, folders, plan
-    )
+    return Changed(name, out, target, signature, revision, change.from_round, folders, plan)
 
 
 @contextmanager

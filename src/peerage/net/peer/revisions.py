@@ -70,11 +70,6 @@ class NetworkFile:
             if (new.run, new.revision) == (present.run, present.revision):
                 return None
             check_successor(present, new)
-            if len(new.members) > len(present.members) and new.dialling:
-                raise InputError(
-                    "a network with peers that dial out gets new members at a restart only; "
-                    "restart its peers with this file"
-                )
         except InputError as error:
             self._problem, self._log_at = str(error), monotonic() + COPY_TIME
             return None
