@@ -38,14 +38,14 @@ RING = ((1, 4), (0, 2), (1, 3), (2, 4), (0, 3))
 
 def test_without_a_hub_all_nodes_have_data_and_keep_their_models() -> None:
     world = world_of()
-    assert (world.nodes, world.num_data_nodes, world.hub) == (NODES, NODES, None)
+    assert (world.nodes, len(world.data_nodes), world.hub) == (NODES, NODES, None)
     assert [world.model_owner(node) for node in range(NODES)] == list(range(NODES))
     assert [len(part) for part in world.parts] == [len(part) for part in unequal_parts()]
 
 
 def test_a_hub_is_the_last_node_has_no_data_and_keeps_all_models() -> None:
     world = world_of(pg.FedAvg())
-    assert (world.nodes, world.num_data_nodes, world.hub) == (NODES + 1, NODES, NODES)
+    assert (world.nodes, len(world.data_nodes), world.hub) == (NODES + 1, NODES, NODES)
     assert [world.model_owner(node) for node in range(NODES + 1)] == [NODES] * (NODES + 1)
     assert len(world.parts[NODES]) == len(world.validation[NODES]) == 0
     assert world.neighbours(0) == (*[(NODES,)] * NODES, tuple(range(NODES)))

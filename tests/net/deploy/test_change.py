@@ -237,3 +237,26 @@ def test_peers_join_while_others_dial_out(tmp_path: Path) -> None:
     for me in range(5):
         heard = [row["heard"] for row in machines.rows(me) if row["round"] > first]
         assert [2, 2] in heard
+
+
+@pytest.mark.slow
+def test_a_client_joins_a_running_hub(tmp_path: Path) -> None:
+    """The hub keeps its number, and its model goes on."""
+    experiment = Experiment(
+        nodes=2, algorithm="fedavg", partition="iid", model="logistic", rounds=100_000
+    )
+    timeouts = Timeouts(start=600, message=300, idle=30)
+    with Machines(tmp_path, experiment, timeouts) as machines:
+        for me in range(3):
+            machines.start(me)
+        machines.until(lambda: min(map(machines.round, range(3))) >= 3)
+        first = max(map(machines.round, range(3))) + 60
+        [port] = free_ports(1)
+        revise(machines, first, f"--add node-3=127.0.0.1:{port}")
+        start_new(machines, 3)
+        machines.until(lambda: min(map(machines.round, range(4))) >= first + 20)
+    new = Network.load(tmp_path / "network.toml").experiment
+    assert (new.nodes, new.hub, new.faults.join) == (3, 2, f"3@{first}")
+    heard = {me: [r["heard"] for r in machines.rows(me) if r["round"] > first] for me in range(4)}
+    assert [3, 3] in heard[2]
+    assert [1, 1] in heard[3]

@@ -196,7 +196,7 @@ def _changes(old: Network, change: Change) -> dict[str, Any]:
         joined[number] = change.from_round
     for name in change.remove:
         number = old.number(name)
-        if experiment.algorithm.with_hub and number == experiment.nodes:
+        if number == experiment.hub:
             raise InputError(f"{name} is the hub, without which no peer can work; keep it")
         if left.get(number, change.from_round + 1) <= change.from_round:
             raise InputError(f"{name} has left already, in round {left[number]}; do not name it")
@@ -205,11 +205,14 @@ def _changes(old: Network, change: Change) -> dict[str, Any]:
     if not stay:
         raise InputError("no peer of the network would stay; start a new run instead")
     schedule = {"join": _schedule(joined), "leave": _schedule(left)}
+    topology = change.topology
+    if topology is None and change.add and experiment.hub is not None:
+        topology = f"star:number={experiment.hub}"  # new members come after the hub
     return {
         "nodes": experiment.nodes + len(change.add),
         "rounds": rounds,
         **({"faults": schedule} if joined or left else {}),
-        **({"topology": change.topology} if change.topology else {}),
+        **({"topology": topology} if topology else {}),
     }
 
 
