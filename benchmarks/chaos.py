@@ -9,8 +9,8 @@ SIGKILL and started again; links are slow, 50 or 6 kbit/s. Events are drawn from
 in drawn rounds. In one round three sites are cut off together, so no quorum is left. Otherwise at
 most two sites are disturbed at the same time: an event waits until enough others have caught up.
 
-The same network runs undisturbed at the same time. The program writes chaos.json and chaos.md, and ends with
-exit code 1 if a check failed. It needs no root, but network namespaces and `tc`.
+The same network runs undisturbed at the same time. The program writes chaos.json and chaos.md, and
+ends with exit code 1 if a check failed. It needs no root, but network namespaces and `tc`.
 """
 
 import argparse
