@@ -9,8 +9,8 @@ SIGKILL and started again; links are slow, 50 or 6 kbit/s. Events are drawn from
 in drawn rounds. In one round three sites are cut off together, so no quorum is left. Otherwise at
 most two sites are disturbed at the same time: an event waits until enough others have caught up.
 
-Then the same network runs undisturbed. The program writes chaos.json and chaos.md, and ends with
-exit code 1 if a check failed. It needs no root, but network namespaces and `tc`.
+The same network runs undisturbed at the same time. The program writes chaos.json and chaos.md, and
+ends with exit code 1 if a check failed. It needs no root, but network namespaces and `tc`.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -51,6 +52,7 @@ from peerage.records.environment import environment
 POINTS = 1.0  # the largest allowed loss of accuracy
 STALLED = 600.0  # seconds without a new round or event, after which the program gives up
 OUT = Path("docs/results/net")
+Found = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # about the sites, and about the events
 
 
 @dataclass
@@ -177,9 +179,7 @@ class Disturbance:
             raise SystemExit(f"error: no new round for {STALLED:g} seconds:\n{logs}")
 
 
-def run(
-    home: Path, experiment: Experiment, events: Sequence[list[Event]]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def run(home: Path, experiment: Experiment, events: Sequence[list[Event]]) -> Found:
     """Run the network; return what is known about each site, and about each event."""
     home.mkdir()
     hosts = [host(me) for me in range(SITES)]
@@ -226,6 +226,12 @@ def run(
     ]
 
 
+def timed(home: Path, experiment: Experiment, events: Sequence[list[Event]]) -> tuple[Found, float]:
+    """What `run` returns, and how many seconds it took."""
+    begin = time.monotonic()
+    return run(home, experiment, events), time.monotonic() - begin
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of the events")
@@ -260,11 +266,13 @@ def main() -> None:
     )
     home = arguments.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     home.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
-    sites, events = run(home / "disturbed", experiment, draw(seed, arguments.events, rounds))
-    middle = time.monotonic()
-    calm, _ = run(home / "undisturbed", experiment, [])
-    took = {"disturbed": middle - begin, "undisturbed": time.monotonic() - middle}
+    groups = draw(seed, arguments.events, rounds)
+    with ThreadPoolExecutor(2) as both:
+        disturbed = both.submit(timed, home / "disturbed", experiment, groups)
+        undisturbed = both.submit(timed, home / "undisturbed", experiment, [])
+    (sites, events), seconds = disturbed.result()
+    (calm, _), longer = undisturbed.result()
+    took = {"disturbed": seconds, "undisturbed": longer}
     means = [100 * fmean(site["accuracy"] for site in each) for each in (sites, calm)]
     verdicts = checks(sites, events, arguments.events, rounds)
     verdicts[f"accuracy within {POINTS:g} point"] = abs(means[0] - means[1]) <= POINTS

@@ -500,6 +500,18 @@ def test_curvature_of_a_layer_is_that_part_of_the_whole(kind):
             {"algorithm": "fedavg", "topology": "ring"},
             "'fedavg' has a hub, so its topology is star:centre=last; ",
         ),
+        (
+            {"algorithm": "fedavg", "topology": "star:number=11"},
+            "number=11 is not one of the 11 nodes of the star",
+        ),
+        (
+            {"algorithm": "fedavg", "topology": "star:number=3", "faults": {"leave": "3@2"}},
+            "join or leave names node 3, the hub",
+        ),
+        (
+            {"algorithm": "fedavg", "topology": "star:number=3", "pooled": True},
+            "pooled means a single node beside the hub",
+        ),
         ({"algorithm": "hwa:clients=11"}, "cannot select 11 clients among 10 nodes"),
         ({"algorithm": "hwa:clients=0"}, "clients must be at least 1, got 0"),
         ({"algorithm": "fedavg", "model": ["mlp", "logistic"]}, "requires equal architectures"),

@@ -481,6 +481,14 @@ class Algorithm(Generic[S]):
         """Return the initial state of a node: tensors, numbers, or a dataclass of them."""
         return None  # type: ignore[return-value]
 
+    def extend_state(self, known: S, fresh: S) -> S:
+        """Return the state of a node after others have joined a network of real peers.
+
+        `fresh` is what `init` returns now. An algorithm whose state has an entry per node takes
+        the entries of new nodes from it.
+        """
+        return known
+
     async def round(self, node: Node[S]) -> None:
         """Run one round on one node."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """The hub pattern: one node without data broadcasts a model, collects answers and merges them.
 
-The hub is an extra node with the highest number; all other nodes are its clients. Clients exchange
-messages only with the hub.
+The hub is an extra node; all other nodes are its clients. It has the highest number, unless clients
+joined a network of real peers later. Clients exchange messages only with the hub.
 
 `models_at` says which nodes keep a model between rounds and have it evaluated:
 
@@ -67,7 +67,8 @@ class HubAlgorithm(Algorithm[S]):
 
     def selected_clients(self, node: Node[S]) -> tuple[int, ...]:
         """The clients of this round; all nodes draw the same ones from the public coin."""
-        clients = node.graph[-1]  # neighbours of the hub, which is the last node
+        assert node.hub is not None
+        clients = node.graph[node.hub]
         if self.clients is None:
             return clients
         order = torch.randperm(len(clients), generator=node.coin)[: self.clients]

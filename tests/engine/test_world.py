@@ -12,6 +12,7 @@ from peerage.engine.world import World
 from peerage.graphs.topology import FromGraph
 from peerage.net.peer.secret_noise import SecretNoise
 from peerage.privacy import Noise
+from peerage.runs.facts import RunFacts
 from peerage.testing import CLASSES, NODES, toy, unequal_parts
 from peerage.work.training import LocalSGD
 
@@ -38,17 +39,39 @@ RING = ((1, 4), (0, 2), (1, 3), (2, 4), (0, 3))
 
 def test_without_a_hub_all_nodes_have_data_and_keep_their_models() -> None:
     world = world_of()
-    assert (world.nodes, world.num_data_nodes, world.hub) == (NODES, NODES, None)
+    assert (world.nodes, len(world.data_nodes), world.hub) == (NODES, NODES, None)
     assert [world.model_owner(node) for node in range(NODES)] == list(range(NODES))
     assert [len(part) for part in world.parts] == [len(part) for part in unequal_parts()]
 
 
 def test_a_hub_is_the_last_node_has_no_data_and_keeps_all_models() -> None:
     world = world_of(pg.FedAvg())
-    assert (world.nodes, world.num_data_nodes, world.hub) == (NODES + 1, NODES, NODES)
+    assert (world.nodes, len(world.data_nodes), world.hub) == (NODES + 1, NODES, NODES)
     assert [world.model_owner(node) for node in range(NODES + 1)] == [NODES] * (NODES + 1)
     assert len(world.parts[NODES]) == len(world.validation[NODES]) == 0
     assert world.neighbours(0) == (*[(NODES,)] * NODES, tuple(range(NODES)))
+
+
+def test_a_hub_may_have_another_number() -> None:
+    """As in a network of real peers that got clients later."""
+    experiment = pg.Experiment(
+        algorithm="fedavg",
+        topology="star:number=2",
+        nodes=4,
+        clusters="1/3:none",
+        model="logistic",
+        evaluation={"validation": 0.2},
+        faults={"join": "4@2"},
+    )
+    world = prepare(experiment)
+    assert (world.nodes, world.hub, world.data_nodes) == (5, 2, [0, 1, 3, 4])
+    assert len(world.parts[2]) == len(world.validation[2]) == 0
+    assert all(len(world.parts[node]) and len(world.validation[node]) for node in (0, 1, 3, 4))
+    assert [world.cluster_of(node) for node in range(5)].index(None) == 2
+    assert world.graph.neighbours(0) == ((2,), (2,), (0, 1, 3, 4), (2,), (2,))
+    assert world.setup["examples"] == [len(world.parts[node]) for node in (0, 1, 3, 4)]
+    assert world.setup["hub"] == 2
+    assert RunFacts.of(world).data_nodes == {0, 1, 3, 4}
 
 
 def test_nodes_join_and_leave_in_the_rounds_that_were_given() -> None:

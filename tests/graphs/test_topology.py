@@ -139,6 +139,9 @@ def test_complete_ring_and_star_of_four() -> None:
     assert Complete().build(4, 0).neighbours(0) == ((1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2))
     assert Ring().build(4, 0).neighbours(0) == ((1, 3), (0, 2), (1, 3), (0, 2))
     assert Star().build(4, 0).neighbours(0) == ((1, 2, 3), (0,), (0,), (0,))
+    assert Star(number=1).build(4, 0).neighbours(0) == ((1,), (0, 2, 3), (1,), (1,))
+    with pytest.raises(InputError, match="number=4 is not one of the 4 nodes"):
+        Star(number=4).build(4, 0)
 
 
 def test_torus_of_nine_joins_opposite_sides() -> None:

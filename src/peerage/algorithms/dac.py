@@ -77,6 +77,12 @@ class DAC(Algorithm[Similarities]):
         nodes = torch.arange(node.num_nodes)
         return Similarities(torch.zeros(node.num_nodes), nodes == node.id)  # never estimates itself
 
+    def extend_state(self, known: Similarities, fresh: Similarities) -> Similarities:
+        more = slice(len(known.value), None)
+        return Similarities(
+            torch.cat([known.value, fresh.value[more]]), torch.cat([known.seen, fresh.seen[more]])
+        )
+
     def message_schema(self, dimensions: Dimensions) -> dict[str, TensorSpec]:
         s = TensorSpec((dimensions.nodes,), low=0.0, high=1 / MIN_LOSS)
         schema = {**super().message_schema(dimensions), "ask": TensorSpec((1,), torch.bool)}

@@ -3,7 +3,7 @@
 Safaryan, Islamov, Qian, Richtarik, 2021. arXiv:2106.02969.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from peerage.algorithm import Cost, Dimensions, Node
 from peerage.errors import InputError, check_choice
 from peerage.hub import HubAlgorithm, Payload
-from peerage.requests import Inbox, TensorSpec
+from peerage.requests import Inbox, Message, TensorSpec
 from peerage.vectors import Layout
 from peerage.work.newton import (
     Compress,
@@ -119,17 +119,21 @@ class FedNL(HubAlgorithm[Learned]):
     def init(self, node: Node[Learned]) -> Learned:
         classes, size = problems(node.layout)
         if node.id == node.hub:
-            h, rounds = torch.zeros(classes, size, size), torch.full((node.hub,), NEVER)
+            h, rounds = torch.zeros(classes, size, size), torch.full((node.num_nodes - 1,), NEVER)
         else:  # without H_k yet
             h, rounds = torch.empty(classes, 0, size), torch.tensor([NEVER])
         return Learned(h, rounds, 0, *no_pairs(h))
+
+    def extend_state(self, known: Learned, fresh: Learned) -> Learned:
+        more = fresh.rounds[len(known.rounds) :]  # none at a client
+        return replace(known, rounds=torch.cat([known.rounds, more]))
 
     def broadcast(self, node: Node[Learned]) -> Payload:
         return {**super().broadcast(node), "rounds": node.state.rounds}
 
     async def answer(self, node: Node[Learned], hub_message: Mapping[str, Tensor]) -> Payload:
         g, a = await Derivatives(node.params, node.buffers, self.penalty)
-        arrived = int(hub_message["rounds"][node.id])
+        arrived = int(hub_message["rounds"][place(node, node.id)])
         if arrived == NEVER and self.start == "exact":
             self.remember(node, a, *no_pairs(a))
             return self.message(torch.zeros(len(a)), g=g, triangle=upper(a))
@@ -165,11 +169,15 @@ class FedNL(HubAlgorithm[Learned]):
     def merge(self, node: Node[Learned], inbox: Inbox) -> None:
         if not any(message.examples for message in inbox.messages):
             return  # there is no mean without examples
-        h, examples = self.with_new_clients(node.state, inbox)
+        places = [place(node, sender) for sender in inbox.senders]
+        new = node.state.rounds[places] == NEVER
+        h, examples = self.with_new_clients(
+            node.state, [m for m, is_new in zip(inbox.messages, new, strict=True) if is_new]
+        )
         x = to_rows(node.layout, node.params)
         node.params = to_vector(x - self.direction(h, inbox))
         rounds = node.state.rounds.clone()
-        rounds[list(inbox.senders)] = node.round
+        rounds[places] = node.round
         h = self.with_updates(h, inbox, examples)
         node.state = replace(node.state, h=h, rounds=rounds, examples=examples)
 
@@ -184,9 +192,8 @@ class FedNL(HubAlgorithm[Learned]):
             steps = [solve_shifted(*each, self.penalty) for each in zip(h, l_bar, g, strict=True)]
         return torch.stack(steps)
 
-    def with_new_clients(self, state: Learned, inbox: Inbox) -> tuple[Tensor, int]:
+    def with_new_clients(self, state: Learned, new: Sequence[Message]) -> tuple[Tensor, int]:
         """H including the clients that answer for the first time, and its number of examples."""
-        new = [m for m in inbox.messages if int(state.rounds[m.sender]) == NEVER]
         if not new:
             return state.h, state.examples
         examples = state.examples + sum(message.examples for message in new)
@@ -206,6 +213,12 @@ class FedNL(HubAlgorithm[Learned]):
         values = [m.payload["values"] * (m.examples / examples) for m in old]
         vectors = [m.payload["vectors"] for m in old]
         return add_pairs(h, torch.cat(values, dim=1), torch.cat(vectors, dim=1))
+
+
+def place(node: Node[Learned], client: int) -> int:
+    """The place of a client among all of them."""
+    assert node.hub is not None
+    return client - (client > node.hub)
 
 
 def no_pairs(h: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,10 @@
 """Build the world of an experiment: load and split data, build graph and models, check all."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ from peerage.privacy import check_accounting
 from peerage.randomness import numpy_stream
 from peerage.vectors import Weights
 from peerage.work.context import Examples
+
+EMPTY = np.empty(0, dtype=np.int64)
+
+T = TypeVar("T")
 
 
 def prepare(
@@ -61,7 +65,8 @@ def prepare(
     starts = read_starts(experiment, [architectures[name] for name in names])
     parts, validation = split_validation(experiment, dataset, parts)
     if experiment.algorithm.with_hub:  # one node more, without data
-        parts, validation = [[*each, np.empty(0, dtype=np.int64)] for each in (parts, validation)]
+        hub = experiment.hub_among(len(parts) + 1)
+        parts, validation = (with_hub(each, hub, EMPTY) for each in (parts, validation))
     graph = build_graph(experiment, len(parts))
     check_weights(experiment, graph)
     experiment.algorithm.check_network(experiment.nodes, graph.directed, names)
@@ -89,6 +94,15 @@ def prepare(
     for caveat in integer_caveats(world):
         warnings.warn(caveat, PeerageWarning, stacklevel=3)
     return world
+
+
+def with_hub(of_nodes: Sequence[T], hub: int | None, its: T) -> list[T]:
+    """One value per node, from those of the nodes with data and that of the hub, if there is one.
+
+    >>> with_hub([5, 6, 7], 1, 0)
+    [5, 0, 6, 7]
+    """
+    return list(of_nodes) if hub is None else [*of_nodes[:hub], its, *of_nodes[hub:]]
 
 
 def integer_caveats(world: World) -> Iterable[str]:
@@ -188,8 +202,9 @@ def node_clusters(experiment: Experiment, nodes: int) -> list[int | None]:
     """The cluster of every node; None for one that serves all clusters: a hub, or a pooled node."""
     if experiment.clusters is None:
         return []
-    assigned = [] if experiment.pooled else experiment.clusters.assign(experiment.seed)
-    return [*assigned, *[None] * (nodes - len(assigned))]
+    if experiment.pooled:
+        return [None] * nodes
+    return with_hub(experiment.clusters.assign(experiment.seed), experiment.hub, None)
 
 
 def test_sets(

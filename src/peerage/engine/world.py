@@ -96,13 +96,13 @@ class World:
 
     @property
     def hub(self) -> int | None:
-        """The fixed hub, which is the last node and has no data; None without one."""
-        return self.nodes - 1 if self.algorithm.with_hub else None
+        """The fixed hub, which has no data; None without one."""
+        return self.experiment.hub_among(self.nodes)
 
     @property
-    def num_data_nodes(self) -> int:
-        """The number of nodes with data."""
-        return self.nodes if self.hub is None else self.nodes - 1
+    def data_nodes(self) -> list[int]:
+        """The nodes with data: all but a hub."""
+        return [node for node in range(self.nodes) if node != self.hub]
 
     @property
     def test(self) -> Examples:
@@ -271,7 +271,7 @@ class World:
     @cached_property
     def setup(self) -> dict[str, Any]:
         """Facts about the data, the graph and the models, for reports."""
-        counts = self.label_counts[: self.num_data_nodes]  # without a hub
+        counts = self.label_counts[self.data_nodes]
         constants = constants_of(self.architectures)
         clusters = self.experiment.clusters
         clients_keep_models = self.hub is not None and not self.models_at_hub
@@ -286,6 +286,7 @@ class World:
             "test_examples": len(self.test),
             **({"clusters": self._cluster_facts(clusters)} if clusters is not None else {}),
             **({"models_at": self.algorithm.models_at} if clients_keep_models else {}),
+            **({"hub": self.hub} if self.hub not in (None, self.nodes - 1) else {}),
             **({"constants": constants} if constants else {}),
         }
 

@@ -279,7 +279,7 @@ class Experiment(Section):
             raise InputError(f"rounds must be at least 1, got {self.rounds}")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
-        self.faults.check(self.nodes)
+        self.faults.check(self.nodes_and_hub, self.hub)
         if self.clusters is not None and sum(self.clusters.sizes) != self.nodes:
             raise InputError(
                 f"clusters {self.clusters.text} have {sum(self.clusters.sizes)} nodes in all, but "
@@ -307,11 +307,13 @@ class Experiment(Section):
         name = display_name(self.algorithm, ALGORITHMS)
         choices = ("hub", "clients", "both")
         check_choice("models_at of the algorithm", self.algorithm.models_at, choices)
-        if self.topology != HUB:
+        if self.topology != HUB and getattr(self.topology, "number", None) is None:
             raise InputError(
                 f"algorithm {name!r} has a hub, so its topology is star:centre=last; remove "
                 "--topology, or choose an algorithm without a hub"
             )
+        if self.pooled and self.topology != HUB:
+            raise InputError("pooled means a single node beside the hub; remove --topology")
         clients = getattr(self.algorithm, "clients", None)
         if clients is not None and clients > self.nodes:
             raise InputError(
@@ -330,6 +332,19 @@ class Experiment(Section):
     def nodes_and_hub(self) -> int:
         """The number of nodes, including a hub."""
         return self.nodes + bool(self.algorithm.with_hub)
+
+    @property
+    def hub(self) -> int | None:
+        """The number of the hub, usually the last; None without one."""
+        return self.hub_among(self.nodes_and_hub)
+
+    def hub_among(self, nodes: int) -> int | None:
+        """As `hub`, if the network has so many nodes instead, the hub included."""
+        return (
+            self.topology.place(nodes)
+            if isinstance(self.topology, Star) and self.algorithm.with_hub
+            else None
+        )
 
     @property
     def evaluated_at(self) -> str:

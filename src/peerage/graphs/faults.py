@@ -53,9 +53,14 @@ class Faults:
         """First round without the node, for every node that leaves."""
         return parse_schedule("leave", self.leave)
 
-    def check(self, nodes: int) -> None:
-        """Raise an error if a schedule names a node that does not exist."""
+    def check(self, nodes: int, hub: int | None = None) -> None:
+        """Raise an error if a schedule names the hub, or a node that does not exist."""
         for node in (*self.joined, *self.left):
+            if node == hub:
+                raise InputError(
+                    f"join or leave names node {node}, the hub, without which no node can work; "
+                    "remove it"
+                )
             if node >= nodes:
                 raise InputError(
                     f"join or leave names the unknown node {node}; the ids are 0 to {nodes - 1}"

@@ -122,9 +122,24 @@ class Star(Topology):
     """One node is joined to all others, which have no other neighbour."""
 
     centre: Literal["first", "last"] = "first"  # a hub is the last node
+    number: int | None = None  # the number of the centre, instead of the first or last
+
+    def __post_init__(self) -> None:
+        check_at_least("number", self.number, 0)
+
+    def place(self, nodes: int) -> int:
+        """The number of the centre among so many nodes."""
+        if self.number is None:
+            return 0 if self.centre == "first" else nodes - 1
+        if self.number >= nodes:
+            raise InputError(
+                f"number={self.number} is not one of the {nodes} nodes of the star, which are 0 to "
+                f"{nodes - 1}; choose one of them"
+            )
+        return self.number
 
     def draw(self, nodes: int, rng: np.random.Generator) -> Edges:
-        centre = 0 if self.centre == "first" else nodes - 1
+        centre = self.place(nodes)
         others = np.delete(np.arange(nodes), centre)
         return np.stack([np.full(nodes - 1, centre), others], axis=1)
 

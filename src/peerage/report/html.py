@@ -384,7 +384,10 @@ def _node_table(record: RunRecord) -> dict[str, Any]:
     accuracy = values["accuracy"]
     degree = Counter(chain.from_iterable(record.setup["edges"]))
     count = len(record.setup["parameters"])
-    examples = [*record.setup["examples"], 0]  # 0 for a hub, if there is one
+    examples = list(record.setup["examples"])
+    if _has_hub(record):
+        hub = record.setup.get("hub")
+        examples.insert(count if hub is None else hub, 0)
     order = sorted(range(count), key=lambda node: (accuracy.get(node, -1.0), node))
     few = count <= figures.MANY
     lines = [

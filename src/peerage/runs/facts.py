@@ -29,6 +29,7 @@ class RunFacts:
     assignment: tuple[str, ...]  # node -> name of its architecture
     join: str  # when nodes join and leave, as in `Faults`
     leave: str
+    hub: int | None = None  # unknown in folders of an earlier version, where it is the last node
 
     @classmethod
     def of(cls, world: World) -> "RunFacts":
@@ -38,7 +39,7 @@ class RunFacts:
             algorithm=display_name(experiment.algorithm, ALGORITHMS),
             label=label(experiment),
             dataset=display_name(experiment.dataset, DATASETS),
-            nodes=world.num_data_nodes,
+            nodes=len(world.data_nodes),
             rounds=experiment.rounds,
             own_metrics=tuple(world.own_metrics),
             hub_outside_means=world.hub_outside_means,
@@ -48,7 +49,13 @@ class RunFacts:
             assignment=tuple(world.assignment),
             join=world.faults.join,
             leave=world.faults.leave,
+            hub=world.hub,
         )
+
+    @cached_property
+    def data_nodes(self) -> frozenset[int]:
+        """The numbers of the nodes with data."""
+        return frozenset(range(self.nodes + (self.hub is not None))) - {self.hub}
 
     @cached_property
     def _schedule(self) -> Faults:

@@ -425,7 +425,7 @@ class _Run:
         self, round: int, report: RoundReport, engine: Lockstep, final: bool = False
     ) -> None:
         self.bytes_total += report.bytes
-        hubs = self.world.nodes - self.world.num_data_nodes
+        hubs = self.world.nodes - len(self.world.data_nodes)
         nodes, hub = len(report.nodes) - hubs, self.world.hub_outside_means
         row = network_row(round, report, self.bytes_total, nodes, without=hub, final=final)
         if self.experiment.evaluation.spread and "accuracy" in row:

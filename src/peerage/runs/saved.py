@@ -186,12 +186,12 @@ def _open(
         check_same(text, folder, experiment)
     kinds = name_architectures(experiment, shape, len(setup["classes"]))
     check_constants(folder, setup, {"constants": constants_of(kinds) or None})
-    nodes, hub = experiment.nodes_and_hub, bool(experiment.algorithm.with_hub)
+    nodes, hub = experiment.nodes_and_hub, experiment.hub
     if not places:
         nodes = len(setup["parameters"])
-        hub = nodes > len(setup["examples"])
+        hub = setup.get("hub", nodes - 1) if nodes > len(setup["examples"]) else None
     elif "nodes" in setup:  # the algorithm may not be here
-        nodes, hub = setup["nodes"], setup["hub"] is not None
+        nodes, hub = setup["nodes"], setup["hub"]
     origin = {
         "run": run,
         "algorithm": _name(table.get("algorithm")),
@@ -205,7 +205,7 @@ def _open(
         list(kinds.values()),
         torch.zeros(1, *shape, dtype=getattr(torch, setup["example"]["dtype"])),
         nodes,
-        nodes - 1 if hub else None,
+        hub,
         places or dict.fromkeys(range(nodes), folder),
         origin,
         "models_at" in setup,

@@ -172,6 +172,23 @@ def test_a_change_that_fails_leaves_nothing(
     )
 
 
+def revise(machines: Machines, first: int, flags: str) -> None:
+    """Change the network from this round on, and give the running peers the new files."""
+    home = machines.home
+    network = home / "network.toml"
+    peerage(f"network change {network} --from-round {first} {flags} --certs {home / 'certs'}")
+    (home / "network-2.sig").rename(home / "network.sig")
+    (home / "network-2.toml").rename(network)
+
+
+def start_new(machines: Machines, me: int) -> None:
+    """Start a new peer with the files in its own folder."""
+    site = machines.home / f"node-{me}"
+    machines.folders.append(site / "run")
+    own = ["--network", str(site / "network.toml"), "--certs", str(site / "certs")]
+    machines.start(me, more=own)
+
+
 @pytest.mark.slow
 def test_processes_take_up_a_revision_while_they_run(tmp_path: Path) -> None:
     """A fourth peer joins, one leaves, and the network ends later."""
@@ -183,19 +200,10 @@ def test_processes_take_up_a_revision_while_they_run(tmp_path: Path) -> None:
         for me in range(3):
             machines.start(me)
         machines.until(lambda: min(map(machines.round, range(3))) >= 3)
-        path = tmp_path / "network.toml"
         first = max(map(machines.round, range(3))) + 60
         [port] = free_ports(1)
-        peerage(
-            f"network change {path} --from-round {first} --add node-3=127.0.0.1:{port} "
-            f"--remove node-1 --rounds 100001 --certs {tmp_path / 'certs'}"
-        )
-        (tmp_path / "network-2.sig").rename(tmp_path / "network.sig")
-        (tmp_path / "network-2.toml").rename(path)
-        site = tmp_path / "node-3"
-        machines.folders.append(site / "run")
-        own = ["--network", str(site / "network.toml"), "--certs", str(site / "certs")]
-        machines.start(3, more=own)
+        revise(machines, first, f"--add node-3=127.0.0.1:{port} --remove node-1 --rounds 100001")
+        start_new(machines, 3)
         left = machines.processes.pop(1)
         assert left.wait(300) == 0
         machines.until(lambda: min(map(machines.round, (0, 2, 3))) >= first + 20)
@@ -207,3 +215,48 @@ def test_processes_take_up_a_revision_while_they_run(tmp_path: Path) -> None:
         rows = [row for row in machines.rows(me) if row["round"] > first]
         assert all(row["heard"][1] == 2 for row in rows)  # nobody waits for node-1
         assert [2, 2] in [row["heard"] for row in rows]
+
+
+@pytest.mark.slow
+def test_peers_join_while_others_dial_out(tmp_path: Path) -> None:
+    """Node 2 opens a tunnel to the new node 3, and the new node 4 dials out as well."""
+    experiment = Experiment(
+        nodes=3, topology="ring", partition="iid", model="logistic", rounds=100_000
+    )
+    timeouts = Timeouts(start=600, message=300, idle=30)
+    with Machines(tmp_path, experiment, timeouts, dials_out={2}) as machines:
+        for me in range(3):
+            machines.start(me)
+        machines.until(lambda: min(map(machines.round, range(3))) >= 3)
+        first = max(map(machines.round, range(3))) + 60
+        [port] = free_ports(1)
+        revise(machines, first, f"--add node-3=127.0.0.1:{port} --add node-4=dials-out")
+        for me in (3, 4):
+            start_new(machines, me)
+        machines.until(lambda: min(map(machines.round, range(5))) >= first + 20)
+    for me in range(5):
+        heard = [row["heard"] for row in machines.rows(me) if row["round"] > first]
+        assert [2, 2] in heard
+
+
+@pytest.mark.slow
+def test_a_client_joins_a_running_hub(tmp_path: Path) -> None:
+    """The hub keeps its number, and its model goes on."""
+    experiment = Experiment(
+        nodes=2, algorithm="fedavg", partition="iid", model="logistic", rounds=100_000
+    )
+    timeouts = Timeouts(start=600, message=300, idle=30)
+    with Machines(tmp_path, experiment, timeouts) as machines:
+        for me in range(3):
+            machines.start(me)
+        machines.until(lambda: min(map(machines.round, range(3))) >= 3)
+        first = max(map(machines.round, range(3))) + 60
+        [port] = free_ports(1)
+        revise(machines, first, f"--add node-3=127.0.0.1:{port}")
+        start_new(machines, 3)
+        machines.until(lambda: min(map(machines.round, range(4))) >= first + 20)
+    new = Network.load(tmp_path / "network.toml").experiment
+    assert (new.nodes, new.hub, new.faults.join) == (3, 2, f"3@{first}")
+    heard = {me: [r["heard"] for r in machines.rows(me) if r["round"] > first] for me in range(4)}
+    assert [3, 3] in heard[2]
+    assert [1, 1] in heard[3]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from support.networking import BROKEN, PeerHarness, run_harness, run_peers
 
 import peerage as pg
 from peerage import DecAvg, FedAvg, Local
-from peerage.errors import PeerageError, WorkerDied
+from peerage.errors import InputError, PeerageError, WorkerDied
 from peerage.net.deploy.process import PeerProcess, PeerProgress
 from peerage.net.deploy.up import LocalNetwork
 from peerage.net.peer.network import Timeouts
@@ -277,6 +278,45 @@ def test_a_peer_of_another_experiment_is_no_contact(tmp_path):
 
 
 # Real processes
+
+
+@pytest.mark.slow
+def test_a_process_that_missed_the_end_of_all_others_ends_too(tmp_path):
+    """It was down when they finished and left, so no peer can tell it."""
+    experiment = pg.Experiment(**THREE, model="logistic", rounds=30, local={"epochs": 1})
+    timeouts = Timeouts(start=30, message=30, idle=2, alone=3)
+    with Machines(tmp_path, experiment, timeouts) as network:
+        for me in range(3):
+            network.start(me)
+        network.until(lambda: network.round(2) >= 3, BROKEN)
+        killed = network.processes.pop(2)
+        killed.kill()
+        killed.wait(BROKEN)
+        assert network.wait(BROKEN) == [0, 0]
+        network.processes.clear()
+        file = tmp_path / "network.toml"
+        file.write_text(file.read_text().replace("start = 30", "start = 2"))
+        network.start(2)
+        assert network.wait(BROKEN) == [1]
+        reached = network.round(2)
+        unrun = f"did not run rounds {reached + 1}-30; start it again to continue"
+        assert unrun in network.log(2)
+        assert "no other peer could be reached for 3 s; they may have finished" in network.log(2)
+        assert reached < 30
+        assert not (network.folders[2] / "summary.json").exists()
+        assert not (network.folders[2] / PAUSED).exists()
+        network.processes.clear()
+        for me in (2, 0):  # a finished peer that returns tells it
+            network.start(me)
+        assert network.wait(BROKEN) == [0, 0]
+        assert network.round(2) == 30
+
+
+def test_a_peer_may_wait_for_ever(tmp_path):
+    assert Timeouts(alone=math.inf).alone == math.inf
+    for settings in ({"alone": 0.0}, {"alone": math.nan}, {"idle": math.inf}):
+        with pytest.raises(InputError, match="must be a number of seconds above 0"):
+            Timeouts(**settings)
 
 
 @pytest.mark.slow

@@ -452,6 +452,7 @@ def test_states_have_the_texts_that_users_read():
         "absent",
         "finished",
         "skipped rounds",
+        "out of contact",
         "stopped: ",
     ]
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,6 +26,7 @@ from peerage.net.peer.peer_tracker import PeerTracker
 from peerage.net.peer.revisions import NetworkFile, check_successor
 from peerage.net.trust.certs import Authority
 from peerage.net.trust.signature import REQUIRED, sign_network
+from peerage.testing import blobs
 from peerage.testing import toy as toy_problem
 
 
@@ -34,6 +35,14 @@ def toy(algorithm: Algorithm[Any], **changes: Any) -> Experiment:
     return toy_problem(algorithm, **{"partition": "iid", **changes})
 
 
+def linear(algorithm: Algorithm[Any], **settings: Any) -> Experiment:
+    """The toy problem with a linear model, and with the default graph if none is given."""
+    return Experiment(
+        algorithm=algorithm, dataset=blobs(), model="logistic", partition="iid", **settings
+    )
+
+
+HUB_AT_3 = "star:number=3"
 BEFORE = toy(DecAvg(), nodes=4, topology="complete", rounds=3)
 
 
@@ -100,13 +109,16 @@ def test_a_revision_that_changes_anything_else_is_refused(
         check_successor(old, new)
 
 
-def test_a_network_with_a_hub_gets_no_new_members() -> None:
+def test_the_hub_keeps_its_number() -> None:
     old = network_of(toy(pg.FedAvg(), nodes=3))
     members = (*old.members, Member("node-9", "127.0.0.1:9"))
     experiment = toy(pg.FedAvg(), nodes=4)
     new = replace(old, experiment=experiment, members=members, revision=2, from_round=2)
-    with pytest.raises(InputError, match="the hub is the last one"):
+    with pytest.raises(InputError, match=r"node-9 instead of node-3.* topology to star:number=3"):
         check_successor(old, new)
+    hub_stays = linear(pg.FedAvg(), nodes=4, rounds=3, topology=HUB_AT_3)
+    old = replace(old, experiment=linear(pg.FedAvg(), nodes=3, rounds=3))
+    check_successor(old, replace(new, experiment=hub_stays))
 
 
 def test_a_new_member_waits_while_the_others_do_not_know_it() -> None:
@@ -199,11 +211,47 @@ def test_peers_with_different_revisions_work_together(
     assert peers[1].rows[-1]["heard"] == [3, 3]
 
 
+@dataclass(frozen=True)
+class CountsNodes(DecAvg):
+    """An algorithm with an entry per node in its state that does not extend it."""
+
+    def init(self, node: Any) -> torch.Tensor:
+        return torch.zeros(node.num_nodes)
+
+
 @pytest.mark.slow
 def test_a_state_for_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
-    run_peers(toy(pg.DAC(peers=2), nodes=3, rounds=1), tmp_path)
-    with pytest.raises(InputError, match="another number of nodes than 4"):
-        run_peers(toy(pg.DAC(peers=2), nodes=4, rounds=2), tmp_path, revision=2, from_round=2)
+    run_peers(toy(CountsNodes(), nodes=3, rounds=1), tmp_path)
+    with pytest.raises(InputError, match=r"another number of nodes than 4.* extend_state"):
+        run_peers(toy(CountsNodes(), nodes=4, rounds=2), tmp_path, revision=2, from_round=2)
+
+
+ENTRY_PER_NODE = [(pg.DAC(peers=2), "complete"), (pg.FedAvg(), None), (pg.FedNL(), None)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "graph"), ENTRY_PER_NODE)
+def test_peers_join_where_there_is_a_hub_or_an_entry_per_node(
+    algorithm: Algorithm[Any], graph: str | None, tmp_path: Path
+) -> None:
+    """All are started again, with one peer more; the hub keeps its number, 3."""
+    before = linear(algorithm, nodes=3, rounds=2, **({"topology": graph} if graph else {}))
+    run_peers(before, tmp_path)
+    new = before.nodes_and_hub  # the number of the new peer
+    settings = {"topology": graph or HUB_AT_3, "faults": {"join": f"{new}@3"}}
+    joined = linear(algorithm, nodes=4, rounds=5, **settings)
+    peers = run_peers(joined, tmp_path, revision=2, from_round=3)
+    assert [peer.state for peer in peers] == ["finished"] * len(peers)
+    assert peers[new].rows[-1]["round"] == 5
+    if graph is None:
+        assert peers[3].world.hub == 3
+        assert peers[3].last_round == ([0, 1, 2, 4], [])
+        assert peers[new].last_round == ([3], [])
+    else:
+        state = peers[0].shard.members[0].node.state
+        assert state.value.shape == state.seen.shape == (4,)
+        assert state.seen[:3].all()  # kept from the first two rounds
+        assert peers[new].shard.members[new].node.state.seen[:3].any()
 
 
 # Peers that run
@@ -278,6 +326,33 @@ def test_a_peer_joins_a_running_network_and_another_one_leaves_it(tmp_path: Path
     assert all(row["heard"] == [3, 3] for p in peers.values() for row in p.rows if row["round"])
     assert {peer.state for peer in peers.values()} == {"finished"}
     assert peers[4].scheduled_rounds == list(range(70, 91))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "graph"), ENTRY_PER_NODE)
+def test_peers_join_a_running_network_with_a_hub_or_an_entry_per_node(
+    algorithm: Algorithm[Any], graph: str | None, tmp_path: Path
+) -> None:
+    """No message is rejected, although some peers take up the revision before others."""
+    before = linear(algorithm, nodes=3, rounds=60, **({"topology": graph} if graph else {}))
+    new = before.nodes_and_hub
+    settings = {"topology": graph or HUB_AT_3, "faults": {"join": f"{new}@50"}}
+    changed = linear(algorithm, nodes=4, rounds=70, **settings)
+
+    async def act(harness: PeerHarness, source: Announced) -> None:
+        await harness.until(0, 2)
+        source.new = network_of(changed, revision=2, from_round=50)
+        while any(harness.peers[me].revisions.next is None for me in range(new)):
+            await asyncio.sleep(0.001)
+        harness.experiment, harness.network = changed, source.new
+        harness.start(new)
+
+    peers = run_revised(before, tmp_path, act)
+    assert {peer.state for peer in peers.values()} == {"finished"}
+    assert [dict(peer.counters) for peer in peers.values()] == [{}] * (new + 1)
+    assert [row["round"] for row in peers[new].rows] == list(range(50, 71))
+    if graph is None:
+        assert peers[3].last_round == ([0, 1, 2, 4], [])
 
 
 @pytest.mark.slow

@@ -51,7 +51,6 @@ class Changed:
     signature: Path | None
     revision: int
     from_round: int
-    restart: bool  # whether running peers have to be restarted to know new members
     folders: tuple[Path, ...] = ()  # of new members
     privacy: str | None = None  # the planned epsilon, which grows with the rounds
 
@@ -72,11 +71,7 @@ class Changed:
                 f"revision {self.revision} is in {self.network} and {self.experiment}; {signed}",
                 f"copy {self.experiment.name} to every peer, then {self.network.name} as "
                 f"{self.name} and its signature as {signature_path(Path(self.name)).name}",
-                f"restart all peers with them, as one of the network dials out; they apply from "
-                f"round {self.from_round} on"
-                if self.restart
-                else f"running peers use them from round {self.from_round} on, others when they "
-                "start",
+                f"running peers use them from round {self.from_round} on, others when they start",
                 *(
                     f"move {folder} to its machine, and follow the README.txt in it"
                     for folder in self.folders
@@ -165,11 +160,8 @@ def change_network(
         write_bytes(target, files[target.name], REMEDY)
         write_bytes(out, files[NETWORK], REMEDY)
         signature = None if authority is None else sign_network(authority, out)
-    restart = bool(change.add and new.dialling)
     plan = privacy_plan(built)
-    return Changed(
-        name, out, target, signature, revision, change.from_round, restart, folders, plan
-    )
+    return Changed(name, out, target, signature, revision, change.from_round, folders, plan)
 
 
 @contextmanager
@@ -204,7 +196,7 @@ def _changes(old: Network, change: Change) -> dict[str, Any]:
         joined[number] = change.from_round
     for name in change.remove:
         number = old.number(name)
-        if experiment.algorithm.with_hub and number == experiment.nodes:
+        if number == experiment.hub:
             raise InputError(f"{name} is the hub, without which no peer can work; keep it")
         if left.get(number, change.from_round + 1) <= change.from_round:
             raise InputError(f"{name} has left already, in round {left[number]}; do not name it")
@@ -213,11 +205,14 @@ def _changes(old: Network, change: Change) -> dict[str, Any]:
     if not stay:
         raise InputError("no peer of the network would stay; start a new run instead")
     schedule = {"join": _schedule(joined), "leave": _schedule(left)}
+    topology = change.topology
+    if topology is None and change.add and experiment.hub is not None:
+        topology = f"star:number={experiment.hub}"  # new members come after the hub
     return {
         "nodes": experiment.nodes + len(change.add),
         "rounds": rounds,
         **({"faults": schedule} if joined or left else {}),
-        **({"topology": change.topology} if change.topology else {}),
+        **({"topology": topology} if topology else {}),
     }
 
 

@@ -62,7 +62,7 @@ class RecordCollector:
         models, layouts = final_models(peers, world) if status == "finished" else ([], [])
         privacy = None
         if peers and noise.active:
-            sent = [released_messages(peer.folder) for peer in peers[: world.num_data_nodes]]
+            sent = [released_messages(peer.folder) for peer in peers if peer.number != world.hub]
             privacy = privacy_report(noise, sent, secret=True)
         summary = summary_of(
             facts,
@@ -118,7 +118,7 @@ def joined_rows(facts: RunFacts, rows: Iterable[Row], all_rounds: bool) -> Itera
         report, (round, final) = report_of(by_round[place], facts.own_metrics), place
         total += report.bytes
         known = [n.node for n in report.nodes if facts.is_present(n.node, round)]
-        peers, hub = sum(node < facts.nodes for node in known), facts.hub_outside_means
+        peers, hub = len(facts.data_nodes.intersection(known)), facts.hub_outside_means
         for row in (
             *node_rows(round, report, final),
             *group_rows(facts, round, report, final),

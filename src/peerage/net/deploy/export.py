@@ -33,7 +33,7 @@ from peerage.files import disk_errors, write_bytes
 from peerage.models import MODELS, default_model
 from peerage.models.files import read_file
 from peerage.net.deploy.code import FOLDER, ShippedCode, ship
-from peerage.net.deploy.guide import guides, hub_of
+from peerage.net.deploy.guide import guides
 from peerage.net.deploy.hosts import PORT, assign_hosts, check_port, read_hosts
 from peerage.net.deploy.message_sizes import MessageSizes
 from peerage.net.peer.network import MAJORITY, Member, Network, Timeouts
@@ -60,7 +60,7 @@ class Exported:
 
     @property
     def facts(self) -> dict[str, Any]:
-        hub = hub_of(self.network.experiment)
+        hub = self.network.experiment.hub
         peers = [
             {
                 "name": member.name,

@@ -120,7 +120,7 @@ def guides(
 ) -> dict[str, str]:
     """The systemd unit, the container file and the README of one peer."""
     name = network.members[number].name
-    hub = number == hub_of(network.experiment)
+    hub = number == network.experiment.hub
     port = PORT if place is None else place.port
     every = f"--bind 0.0.0.0:{port}"
     if place is None:
@@ -191,8 +191,3 @@ def _about_data(experiment: Experiment, hub: bool) -> str:
         f"The experiment uses {spec}; download it with\n\n"
         f"    PEERAGE_DATA=data venv/bin/python -m peerage data get {name}\n\n"
     )
-
-
-def hub_of(experiment: Experiment) -> int | None:
-    """The number of the hub; None if the network has none."""
-    return experiment.nodes if experiment.algorithm.with_hub else None

@@ -35,6 +35,7 @@ SHARED = (  # keys of `setup.json` with facts about the whole network
     "example",
     "constants",
     "models_at",
+    "hub",
     "edges",
     "topology",
     "parameters",
@@ -273,7 +274,7 @@ class _Joint:
 
         def of_each(key: str) -> list[int | None]:
             known = {node: int(peer.setup[key]) for node, peer in self.peers.items()}
-            return [known.get(node) for node in range(self.newest.facts.nodes)]
+            return [known.get(node) for node in sorted(self.newest.facts.data_nodes)]
 
         tests = {count for count in of_each("test_examples") if count is not None}
         same = tests.pop() if len(tests) == 1 else of_each("test_examples")

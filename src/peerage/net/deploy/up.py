@@ -191,7 +191,7 @@ class LocalNetwork:
         command += ["--network", str(self.home / "network.toml")]
         command += ["--identity", peer.seen.name, "--certs", str(secret / "certs")]
         command += ["--out", str(peer.folder), "--rejoin", self.rejoin]
-        if self.stop_at_epsilon is not None and peer.number < self.experiment.nodes:  # not a hub
+        if self.stop_at_epsilon is not None and peer.number != self.experiment.hub:
             command += ["--stop-at-epsilon", str(self.stop_at_epsilon)]
         command += ["--keep", self.keep.models]
         if self.keep.every is not None:

@@ -44,12 +44,26 @@ class MessageAssembler:
         counters: Counter[str],
         on_header: Callable[[Header], None],
     ) -> None:
-        self.expected, self.mailbox, self.counters = expected, mailbox, counters
+        self.mailbox, self.counters = mailbox, counters
+        self.expect(expected)
         self.on_header = on_header  # called with every valid header
         self.blocked_peers: dict[int, str] = {}  # sender -> why its messages are rejected
         self._incoming: dict[int, PartialMessage] = {}  # by sender
         self._room = max(PARTIAL_BYTES, 2 * expected.max_bytes)
         self._reading = asyncio.Lock()  # one at a time, as unpacking takes memory as well
+
+    def expect(self, policy: MessagePolicy, first: int | None = None) -> None:
+        """Accept messages of this policy; with `first`, only from that round on.
+
+        A revision of the network file may bring more members, and so larger tensors. Some peers
+        send them when this one is still in an earlier round.
+        """
+        self._newest, self._first = policy, first
+        if first is None:
+            self._present = policy
+
+    def _policy(self, round: int) -> MessagePolicy:
+        return self._present if self._first is None or round < self._first else self._newest
 
     def accept(self, raw: bytes, identity: int) -> tuple[Header, int]:
         with self._counted():
@@ -57,7 +71,7 @@ class MessageAssembler:
                 raise Rejected(
                     "sender", f"node {identity} is blocked: {self.blocked_peers[identity]}"
                 )
-            header = parse_header(raw, self.expected, identity)
+            header = parse_header(raw, self._newest, identity)
             self.on_header(header)
             self.mailbox.check(header)
             return header, 0 if header.kind == DONE else self._partial_message(header).here
@@ -105,7 +119,7 @@ class MessageAssembler:
             raise Rejected("truncated", f"expected {header.size} bytes, got {known.here}")
         async with self._reading:  # in a thread, as a large message would block the event loop
             return await asyncio.to_thread(
-                decode, header, known.data, self.expected, known.checksum
+                decode, header, known.data, self._policy(header.round), known.checksum
             )
 
     def _known(self, header: Header) -> PartialMessage:

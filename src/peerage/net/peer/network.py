@@ -76,11 +76,12 @@ class Timeouts:
     start: float = 60.0  # for all peers, before round 1
     message: float = 60.0  # for a message of a reachable peer
     idle: float = 5.0  # of silence, until a peer counts as unreachable
+    alone: float = 3600.0  # without contact to any other peer, until a peer ends; may be inf
 
     def __post_init__(self) -> None:
         for option in fields(self):
             seconds = getattr(self, option.name)
-            if not 0 < seconds < float("inf"):
+            if not 0 < seconds < float("inf") and (option.name, seconds) != ("alone", float("inf")):
                 raise InputError(
                     f"{option.name} must be a number of seconds above 0, got {seconds}"
                 )

@@ -54,7 +54,7 @@ from peerage.privacy import format_epsilon
 from peerage.records.rows import read_metrics
 from peerage.runs.kept_models import Keep
 from peerage.runs.run import locked
-from peerage.runs.summary import digest, missed_rounds, totals
+from peerage.runs.summary import digest, missed_rounds, spans, totals
 
 log = logging.getLogger("peerage.peer")
 Result = TypeVar("Result")
@@ -140,9 +140,17 @@ def run_node(config: PeerConfig) -> dict[str, Any]:
             peer.warnings.append(f"{config.network} is not signed by the authority; {remedy}")
         with _metrics(peer, connected, config.metrics_port):
             asyncio.run(_run_until_signal(peer.run(), lambda: f"in round {peer.round + 1}"))
+        rows = read_metrics(config.folder / "metrics.jsonl")  # over all restarts
+        if peer.state == State.ALONE:
+            last = max(row["round"] for row in rows) if rows else 0
+            unrun = spans(round for round in peer.scheduled_rounds if round > last)
+            raise PeerageError(
+                f"no other peer could be reached for {peer.network.timeouts.alone:g} s; they may "
+                f"have finished and left, so this peer did not run rounds {unrun}; start it again "
+                "to continue, or raise alone in the network file to wait longer"
+            )
         node = peer.shard.members[me].node
         params = [node.params] if node.params.numel() else []
-        rows = read_metrics(config.folder / "metrics.jsonl")  # over all restarts
         summary = {
             "node": me,
             "name": config.identity,
@@ -222,7 +230,7 @@ def prepare_for(
     network: Network, me: int, config: PeerConfig, transport: Callable[[], Transport]
 ) -> tuple[World, list[str]]:
     """The world of a peer, and lines for its log about examples that it does not use."""
-    if network.experiment.algorithm.with_hub and me == network.experiment.nodes:
+    if me == network.experiment.hub:
         return prepare_hub(network, me, config, transport)
     if config.data is None:
         for flag, value in (("--test", config.test), ("--classes", config.classes)):

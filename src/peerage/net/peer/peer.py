@@ -41,7 +41,7 @@ from peerage.net.peer.replay import check_kept
 from peerage.net.peer.report import report_on
 from peerage.net.peer.responder import Responder
 from peerage.net.peer.revisions import Revisions, RevisionSource
-from peerage.net.peer.synchroniser import Synchroniser
+from peerage.net.peer.synchroniser import OutOfContact, Synchroniser
 from peerage.net.peer.traffic import SentBytes, message_policy
 from peerage.net.wire.header import DATA, Header, MessagePolicy, Rejected
 from peerage.net.wire.transport import Receiver, Transport
@@ -171,6 +171,9 @@ class Peer(Receiver):
         except EpsilonReached as reached:
             await self._serve_while_stopped(reached)
             self.recorder.add_late_counts(self.sent_bytes.difference)
+        except OutOfContact:
+            self.state = State.ALONE
+            self.recorder.show_pause(None)
         except DiskError as error:
             await self._serve_while_stopped(error)
             raise
@@ -185,7 +188,8 @@ class Peer(Receiver):
     def renew(self, network: Network, world: World, shard: Shard) -> None:
         """Use a higher revision of the network file, between two rounds."""
         self.network, self.world, self.shard = network, world, shard
-        self.expected = self.assembler.expected = message_policy(network, self.me, world)
+        self.expected = message_policy(network, self.me, world)
+        self.assembler.expect(self.expected)
         self.mailbox.share = 4 * self.expected.max_bytes
         self.mailbox.max_bytes = max(MAILBOX_BYTES, self.mailbox.share)
         self.evaluated_rounds = world.experiment.evaluation.evaluated_rounds(world.rounds)
@@ -209,7 +213,7 @@ class Peer(Receiver):
             try:
                 sent = await self.exchanges.run(PRE_ROUND, self.shard.pre_round)
                 self.recovery.succeeded()
-            except (DiskError, InputError):
+            except (DiskError, InputError, OutOfContact):
                 raise
             except Exception as error:
                 await self.recovery.recover(error)
@@ -271,7 +275,7 @@ class Peer(Receiver):
             self.recovery.cancel()
             self.recorder.restore_release_count()
             raise
-        except (DiskError, InputError):
+        except (DiskError, InputError, OutOfContact):
             raise
         except Exception as error:  # Diverged, or whatever an algorithm raises
             return await self.recovery.recover(error)

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 class AllToNode:
     """The partition of a peer with private data: all examples belong to its node."""
 
-    me: int
+    me: int | None  # among the nodes with data; None for the hub, which uses the test set alone
 
     def split(self, labels: Ints, nodes: int, classes: int, rng: np.random.Generator) -> list[Ints]:
         empty = np.empty(0, dtype=np.int64)
@@ -58,10 +58,19 @@ def prepare_own(
     if test is not None:
         data = with_test_set(data, with_classes(test, classes, where))
     changes = {
-        "partition": AllToNode(me),
+        "partition": AllToNode(_place(experiment.hub, me)),
         "clusters": _own_clusters(experiment.clusters, shift),
     }
     return prepare(experiment.model_copy(update=changes), data, share=True)
+
+
+def _place(hub: int | None, me: int) -> int | None:
+    """The place of a node among those with data.
+
+    >>> [_place(2, me) for me in range(5)]
+    [0, 1, None, 2, 3]
+    """
+    return None if me == hub else me - (hub is not None and me > hub)
 
 
 def _own_clusters(clusters: Clusters | None, shift: bool) -> Clusters | None:

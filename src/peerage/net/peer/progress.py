@@ -35,6 +35,7 @@ class State(StrEnum):
     ABSENT = "absent"  # as scheduled by the experiment
     FINISHED = "finished"
     SKIPPED = "skipped rounds"  # at the end, and most rounds were skipped
+    ALONE = "out of contact"  # at the end, which it did not reach: it lost all others for long
     STOPPED = "stopped: "  # followed by the error; training has stopped, but it answers others
 
 

@@ -15,7 +15,7 @@ from peerage.engine.shard import NodeReport, Shard, ShardReport
 from peerage.errors import CheckpointError, InputError, TooManyOpenFiles
 from peerage.files import read_json, write_json
 from peerage.net.peer.account import PrivacyAccount
-from peerage.net.peer.revisions import check_state_fits
+from peerage.net.peer.revisions import extend_state
 from peerage.net.wire.header import REASONS
 from peerage.net.wire.transport import Transport
 from peerage.privacy import RELEASE_COUNT
@@ -81,7 +81,7 @@ class PeerRecorder:
             fresh = self.shard.members[self.me].node.state
             arguments = (saved.trees, saved.parts, saved.round, saved.final)
             self.shard.restore(str(saved.folder), *arguments)
-            check_state_fits(self.shard, self.me, fresh)
+            extend_state(self.shard, self.me, fresh)
             # If a revision of the network file has more rounds, its last step is still to come.
             more = saved.round < self.shard.world.rounds
             self.finished, self.final = saved.round, saved.final and not more

@@ -7,7 +7,6 @@ part or no longer does. Members keep their numbers; new ones come last.
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +17,7 @@ from peerage.engine.shard import InProcessStore, Shard
 from peerage.engine.world import World
 from peerage.errors import InputError, PeerageError
 from peerage.net.peer.network import Network, differing, unrevised
+from peerage.net.peer.traffic import message_policy
 from peerage.net.trust.signature import check_signature
 from peerage.state import pack
 
@@ -70,11 +70,6 @@ class NetworkFile:
             if (new.run, new.revision) == (present.run, present.revision):
                 return None
             check_successor(present, new)
-            if len(new.members) > len(present.members) and new.dialling:
-                raise InputError(
-                    "a network with peers that dial out gets new members at a restart only; "
-                    "restart its peers with this file"
-                )
         except InputError as error:
             self._problem, self._log_at = str(error), monotonic() + COPY_TIME
             return None
@@ -129,12 +124,8 @@ class Revisions:
         names = {member.name: number for number, member in enumerate(new.members)}
         peer.transport.add_members(names, new.addresses)
         peer.tracker.members = new.members
-        experiment = new.experiment
-        peer.assembler.expected = replace(
-            peer.assembler.expected,
-            members=frozenset(range(len(new.members))),
-            rounds=experiment.rounds + experiment.algorithm.has_final,
-        )
+        first = (new.from_round or 1) - 1
+        peer.assembler.expect(message_policy(new, peer.me, peer.world), first)
 
     async def take_up(self, round: int) -> None:
         """Use a revision that applies to this round, the next one of the peer.
@@ -161,7 +152,7 @@ class Revisions:
         shard = Shard(world, [me], InProcessStore())
         fresh = shard.members[me].node.state
         shard.take_over(self.peer.shard, round)
-        check_state_fits(shard, me, fresh)
+        extend_state(shard, me, fresh)
         return shard
 
 
@@ -179,10 +170,11 @@ def check_successor(old: Network, new: Network) -> None:
             "members of the earlier revision are missing or in another order; their numbers must "
             "stay, so let a member leave by the schedule and append new ones"
         )
-    if len(new.members) > len(before) and new.experiment.algorithm.with_hub:
+    if new.experiment.hub != old.experiment.hub:
         raise InputError(
-            "a network with a hub cannot get new members: the hub is the last one, and its number "
-            "would change; start a new run"
+            f"the hub would be {new.members[new.experiment.hub or 0].name} instead of "
+            f"{old.members[old.experiment.hub or 0].name}, whose number must stay; set the "
+            f"experiment's topology to star:number={old.experiment.hub}"
         )
     settings = (unrevised(network.shared_settings) for network in (old, new))
     if differences := differing(*settings):
@@ -191,19 +183,24 @@ def check_successor(old: Network, new: Network) -> None:
         )
 
 
-def check_state_fits(shard: Shard, me: int, fresh: Any) -> None:
-    """Raise InputError if the state that a node carries over is for another number of nodes.
+def extend_state(shard: Shard, me: int, fresh: Any) -> None:
+    """Extend the state that a node carries over to the present number of nodes.
 
-    `fresh` is the state with which the node would begin.
+    `fresh` is the state with which the node would begin. Raises InputError if the algorithm does
+    not extend a state with entries for all nodes.
     """
-    nodes = shard.world.nodes
-    wanted, carried = _tensors(fresh), _tensors(shard.members[me].node.state)
+    nodes, node = shard.world.nodes, shard.members[me].node
+    node.state = shard.world.algorithm.extend_state(node.state, fresh)
+    wanted, carried = _tensors(fresh), _tensors(node.state)
     for name, tensor in wanted.items():
         other = carried.get(name, tensor)
-        if tensor.shape != other.shape and nodes in tensor.shape:
+        pairs = zip(tensor.shape, other.shape, strict=False)
+        grown = [pair for pair in pairs if pair[0] != pair[1]]
+        if grown and all(now == nodes > before for now, before in grown):
             raise InputError(
                 f"the state of the algorithm is for another number of nodes than {nodes} "
-                f"({list(other.shape)} instead of {list(tensor.shape)}); start a new run"
+                f"({list(other.shape)} instead of {list(tensor.shape)}); start a new run, or let "
+                "its extend_state add entries"
             )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from peerage.engine.router import Packet
 from peerage.engine.world import World
+from peerage.errors import PeerageError
 from peerage.net.peer.model_transfer import MOST_OFFERS, choose_model, download_model
 from peerage.net.peer.peer_tracker import POLL_INTERVAL
 from peerage.net.peer.progress import State, View
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from peerage.net.peer.peer import Peer
 
 log = logging.getLogger("peerage.peer")
+
+
+class OutOfContact(PeerageError):
+    """No other peer could be reached for the timeout `alone`."""
 
 
 class Synchroniser:
@@ -54,7 +59,8 @@ class Synchroniser:
     async def pause(self, round: int) -> bool:
         """Wait while this peer may not run the round; return whether it had to wait.
 
-        Also ends when a revision of the network file is there that applies to the round.
+        Also ends when a revision of the network file is there that applies to the round. Raises
+        `OutOfContact` if no other peer can be reached for long: they may have finished and left.
         """
         self.tracker.check_experiment()
         view = self.tracker.view(round)
@@ -66,8 +72,14 @@ class Synchroniser:
         peer.round, peer.contacts = round, view.reachable
         names = self.tracker.names(view.needed_contacts())
         log.warning("%s: round %d waits for %s", _shortage(view), round + 1, names)
+        now = asyncio.get_running_loop().time
+        alone_since, limit = now(), peer.network.timeouts.alone
         while not peer.revisions.look(round) and not await self._can_continue(round):
             view = self.tracker.view(round)
+            if view.reachable or view.finished:
+                alone_since = now()
+            elif now() >= alone_since + limit:
+                raise OutOfContact(f"no other peer could be reached for {limit:g} s")
             # Even if they can be reached already: they have not answered yet.
             needed = view.needed_contacts() or sorted(view.others)
             self._show(State.WAITING + self.tracker.names(needed, addresses=False))

@@ -5,6 +5,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -29,10 +30,14 @@ log = logging.getLogger("peerage.peer")
 
 
 def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
-    """The messages that this peer accepts: those that the algorithm declares, per architecture."""
+    """The messages that this peer accepts: those that the algorithm declares, per architecture.
+
+    The network may be a revision that has more members than the world.
+    """
+    nodes = len(network.members)
     before: Mapping[str, TensorSpec] = getattr(world.pre_round, "tensors", {})
     schemas = {
-        name: world.algorithm.message_schema(world.dimensions(kind))
+        name: world.algorithm.message_schema(replace(world.dimensions(kind), nodes=nodes))
         for name, kind in world.architectures.items()
     }
     if world.noise.active:
@@ -46,10 +51,10 @@ def message_policy(network: Network, me: int, world: World) -> MessagePolicy:
     return MessagePolicy(
         network.run,
         me,
-        frozenset(range(world.nodes)),
+        frozenset(range(nodes)),
         tensors,
         largest + LAYOUT_LIMIT,
-        world.steps,
+        network.experiment.rounds + world.algorithm.has_final,
         network.pack,
         {i: m.examples for i, m in enumerate(network.members) if m.examples is not None},
         NUMBER_LIMIT if network.max_examples is None else network.max_examples,

@@ -54,15 +54,15 @@ class Connections:
             peer: Address.parse(address, lowest=0) for peer, address in addresses.items()
         }
         # The peers that open tunnels to this one; two peers that dial out cannot reach each other.
-        self.tunnels = {
-            peer: TunnelChannel(self.names[peer], limits) for peer in dialling if me not in dialling
-        }
+        self.tunnels: dict[int, TunnelChannel] = {}
+        self._dials_out, self._limits = me in dialling, limits
+        for peer in dialling:
+            self._expect_tunnel(peer)
         self.credentials = Credentials(identity, observer=not member)
         self.authenticator = Authenticator(identity, names)
         self.links: dict[int, Link] = {}
         self.last_seen: dict[int, float] = {}  # when a peer showed that it is alive
         self.stopped = asyncio.Event()
-        self._limits = limits
         self._version = self.credentials.version  # of the files that the channels use
         self._expiry = ExpiryWarnings(identity.name)
         self._notices = Notices(log)
@@ -74,12 +74,22 @@ class Connections:
         """When the certificate of this peer expires."""
         return self.credentials.expires
 
-    def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> None:
-        for name, node in names.items():
-            if node not in self.names:
-                self.names[node] = name
+    def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> list[int]:
+        """Accept new members, and return them; those without an address dial out."""
+        new = {node: name for name, node in names.items() if node not in self.names}
+        for node, name in new.items():
+            self.names[node] = name
+            if node in addresses:
                 self.places[node] = Address.parse(addresses[node], lowest=0)
-                self.authenticator.add(name, node)
+            else:
+                self._expect_tunnel(node)
+            self.authenticator.add(name, node)
+        return list(new)
+
+    def _expect_tunnel(self, peer: int) -> None:
+        """Call a peer that dials out over its tunnel, unless this one dials out as well."""
+        if not self._dials_out:
+            self.tunnels[peer] = TunnelChannel(self.names[peer], self._limits)
 
     async def stop_watching(self) -> None:
         """Start no more connections, and wake the calls that wait for a peer."""

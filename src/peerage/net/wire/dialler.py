@@ -43,8 +43,9 @@ class Dialler:
         self._open: dict[int, CallAnswerer] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, links: Iterable[Link]) -> None:
-        self._tasks = [asyncio.create_task(self._keep_open(link)) for link in links]
+    def open(self, links: Iterable[Link]) -> None:
+        """Open a tunnel to the peers of these links, too, and keep it open."""
+        self._tasks += [asyncio.create_task(self._keep_open(link)) for link in links]
 
     async def stop(self, seconds: float) -> None:
         """Close all tunnels; running calls get so many seconds to end."""

@@ -145,7 +145,7 @@ class GrpcTransport:
                 connections.verify,
                 connections.channel,
             )
-            self._dialler.start([connections.link(peer) for peer in connections.places])
+            self._dialler.open(connections.link(peer) for peer in connections.places)
         connections.watch()
 
     async def _listen(self, servicer: PeerServicer, place: Address) -> None:
@@ -160,8 +160,11 @@ class GrpcTransport:
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
 
     def add_members(self, names: Mapping[str, int], addresses: Mapping[int, str]) -> None:
-        self._connections.add_members(names, addresses)
-        self.admission.members = len(self._connections.names)
+        connections = self._connections
+        new = connections.add_members(names, addresses)
+        self.admission.members = len(connections.names)
+        if self._dialler is not None:
+            self._dialler.open(connections.link(peer) for peer in new if peer in addresses)
 
     def revoked(self) -> frozenset[int]:
         return self._connections.authenticator.revoked()
