@@ -230,23 +230,31 @@ class PeerServicer:
         """
 
         async def guarded(_: Any, call: Any) -> Any:
-            caller = await self._admit(call, observers)
-            self._busy[caller.holder] += counted
             try:
-                with self._acceptor.counted(call):
-                    return await handler(caller)
-            except grpc.aio.AbortError:
-                raise
-            except Rejected as error:
-                await self._reject(caller, error)
-            except Exception as error:
-                self._refused[caller.name, "failed"] += 1
-                self._log_failure(caller.name, error)
-                await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
-            finally:
-                self._busy[caller.holder] -= counted
+                return await self._serve(call, handler, observers, counted)
+            except grpc.aio.InternalError as error:
+                # gRPC can send no status while a write is under way, such as one that the caller
+                # does not read; then only the end of the connection ends the stream.
+                raise asyncio.CancelledError from error
 
         return guarded
+
+    async def _serve(self, call: Any, handler: Handler, observers: bool, counted: bool) -> Any:
+        caller = await self._admit(call, observers)
+        self._busy[caller.holder] += counted
+        try:
+            with self._acceptor.counted(call):
+                return await handler(caller)
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            raise
+        except Rejected as error:
+            await self._reject(caller, error)
+        except Exception as error:
+            self._refused[caller.name, "failed"] += 1
+            self._log_failure(caller.name, error)
+            await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
+        finally:
+            self._busy[caller.holder] -= counted
 
     async def _admit(self, call: Any, observers: bool) -> Caller:
         """The authenticated caller; aborts the call of anyone else before it is read."""
