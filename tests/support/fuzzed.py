@@ -99,17 +99,11 @@ def fuzz(
 ) -> Fuzzed:
     """Send this many hostile messages, or as many as there is time for."""
     found = Fuzzed()
-    (home / "fuzzed").mkdir(parents=True)
-    with Machines(
-        home / "fuzzed", EXPERIMENT, TIMEOUTS, quorum=len(HONEST), dials_out=[DIALLER]
-    ) as network:
+    with _machines(home / "fuzzed") as network:
         Attack(network, found, budget, seconds, seed, progress).run()
         rows = [network.rows(me) for me in HONEST]
-    (home / "undisturbed").mkdir()
     last = min(each[-1]["round"] for each in rows)
-    with Machines(
-        home / "undisturbed", EXPERIMENT, TIMEOUTS, quorum=len(HONEST), dials_out=[DIALLER]
-    ) as network:
+    with _machines(home / "undisturbed") as network:
         for me in HONEST:
             network.start(me)
         network.until(lambda: min(last_round(network, me) for me in HONEST) >= last, QUIET)
@@ -122,6 +116,12 @@ def fuzz(
                     found.missed += row["heard"][0] < len(HONEST) - 1
     found.accuracy = sum(each[last]["accuracy"] for each in rows) / len(HONEST)
     return found
+
+
+def _machines(home: Path) -> Machines:
+    home.mkdir()
+    quorum = len(HONEST)
+    return Machines(home, EXPERIMENT, TIMEOUTS, quorum=quorum, dials_out=[DIALLER], pack=True)
 
 
 def last_round(network: Machines, me: int) -> int:
