@@ -11,7 +11,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast check bench bench-size attacks chaos golden data tools clean
+.PHONY: help setup demo docs test test-fast check bench bench-size attacks fuzz chaos golden data tools clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench-size: setup  ## 64 real peers on a ring: messages missing, memory and time
 
 attacks: setup  ## Measure the rate of rounds of real peers under attack (about 5 minutes)
 	$(BIN)/python benchmarks/attacks.py
+
+fuzz: setup  ## A million hostile messages against live peers, 35 minutes at most: [PEERAGE_FUZZ=N]
+	PYTHONPATH=tests $(BIN)/python benchmarks/fuzz.py
 
 chaos: setup tools  ## Disturb a network of real peers for 20 minutes and store the result: [SEED=1]
 	PYTHONPATH=tests $(BIN)/python benchmarks/chaos.py --seed $(or $(SEED),0)

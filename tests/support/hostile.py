@@ -13,7 +13,9 @@ from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import torch
 import zstandard
+from safetensors.torch import load
 
 from peerage.net.wire.header import WIRES
 
@@ -294,3 +296,20 @@ KINDS: dict[str, Callable[[random.Random, bytes, bytes], Bytes]] = {
         )
     },
 }
+
+
+# A second way to read a message
+
+
+def as_others_read_it(raw: bytes, payload: bytes) -> dict[str, torch.Tensor]:
+    if json.loads(raw)["packed"]:
+        payload = zstandard.ZstdDecompressor().decompress(payload)
+    found = {
+        name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        for name, tensor in load(payload).items()
+    }
+    for name in [name for name in found if name.endswith("/scales")]:
+        values = found[name.removesuffix("/scales")]
+        each = found.pop(name).repeat_interleave(256)[: values.numel()]  # the scale of each value
+        found[name.removesuffix("/scales")] = values.float() * each.view(values.shape)
+    return found

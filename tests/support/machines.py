@@ -36,6 +36,7 @@ class Machines:
         hosts: Sequence[str] | None = None,
         quorum: int | str = MAJORITY,
         dials_out: Collection[int] = (),
+        pack: bool = False,
     ) -> None:
         self.home = home
         count = experiment.nodes_and_hub
@@ -45,7 +46,7 @@ class Machines:
             Member(f"node-{i}", "" if i in dials_out else f"{h}:{p}", dials_out=i in dials_out)
             for i, (h, p) in enumerate(addresses)
         )
-        network = Network("test", experiment, members, timeouts, quorum=quorum)
+        network = Network("test", experiment, members, timeouts, quorum=quorum, pack=pack)
         (home / "experiment.toml").write_text(experiment.to_toml())
         (home / "network.toml").write_text(network.to_toml("experiment.toml"))
         authority = Authority.create(home / "certs", "tests")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerage.net.peer.deadlines import LEAST, MARGIN, MEMORY, Deadlines
+from peerage.net.peer.deadlines import LEAST, MARGIN, MEMORY, SHORTEST, Deadlines
 
 
 def test_a_silent_peer_gets_half_as_long_each_time_and_recovers():
@@ -38,6 +38,29 @@ def test_a_late_message_shows_how_long_its_sender_needs():
     assert deadlines.seconds(1) == MARGIN * 20
     deadlines.arrived(1, 4, now=500.0)
     assert deadlines.seconds(1) == 60  # never more than the message timeout
+
+
+def test_a_silent_peer_costs_no_more_time_than_the_slowest_of_the_others():
+    deadlines = Deadlines(60.0)
+    for _ in range(20):
+        deadlines.missed(3)
+    deadlines.begin(3, now=100.0)
+    deadlines.arrived(1, 3, now=100.125)
+    deadlines.arrived(2, 3, now=100.25)
+    assert deadlines.seconds(3) == MARGIN * 0.25
+    assert deadlines.seconds(2) == 60
+    deadlines.begin(4, now=101.0)
+    deadlines.arrived(2, 4, now=109.0)
+    assert deadlines.seconds(3) == LEAST
+
+
+def test_where_all_others_are_fast_a_silent_peer_gets_the_shortest_time():
+    deadlines = Deadlines(60.0)
+    for _ in range(20):
+        deadlines.missed(3)
+    deadlines.begin(3, now=100.0)
+    deadlines.arrived(1, 3, now=100.0)
+    assert deadlines.seconds(3) == SHORTEST
 
 
 def test_observations_of_old_rounds_are_forgotten():

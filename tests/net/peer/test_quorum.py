@@ -361,7 +361,7 @@ def test_a_silent_member_gets_less_and_less_time(tmp_path, caplog):
     for peer in peers:
         assert peer.finished == 6
         assert max(row["heard"][0] for row in peer.rows[1:]) == 2
-        assert peer.deadlines.seconds(3) == LEAST
+        assert peer.deadlines.seconds(3) <= LEAST
     found = Counter(line.partition(",")[0] for line in lines(caplog, "continuing round"))
     assert found["node-3 did not send a message in time"] == 3
 

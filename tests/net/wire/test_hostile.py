@@ -10,11 +10,18 @@ from itertools import islice
 import psutil
 import pytest
 import torch
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load
-from support.hostile import BOMB, KINDS, ODD, bomb, dumps, mutations, with_checksum
+from support.hostile import (
+    BOMB,
+    KINDS,
+    ODD,
+    as_others_read_it,
+    bomb,
+    dumps,
+    mutations,
+    with_checksum,
+)
 
 from peerage.engine.router import Packet
 from peerage.net.wire.header import (
@@ -92,20 +99,6 @@ def read(raw: bytes, payload: bytes) -> tuple[str, Packet | None]:
     assert all(torch.equal(packet.payload[name], expected[name]) for name in expected)
     assert all(packet.payload[name].dtype == TENSORS[name].dtype for name in expected)
     return "accepted", packet
-
-
-def as_others_read_it(raw: bytes, payload: bytes) -> dict[str, torch.Tensor]:
-    if json.loads(raw)["packed"]:
-        payload = zstandard.ZstdDecompressor().decompress(payload)
-    found = {
-        name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        for name, tensor in load(payload).items()
-    }
-    for name in [name for name in found if name.endswith("/scales")]:
-        values = found[name.removesuffix("/scales")]
-        each = found.pop(name).repeat_interleave(256)[: values.numel()]  # the scale of each value
-        found[name.removesuffix("/scales")] = values.float() * each.view(values.shape)
-    return found
 
 
 @pytest.mark.slow

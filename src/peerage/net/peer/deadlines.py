@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 
-LEAST = 1.0  # seconds that a reachable peer gets, even if it was silent for many rounds
+LEAST = 1.0  # seconds that a reachable peer gets, even if it was silent for many rounds,
+SHORTEST = 0.05  # unless all others are faster: then so long, or what the slowest of them needs
 MEMORY = 8  # rounds whose observations count
 MARGIN = 1.25  # times what a sender was observed to need
 
@@ -12,7 +13,7 @@ class Deadlines:
 
     A sender that missed its deadline gets half as long the next time, and twice as long after it
     was heard in time. It always gets a little more than it was observed to need in the last
-    rounds, also if its message came too late.
+    rounds, also if its message came too late, and than the slowest of the others needed.
     """
 
     def __init__(self, limit: float) -> None:
@@ -24,7 +25,13 @@ class Deadlines:
     def seconds(self, sender: int) -> float:
         """How long to wait for the next message of this sender."""
         needed = max(self._needed[sender].values(), default=0.0)
-        return min(max(self._allowed.get(sender, self.limit), MARGIN * needed, LEAST), self.limit)
+        allowed = max(self._allowed.get(sender, self.limit), MARGIN * needed, self._least(sender))
+        return min(allowed, self.limit)
+
+    def _least(self, sender: int) -> float:
+        """What a sender gets however often it was silent, so that it costs little time."""
+        others = [max(all.values()) for one, all in self._needed.items() if one != sender and all]
+        return min(max(MARGIN * max(others), SHORTEST), LEAST) if others else LEAST
 
     def begin(self, round: int, now: float) -> None:
         """Note that the node begins to wait for messages of the round."""
@@ -45,7 +52,7 @@ class Deadlines:
 
     def missed(self, sender: int) -> None:
         """Note that this sender had its time and was not heard."""
-        self._allowed[sender] = max(self.seconds(sender) / 2, LEAST)
+        self._allowed[sender] = max(self._allowed.get(sender, self.limit) / 2, SHORTEST)
 
 
 def _trim(by_round: dict[int, float]) -> None:

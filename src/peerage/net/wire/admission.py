@@ -17,6 +17,7 @@ from math import inf
 from peerage.net.trust.identity import Holder
 from peerage.net.wire.limits import Limits
 from peerage.net.wire.notices import LOG_INTERVAL, Notices
+from peerage.net.wire.rates import TokenBucket
 
 MAX_ADDRESSES = 4096  # that are remembered, of members and of others
 
@@ -54,22 +55,6 @@ class Connection:
 
 
 @dataclass
-class _Bucket:
-    """Allows `rate` events per second, and `burst` at once."""
-
-    tokens: float
-    filled: float  # when
-
-    def take(self, rate: float, burst: float, now: float) -> bool:
-        self.tokens = min(burst, self.tokens + rate * (now - self.filled))
-        self.filled = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
-
-
-@dataclass
 class _LogLine:
     """The last line about one reason, and the refusals since then."""
 
@@ -88,8 +73,10 @@ class Admission:
         self.authenticated: dict[Holder, list[Connection]] = {}
         self._limits, self._now, self._files = limits, now, files
         self._waiting: Counter[str] = Counter()  # pending connections by address
-        self._all = _Bucket(inf, now())
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by address, the last used last
+        self._all = TokenBucket()
+        self._buckets: OrderedDict[str, TokenBucket] = (
+            OrderedDict()
+        )  # by address, the last used last
         self._known: OrderedDict[str, None] = OrderedDict()  # addresses of members
         self._lines: dict[str, _LogLine] = {}  # by reason
         self._notices = Notices(log)
@@ -107,7 +94,7 @@ class Admission:
     def allows(self, address: str) -> bool:
         """Whether this address may connect now; if not, the refusal is counted."""
         now, limits = self._now(), self._limits
-        bucket = self._buckets.setdefault(address, _Bucket(inf, now))
+        bucket = self._buckets.setdefault(address, TokenBucket())
         self._buckets.move_to_end(address)
         if len(self._buckets) > MAX_ADDRESSES:
             self._buckets.popitem(last=False)

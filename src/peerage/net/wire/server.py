@@ -39,6 +39,7 @@ from peerage.net.wire.header import (
 )
 from peerage.net.wire.limits import Limits
 from peerage.net.wire.notices import LOG_INTERVAL, Notices
+from peerage.net.wire.rates import TokenBucket
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, Receiver
 
 SERVICE = "peerage.Peer"
@@ -48,6 +49,7 @@ AHEAD = 4  # chunks of a stream that gRPC may buffer before they are read
 NAME_LIMIT = 63  # bytes of the name of a peer
 DETAILS = 500  # characters of an error message that are sent
 BREAK_DELAY = 0.1  # seconds to find out whether a stream ended or its connection broke
+CALL_BURST = 2.0  # seconds of calls that a caller may make at once
 OTHER = "other"  # stands for all callers that are no members, wherever callers are counted
 OBSERVER = -1  # stands for the node of an observer
 
@@ -156,21 +158,6 @@ Handler = Callable[[Caller], Awaitable[Any]]
 OpenTunnel = Callable[[int, Any, bytes], Awaitable[None]]  # node, stream and certificate
 
 
-class CallRate:
-    """Lets the calls of one caller through at a steady rate, after a burst of two seconds."""
-
-    def __init__(self, per_second: float) -> None:
-        self._interval = 1 / per_second
-        self._burst = 2 * per_second
-        self._next = 0.0  # when the next call would be due if all were equally far apart
-
-    def wait(self, now: float) -> float:
-        """Seconds that a call must wait which arrives now."""
-        due = max(self._next, now - self._burst * self._interval)
-        self._next = due + self._interval
-        return max(due - now, 0.0)
-
-
 class PeerServicer:
     """The methods of the service: serves members only, with a time limit for every read."""
 
@@ -190,7 +177,7 @@ class PeerServicer:
         self._open_tunnel = open_tunnel
         self._counters, self._refused, self._mark_alive = counters, refused, mark_alive
         self._busy: Counter[Holder] = Counter()  # concurrent calls
-        self._rates: dict[Holder, CallRate] = defaultdict(lambda: CallRate(limits.calls_per_second))
+        self._rates: defaultdict[Holder, TokenBucket] = defaultdict(TokenBucket)
         self._streams: dict[tuple[int, bytes], object] = {}  # the newest stream of each message
         self._logged: dict[type[Exception], float] = {}  # kind of error -> when it was last logged
         self._notices = Notices(log)
@@ -230,23 +217,31 @@ class PeerServicer:
         """
 
         async def guarded(_: Any, call: Any) -> Any:
-            caller = await self._admit(call, observers)
-            self._busy[caller.holder] += counted
             try:
-                with self._acceptor.counted(call):
-                    return await handler(caller)
-            except grpc.aio.AbortError:
-                raise
-            except Rejected as error:
-                await self._reject(caller, error)
-            except Exception as error:
-                self._refused[caller.name, "failed"] += 1
-                self._log_failure(caller.name, error)
-                await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
-            finally:
-                self._busy[caller.holder] -= counted
+                return await self._serve(call, handler, observers, counted)
+            except grpc.aio.InternalError as error:
+                # gRPC can send no status while a write is under way, such as one that the caller
+                # does not read; then only the end of the connection ends the stream.
+                raise asyncio.CancelledError from error
 
         return guarded
+
+    async def _serve(self, call: Any, handler: Handler, observers: bool, counted: bool) -> Any:
+        caller = await self._admit(call, observers)
+        self._busy[caller.holder] += counted
+        try:
+            with self._acceptor.counted(call):
+                return await handler(caller)
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            raise
+        except Rejected as error:
+            await self._reject(caller, error)
+        except Exception as error:
+            self._refused[caller.name, "failed"] += 1
+            self._log_failure(caller.name, error)
+            await call.abort(Code.INTERNAL, "internal error; see the log of this peer")
+        finally:
+            self._busy[caller.holder] -= counted
 
     async def _admit(self, call: Any, observers: bool) -> Caller:
         """The authenticated caller; aborts the call of anyone else before it is read."""
@@ -269,7 +264,8 @@ class PeerServicer:
         if not observers:  # a status may be asked for in the name of a peer that is down
             self._mark_alive(caller.node)
         # Also before a rejection: a caller that tries again at once would take all the time.
-        if (wait := self._rates[holder].wait(monotonic())) > 0:
+        rate = self._limits.calls_per_second
+        if (wait := self._rates[holder].wait(rate, CALL_BURST * rate, monotonic())) > 0:
             await asyncio.sleep(wait)
         if self._busy[holder] >= self._limits.max_calls:
             await self._reject(

@@ -36,6 +36,7 @@ from peerage.net.wire.server import AHEAD, OFFSET, REASON
 from peerage.net.wire.transport import ANSWER_LIMIT
 
 PINGS = 5  # per idle timeout
+LAST_WRITE = 1.0  # seconds for a write to end when the tunnel closes
 FROM_DIALLER_LIMIT = 2 * ANSWER_LIMIT  # bytes of a frame from the peer that dials out
 
 Code = grpc.StatusCode
@@ -74,11 +75,20 @@ class _Stream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ping):
                     frame, waited = await self._outgoing.get(), False
-            raw = frame.encode()
-            async with asyncio.timeout(self._limits.grace + len(raw) / self._limits.min_rate):
-                await self._call.write(raw)
+            await self._write(frame.encode())
             if not waited:
                 self._outgoing.task_done()
+
+    async def _write(self, raw: bytes) -> None:
+        writing = asyncio.ensure_future(self._call.write(raw))
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            async with asyncio.timeout(self._limits.grace + len(raw) / self._limits.min_rate):
+                await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # gRPC cannot end a stream while a write is under way.
+            await asyncio.wait([writing], timeout=LAST_WRITE)
+            raise
 
 
 async def _first(*work: Any) -> None:
