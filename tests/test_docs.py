@@ -26,6 +26,7 @@ RUN = (
     "docs/python.md",
     "docs/mutual-learning.md",
     "docs/networks.md",
+    "docs/cluster.md",
     "docs/hubs.md",
     "docs/real-peers.md",
     "docs/real-peers-reference.md",

@@ -186,8 +186,15 @@ TABLE = (
          "Largest Euclidean distance of a message from its reference; with --noise, gives "
          "differential privacy."),
     Flag("delta", "noise.delta", float, "Delta of the (epsilon, delta) privacy guarantee.", "1e-5"),
-    Flag("engine", "engine.name", str, "Engine: pool (worker processes) or serial.", "pool"),
-    Flag("workers", "engine.workers", int, "Workers of the pool engine.", "(one per core)"),
+    Flag("engine", "engine.name", str,
+         "Engine: pool (worker processes), serial, or ray (a Ray cluster).", "pool"),
+    Flag("workers", "engine.workers", int, "Workers of the engines pool and ray.",
+         "(one per core)"),
+    Flag("address", "engine.address", str,
+         "Address of a Ray cluster, auto or HOST:PORT; without it, Ray runs on this machine."),
+    Flag("restarts", "engine.restarts", int,
+         "How often a run with engine ray continues from its last checkpoint after a worker died.",
+         3),
 )  # fmt: skip
 FLAGS = {flag.name: flag for flag in TABLE}
 

@@ -203,13 +203,19 @@ class Engine(Section):
     2
     """
 
-    name: Literal["serial", "pool"] = "pool"
-    workers: int | None = None  # of the pool; one per core by default
+    name: Literal["serial", "pool", "ray"] = "pool"
+    workers: int | None = None  # of pool and ray; one per core by default
+    address: str | None = None  # of a Ray cluster, auto or HOST:PORT; None: on this machine
+    restarts: int | None = None  # after workers of Ray died, from the last checkpoint; 3 by default
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers must be at least 1, got {self.workers}")
+        if self.restarts is not None and self.restarts < 0:
+            raise InputError(f"restarts must be at least 0, got {self.restarts}")
+        if self.name != "ray" and (self.address, self.restarts) != (None, None):
+            raise InputError(f"address and restarts need engine ray, not {self.name!r}")
         return self
 
 

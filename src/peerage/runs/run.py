@@ -1,6 +1,7 @@
 """Run an experiment, record it in a folder, and resume it after an interruption."""
 
 import fcntl
+import logging
 import os
 import shutil
 import tomllib
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from peerage.algorithms import ALGORITHMS
 from peerage.data import DATASETS, Dataset
-from peerage.engine.lockstep import Lockstep, RoundReport, SerialTeam
+from peerage.engine.lockstep import Lockstep, Model, RoundReport, SerialTeam
 from peerage.engine.pool import PoolTeam
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
@@ -53,6 +54,7 @@ from peerage.runs.view import View
 from peerage.runs.watch import Watch, call, choose
 from peerage.vectors import Weights, named_tensors
 
+log = logging.getLogger("peerage.run")
 CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every is set
 UNSAVED = Path("not-saved")  # stands for the folder of a run that has none
 ENDING = 1.0  # seconds for which the workers of a killed run may still hold its lock
@@ -306,16 +308,7 @@ class _Run:
             self._open_records(self.folder)
         self._summarise("running")
         try:
-            with self._engine() as engine:
-                if saved is not None:
-                    engine.restore(saved)
-                    self.stopped = saved.stopped
-                if saved is None or not saved.final:
-                    self._rounds(engine, saved.round if saved else 0)
-                    self._finish(engine)
-                owners = [self.world.model_owner(node) for node in range(self.world.nodes)]
-                models = {node: engine.model(node) for node in dict.fromkeys(owners)}
-                released = engine.released()
+            models, released = self._go_on(saved)
         except BaseException as error:
             explained = self._record_failure(error)
             if explained is error:
@@ -324,6 +317,7 @@ class _Run:
         finally:
             if self.writer is not None:
                 self.writer.close()
+        owners = [self.world.model_owner(node) for node in range(self.world.nodes)]
         parameters, buffers, evaluated = zip(*(models[node] for node in owners), strict=True)
         architectures = [self.world.architecture(node) for node in range(self.world.nodes)]
         final = [model.params for model in models.values()]
@@ -343,6 +337,47 @@ class _Run:
             self.folder,
             self.setup,
         )
+
+    def _go_on(self, saved: checkpoint.Checkpoint | None) -> tuple[dict[int, Model], list[int]]:
+        """Run to the end; after the death of a Ray worker, again from the last checkpoint."""
+        restarts = self.experiment.engine.restarts
+        left = 3 if restarts is None else restarts
+        while True:
+            try:
+                return self._run_engine(saved)
+            except WorkerDied as error:
+                if self.experiment.engine.name != "ray" or not left:
+                    raise
+                left -= 1
+                saved = self._go_back()
+                log.warning("%s; continuing after round %d", error, saved.round if saved else 0)
+
+    def _run_engine(
+        self, saved: checkpoint.Checkpoint | None
+    ) -> tuple[dict[int, Model], list[int]]:
+        """Run to the end; returns the models, and how many noisy messages each node released."""
+        with self._engine() as engine:
+            if saved is not None:
+                engine.restore(saved)
+                self.stopped = saved.stopped
+            if saved is None or not saved.final:
+                self._rounds(engine, saved.round if saved else 0)
+                self._finish(engine)
+            owners = dict.fromkeys(map(self.world.model_owner, range(self.world.nodes)))
+            return {node: engine.model(node) for node in owners}, engine.released()
+
+    def _go_back(self) -> checkpoint.Checkpoint | None:
+        """Forget what was recorded after the last checkpoint, which is returned."""
+        self.rows, self.bytes_total, self.stopped = [], 0, False
+        if self.folder is None:
+            return None
+        assert self.writer is not None
+        self.writer.close()
+        saved = checkpoint.load(self.folder)
+        place = (saved.round, saved.final) if saved else (-1, False)
+        truncate_after(self.folder / "metrics.jsonl", *place)
+        self._open_records(self.folder)
+        return saved
 
     @cached_property
     def setup(self) -> dict[str, Any]:
@@ -367,6 +402,10 @@ class _Run:
         settings = self.experiment.engine
         if settings.name == "serial":
             return Lockstep(self.world, SerialTeam(self.world))
+        if settings.name == "ray":
+            from peerage.engine.ray import RayTeam  # only here: most users do not have Ray
+
+            return Lockstep(self.world, RayTeam(self.world, settings.workers, settings.address))
         workers = settings.workers or len(os.sched_getaffinity(0))
         return Lockstep(self.world, PoolTeam(self.world, workers))
 
