@@ -42,6 +42,7 @@ CONTENTS = {
             "python",
             "algorithms",
             "networks",
+            "cluster",
             "hubs",
             "mutual-learning",
             "privacy",
