@@ -23,7 +23,7 @@ EXPERIMENTS = {
     # A hub that changes, five architectures, and models that are trained together.
     "dfml": {"algorithm": "dfml", "topology": "complete"},
     # Heads over one core, clusters, and a final step.
-    "facade": {"algorithm": "facade:k=2,warmup=1,degree=2", "clusters": "4/2:rotate"},
+    "facade": {"algorithm": "facade:k=2,warmup=1", "clusters": "4/2:rotate"},
 }
 
 
