@@ -23,6 +23,7 @@ from peerage.experiment.catalogue import FAMILIES, LISTS, entries, recipes
 from peerage.models import MIXES
 from peerage.net.peer.network import Timeouts
 from peerage.records.rows import RunRecord, read_metrics
+from peerage.report.plots import KINDS
 from peerage.runs import run as running
 
 QUICK = f"{TINY} --engine serial --rounds 2"
@@ -256,7 +257,7 @@ def test_report_compares_runs() -> None:
     done = ok("report one two --out page.html")
     assert "seed" in done.out
     assert done.lines[-1] == "Report: page.html"
-    assert Path("page.html").read_text().count("data:image/") >= 3
+    assert Path("page.html").read_text().count("<svg") >= 3
     assert last_json("report one --json") == {"report": "one/report.html"}
 
 
@@ -355,7 +356,7 @@ def test_verify_finds_another_seed(finished: Path) -> None:
 
 @pytest.mark.parametrize("family", LISTS)
 def test_list_describes_every_entry(family: str) -> None:
-    known: Any = {**FAMILIES, "mixes": MIXES, "recipes": recipes()}[family]
+    known: Any = {**FAMILIES, "mixes": MIXES, "plots": KINDS, "recipes": recipes()}[family]
     listed = last_json(f"list {family} --json")[family]
     assert [entry["name"] for entry in listed] == list(known)
     assert listed == entries(family)
@@ -465,10 +466,12 @@ def test_all_commands_are_there() -> None:
         "diffuse",
         "export",
         "list",
+        "log",
         "model",
         "network change",
         "node",
         "plan",
+        "plot",
         "report",
         "reproduce",
         "resume",

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import typer
+from markupsafe import Markup
 
 from peerage.cli.app import main
 
@@ -69,12 +70,19 @@ def peerage(line: str, *more: object) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def _blank(pictures: Sequence[Any], show: Any) -> list[Any]:
+    from peerage.report.html import Figured
+    from peerage.report.inline import Drawing
+
+    return [Figured(picture, Drawing(Markup(""), "[]", frozenset())) for picture in pictures]
+
+
 @contextlib.contextmanager
 def blank_pictures(wanted: bool) -> Iterator[None]:
     """Write reports without drawing their figures."""
     with contextlib.ExitStack() as stack:
         if wanted:
-            stack.enter_context(mock.patch("peerage.report.html.pictures", return_value=[]))
+            stack.enter_context(mock.patch("peerage.report.html.draw_all", _blank))
         yield
 
 

@@ -65,7 +65,7 @@ def page(records: Sequence[RunRecord], show: "Show[Picture] | None" = None) -> s
     several = any(method.seeds > 1 for method in found)
     methods = seeds.MethodTable.of(found)
     styles = figures.styled_runs([method.records[0] for method in found])
-    drawn = _drawn(pictures(records), show)
+    drawn = draw_all(pictures(records), show)
     used = {run.colour for run in (*runs, *styles)}.union(*(one.drawing.colours for one in drawn))
     light, dark = inline.variables(used)
     return _template().render(
@@ -104,7 +104,8 @@ def page(records: Sequence[RunRecord], show: "Show[Picture] | None" = None) -> s
     )
 
 
-def _drawn(found: Sequence[Picture], show: "Show[Picture] | None") -> list[Figured]:
+def draw_all(found: Sequence[Picture], show: "Show[Picture] | None") -> list[Figured]:
+    """Draw the figures of a page, with progress if `show` shows it."""
     items = found if show is None else show(found, "figures", len(found))
     return [
         Figured(picture, inline.drawing(picture.draw(), f"figure-{place}"))

@@ -141,7 +141,10 @@ def inches(width: str | float) -> float:
 
 def entries() -> list[dict[str, str]]:
     """Name and description of every kind, for `peerage list plots`."""
-    return [{"name": name, "options": "", "about": kind.about} for name, kind in KINDS.items()]
+    return [
+        {"name": name, "options": "", "about": f"{kind.about.capitalize()}."}
+        for name, kind in KINDS.items()
+    ]
 
 
 def _hint(records: Sequence[RunRecord], kind: str) -> str:
