@@ -433,6 +433,11 @@ def test_idx_data_sets_are_normalised_with_the_numbers_of_mnist(family, name, fi
     expected = (torch.tensor([[0.0, 1.0], [0.2, 0.4]]) - 0.1307) / 0.3081
     assert_close(dataset.train_x[2, 0], expected, check_stride=False)
     assert dataset.train_x.stride() == (4, 1, 2, 1)
+    assert_close(dataset.scaling.undo(dataset.train_x)[2, 0], expected * 0.3081 + 0.1307)
+    unit = family(normalise="unit").load(cache)
+    expected = torch.tensor([[0.0, 1.0], [0.2, 0.4]])
+    assert_close(unit.train_x[2, 0], expected, check_stride=False)
+    assert unit.scaling.undo(unit.train_x) is unit.train_x
     assert dataset.train_y.tolist() == [9, 0, 5]
     assert len(dataset.test_x) == 2
     assert (dataset.name, dataset.classes[0], len(dataset.classes)) == (name, first, 10)

@@ -123,6 +123,27 @@ def test_a_part_is_shown_in_the_whole_table(tmp_path):
 # The settings
 
 
+def test_inputs_are_in_the_unit_interval_unless_they_are_to_be_standardised(tmp_path):
+    standard = Plan("paper", inputs="standard")
+    for id in ("p2-tab1", "p2-tab2", "p2-fig7", "p2-fig8", "p2-fig10"):
+        now, before = jobs_of(id), jobs_of(id, standard)
+        assert [job.place for job in now] == [job.place for job in before]
+        for new, old in zip(now, before, strict=True):
+            tables = [job.experiment.table()["dataset"] for job in (new, old)]
+            if tables[0]["name"] == "cifar10":  # always in [0, 1]
+                assert new.folder == old.folder
+            else:
+                assert tables[0] == tables[1] | {"normalise": "unit"}
+                assert "normalise" not in tables[1]  # as the committed results were run
+                assert new.folder != old.folder
+    for id in ("p2-fig1", "p2-fig2"):
+        assert next(job.model.data for job in jobs_of(id)) == "mnist:normalise=unit"
+        assert next(job.model.data for job in jobs_of(id, standard)) == "mnist"
+    outcome = peerage("reproduce p0-tab2 --inputs standard --out", tmp_path)
+    assert outcome.code == 2
+    assert "--inputs is for studies of P2, not for p0-tab2; remove it" in outcome.err
+
+
 def test_paper_scale_is_the_published_setting():
     models = {"mnist": "hwa-mlp", "fashion-mnist": "hwa-mlp", "cifar10": "cifar-cnn"}
     for number, dataset in enumerate(IMAGES, start=1):
@@ -135,6 +156,7 @@ def test_paper_scale_is_the_published_setting():
             assert table["dataset"] == jobs[0].experiment.table()["dataset"]
             assert (table["dataset"]["name"], table["model"]["name"]) == (dataset, models[dataset])
             assert "train" not in table["dataset"]
+            assert table["dataset"]["normalise"] == "unit"  # inputs in [0, 1]
             proximal = job.place.method == "FedProx"
             assert local.lr == (0.01 if proximal else 0.001)
             assert (local.batch_size, local.momentum, local.weight_decay) == (32, 0.9, 0.001)

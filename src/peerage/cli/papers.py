@@ -36,6 +36,10 @@ def reproduce(
         str,
         Option(help="Settings to use: paper (as published) or code (as in the authors' scripts)."),
     ] = "paper",
+    inputs: Annotated[
+        str,
+        Option(help="Inputs of P2's images: paper (in [0, 1]) or standard (mean 0, deviation 1)."),
+    ] = "paper",
     out: Annotated[
         Path, Option(help="Folder for runs and results; finished runs are not repeated.")
     ] = Path("reproduced"),
@@ -55,10 +59,12 @@ def reproduce(
     from peerage.papers.write import finished, write
     from peerage.report.terminal import StudyProgress
 
-    plan = plan_of(scale, seeds, fidelity)
+    plan = plan_of(scale, seeds, fidelity, inputs)
     store = runner.Store(out)
     console = Console(highlight=False)
     studies = [runner.find(id) for id in ids or ()]
+    if other := [study.id for study in studies if inputs != "paper" and study.id[:3] != "p2-"]:
+        raise InputError(f"--inputs is for studies of P2, not for {other[0]}; remove it")
     if show_list:
         rows = entries(studies or list(runner.STUDIES.values()), store, plan, Speeds())
         if as_json:

@@ -140,20 +140,22 @@ def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 @dataclass(frozen=True)
 class Mnist:
-    """70 000 handwritten digits of 28 x 28 pixels, (x - 0.1307) / 0.3081."""
+    """70 000 handwritten digits of 28 x 28 pixels, (x - 0.1307) / 0.3081, or in [0, 1] (P2)."""
 
     name: ClassVar[str] = "mnist"
     classes: ClassVar[tuple[str, ...]] = TEN_DIGITS
     train: int | None = None  # number of training examples, stratified by class; None: all
+    normalise: Literal["unit"] | None = None  # unit: values in [0, 1]; None: as P0 does
 
     def __post_init__(self) -> None:
         check_at_least("train", self.train, 1, " example")
+        specs.check_choices(self)
 
     def load(self, cache: Path) -> Dataset:
         files = read_files(self.name, cache)
         x, y, test_x, test_y = (read_idx(files[name], name) for name in IDX_SIZES)
-        mean, deviation = MNIST_SCALING.mean[0], MNIST_SCALING.deviation[0]
-        train, test = (_unit(part[:, None]).sub_(mean).div_(deviation) for part in (x, test_x))
+        scaling = MNIST_SCALING if self.normalise is None else Scaling()
+        train, test = (scaling.apply(_unit(part[:, None])) for part in (x, test_x))
         whole = Dataset(
             self.name,
             train,
@@ -161,7 +163,7 @@ class Mnist:
             test,
             _labels(test_y),
             self.classes,
-            scaling=MNIST_SCALING,
+            scaling=scaling,
         )
         return training_subset(self.train, whole)
 

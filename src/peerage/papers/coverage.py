@@ -24,6 +24,7 @@ from peerage.papers.study import Study
 
 RESULTS = Path("docs/results")
 SCALES = ("paper", "small")  # the larger one first; scale smoke only tests the program
+VARIANTS = ("", "-standard")  # of P2: inputs in [0, 1] as now, and standardised as before
 AGREEMENT = {"yes", "in part", "no", "none"}
 PAPERS = {
     "p0": (
@@ -62,6 +63,11 @@ class Result:
     agreement: str  # a word of AGREEMENT
     page: Path
 
+    @property
+    def standardised(self) -> bool:
+        """Whether inputs had mean 0 and deviation 1, an option of P2's studies."""
+        return self.page.stem.endswith(VARIANTS[-1])
+
 
 def results(folder: Path = RESULTS) -> list[Result]:
     """All committed results, in the order of the studies; the larger scale first."""
@@ -70,7 +76,8 @@ def results(folder: Path = RESULTS) -> list[Result]:
         _read(page, study, scale, words)
         for study in PAPER_STUDIES.values()
         for scale in SCALES
-        if (page := folder / study.id.partition("-")[0] / f"{study.id}-{scale}.md").exists()
+        for variant in VARIANTS
+        if (page := folder / study.id[:2] / f"{study.id}-{scale}{variant}.md").exists()
     ]
 
 
@@ -140,7 +147,7 @@ def results_table(found: Sequence[Result], root: Path) -> str:
         [
             f"[{id}]({_from(root, result.page)})",
             result.study.title.replace("Not in the paper: ", ""),
-            result.scale,
+            result.scale + (", inputs standardised" if result.standardised else ""),
             f"{result.done} of {result.runs}",
             str(result.seeds),
             _agreement(result),

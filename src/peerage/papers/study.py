@@ -21,6 +21,7 @@ from peerage.papers.papertable import Cell, PaperTable, Row, Unit
 from peerage.report.series import Estimate, Series
 
 Scale = Literal["smoke", "small", "paper"]  # seconds, minutes, the published setting
+Inputs = Literal["paper", "standard"]  # of P2: in [0, 1], or with mean 0 and deviation 1
 Fidelity = Literal["paper", "code"]  # as the paper says, or as its authors' scripts do
 
 # At scale smoke, no data has to be downloaded, and all tables share their runs.
@@ -38,6 +39,7 @@ class Plan:
     scale: Scale = "small"
     seeds: int | None = None  # None: as many as the scale has by default
     fidelity: Fidelity = "paper"
+    inputs: Inputs = "paper"
 
     def __post_init__(self) -> None:
         specs.check_choices(self)
@@ -49,9 +51,9 @@ class Plan:
         return range(self.seeds or default)
 
 
-def plan_of(scale: str, seeds: int | None, fidelity: str) -> Plan:
+def plan_of(scale: str, seeds: int | None, fidelity: str, inputs: str = "paper") -> Plan:
     """A plan from words on the command line, which it checks."""
-    return Plan(cast(Scale, scale), seeds, cast(Fidelity, fidelity))
+    return Plan(cast(Scale, scale), seeds, cast(Fidelity, fidelity), cast(Inputs, inputs))
 
 
 def built(plan: Plan, settings: Mapping[str, Any], stand_in: str = SMALL_MODEL) -> Experiment:

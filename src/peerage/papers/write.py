@@ -14,7 +14,8 @@ OPEN = {"status": "open"}
 
 
 def name_of(study: Study, plan: Plan) -> str:
-    return "-".join([study.id, plan.scale, *(["code"] if plan.fidelity == "code" else [])])
+    variants = {"code": plan.fidelity == "code", "standard": plan.inputs == "standard"}
+    return "-".join([study.id, plan.scale, *(name for name, used in variants.items() if used)])
 
 
 def write(study: Study, results: Results, shown: StudyOutput, folder: Path) -> list[Path]:
@@ -44,6 +45,8 @@ def markdown(study: Study, results: Results, shown: StudyOutput, name: str) -> s
         command += f" --seeds {plan.seeds}"
     if plan.fidelity == "code":
         command += " --fidelity code"
+    if plan.inputs == "standard":
+        command += " --inputs standard"
     parts = [
         f"# {study.title}\n",
         f"{claim(study)}\n",
@@ -71,6 +74,7 @@ def as_dict(study: Study, results: Results, shown: StudyOutput) -> dict[str, Any
         "claim": study.claim,
         "scale": results.plan.scale,
         "fidelity": results.plan.fidelity,
+        **({"inputs": "standard"} if results.plan.inputs == "standard" else {}),
         "tables": [table.as_dict() for table in shown.tables],
         "curves": [
             {**place._asdict(), **_curves(series, shown.curves)}

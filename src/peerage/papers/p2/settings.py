@@ -118,6 +118,14 @@ SIZES: dict[Scale, Size] = {
 }
 
 
+def images(plan: Plan, dataset: str) -> str:
+    """The data set of a scale. Its inputs are in [0, 1], with which Table 2 fits the paper best."""
+    train = SIZES[plan.scale].work[dataset].train
+    if dataset == CIFAR:  # in [0, 1] by default
+        return with_options(dataset, train=train)
+    return with_options(dataset, train=train, normalise="unit" if plan.inputs == "paper" else None)
+
+
 def experiment(
     plan: Plan, dataset: str, algorithm: str, *, seed: int, epochs: int = FIVE, **changes: Any
 ) -> Experiment:
@@ -129,7 +137,7 @@ def experiment(
         local["lr"] = PROXIMAL_RATE
     settings: dict[str, Any] = {
         "algorithm": algorithm,
-        "dataset": with_options(dataset, train=work.train),
+        "dataset": images(plan, dataset),
         "model": MODELS[dataset],
         "nodes": size.nodes,
         "rounds": work.rounds,
@@ -146,10 +154,10 @@ def linear(plan: Plan, dataset: str, algorithm: str, *, seed: int) -> Experiment
     FedNL takes no such steps, and its penalty replaces weight decay.
     """
     size = SIZES[plan.scale]
-    images = GREY if dataset == CIFAR else dataset
+    train = size.work[dataset].train
     settings: dict[str, Any] = {
         "algorithm": algorithm,
-        "dataset": with_options(images, train=size.work[dataset].train),
+        "dataset": with_options(GREY, train=train) if dataset == CIFAR else images(plan, dataset),
         "model": LINEAR,
         "nodes": size.nodes,
         "partition": PARTITIONS[TYPE_I],

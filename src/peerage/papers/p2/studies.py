@@ -9,7 +9,7 @@ from peerage.papers.p2 import output, settings
 from peerage.papers.p2.clients import Client, LastLayer, LayerCurvature
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import FIVE, METHODS, PARTITIONS, SIZES, TEN, Setting, grid, runs
-from peerage.papers.study import Calculation, Job, Plan, Study, Training, with_options
+from peerage.papers.study import Calculation, Job, Plan, Study, Training
 
 OF_CLIENT = 10  # epochs of Fig. 2, and a guess for Fig. 1
 TWO_LABELS = {"labels 0 and 1": "0+1", "labels 8 and 9": "8+9"}
@@ -41,7 +41,7 @@ def calculation(
 ) -> Job:
     size, smoke = SIZES[plan.scale], plan.scale == "smoke"
     client = kind(
-        study.DIGITS if smoke else with_options(MNIST, train=size.work[MNIST].train),
+        study.DIGITS if smoke else settings.images(plan, MNIST),
         study.SMALL_MODEL if smoke else settings.MODELS[MNIST],
         PARTITIONS[split],
         nodes=size.nodes,
