@@ -331,7 +331,7 @@ def graph(records: Sequence[RunRecord]) -> Figure:
             key = (count, tuple(map(tuple, edges)))
             if key not in places:
                 places[key] = positions(count, edges)
-            dots = _draw_graph(axes, places[key], edges, end, (min(known), max(known)))
+            dots = draw_graph(axes, places[key], edges, end, (min(known), max(known)))
             axes.set_title(run.label)
         for axes in panels:
             axes.set_axis_off()
@@ -544,19 +544,21 @@ def _round_down(value: float) -> float:
 
 
 def positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
+    """Where to draw each node of a graph, the same for equal graphs."""
     network = nx.empty_graph(count)
     network.add_edges_from(edges)
     iterations = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs count^2
     return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=iterations))
 
 
-def _draw_graph(
+def draw_graph(
     axes: Axes,
     place: dict[int, Any],
     edges: Sequence[Sequence[int]],
     values: dict[int, float],
     bounds: tuple[float, float],
 ) -> Any:
+    """Draw a network with its nodes coloured by values; returns the dots, for a scale."""
     many = len(place) > MANY
     axes.add_collection(
         LineCollection(

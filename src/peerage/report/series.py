@@ -156,6 +156,18 @@ def settings_but(record: RunRecord, *keys: str) -> str:
     )
 
 
+def thinned(places: Sequence[int], most: int) -> list[int]:
+    """At most so many of some places, evenly spaced, with the first and the last.
+
+    >>> thinned(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    if len(places) <= most:
+        return list(places)
+    step = (len(places) - 1) / (most - 1)
+    return [places[round(number * step)] for number in range(most)]
+
+
 def estimate(values: Sequence[float | None]) -> Estimate:
     """Mean and deviation; unknown if any value is."""
     known = [float(value) for value in values if value is not None]
