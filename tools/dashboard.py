@@ -74,7 +74,9 @@ def main(folder: Path) -> None:
             assert server.stdout is not None
             found = re.search(r"http://\S+", server.stdout.readline())
             assert found is not None
-            driver = webdriver.Chrome(options=options)
+            # With its path given, selenium looks for no driver elsewhere.
+            service = webdriver.ChromeService(shutil.which("chromedriver"))
+            driver = webdriver.Chrome(options=options, service=service)
             try:
                 driver.get(found[0])
                 for name in SHOTS:
