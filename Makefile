@@ -36,12 +36,16 @@ docs: setup  ## Build the documentation site in build/site; it needs no network 
 data: setup  ## Fetch MNIST for the tests that use real data; they are skipped without it
 	-$(BIN)/peerage data get mnist
 
-# Network namespaces need `ip`. Where it is missing and cannot be installed, their tests are skipped.
+# Network namespaces need `ip`, and the tests of the dashboard a browser. Where they are missing and
+# cannot be installed, their tests are skipped.
+INSTALL = test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+  { timeout 120 apt-get -qq update; \
+  timeout 600 apt-get -qq install --yes --no-install-recommends $(1); } >/dev/null 2>&1
 tools:
-	@command -v ip >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-	  { timeout 120 apt-get -qq update; timeout 120 apt-get -qq install --no-install-recommends iproute2; } \
-	  >/dev/null 2>&1; } || \
+	@command -v ip >/dev/null || { $(call INSTALL,iproute2); } || \
 	  echo "ip is missing (package iproute2): tests that pull network cables are skipped"
+	@command -v chromedriver >/dev/null || { $(call INSTALL,chromium chromium-driver); } || \
+	  echo "chromium or chromedriver is missing: tests of the dashboard in a browser are skipped"
 
 test: check data tools  ## Set up, check style and types, fetch MNIST and run all tests
 	$(PYTEST) -n $$(($(CORES) + 1))

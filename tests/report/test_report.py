@@ -24,7 +24,7 @@ from peerage.report import figures, groups, inline, seeds, tables, terminal
 from peerage.report.export import export
 from peerage.report.html import headline, notes, page, write_report
 from peerage.report.pictures import CURVES, Picture
-from peerage.report.series import Series
+from peerage.report.series import Series, by_method
 
 TOML = """nodes = {nodes}
 seed = {seed}
@@ -830,19 +830,19 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
 
 
 def test_runs_that_differ_in_their_seed_are_one_method(seeded: list[RunRecord]) -> None:
-    found = seeds.methods(seeded)
+    found = by_method(seeded)
     assert [(method.label, method.seeds) for method in found] == [("dechw", 3), ("decavg", 3)]
-    assert len(seeds.methods([seeded[0], seeded[0]])) == 2  # the same run twice is no second seed
+    assert len(by_method([seeded[0], seeded[0]])) == 2  # the same run twice is no second seed
     mean = seeds.averaged(found[0])
     assert mean.curve("accuracy") == ([0, 2, 4], pytest.approx([0.1, 0.3, 0.6]))
     assert mean.network[-1]["accuracy_std"] == pytest.approx(np.std([0.5, 0.6, 0.7]))
     assert mean.network[-1]["seconds"]["total"] == 8.0
     assert len(mean.node_values("accuracy", 4)) == 6
-    assert seeds.averaged(seeds.methods(seeded[:1])[0]) is seeded[0]
+    assert seeds.averaged(by_method(seeded[:1])[0]) is seeded[0]
 
 
 def test_differences_are_between_runs_with_the_same_seed(seeded: list[RunRecord]) -> None:
-    found = seeds.methods([*seeded[3:], *seeded[:3]])
+    found = by_method([*seeded[3:], *seeded[:3]])
     [one] = seeds.differences(found)
     assert (one.method, one.reference, one.round) == ("dechw", "decavg", 4)
     assert one.by_seed == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3})
@@ -864,7 +864,7 @@ def test_differences_are_between_runs_with_the_same_seed(seeded: list[RunRecord]
 
 
 def test_targets_name_rounds_and_bytes(seeded: list[RunRecord]) -> None:
-    titles, first, second = seeds.MethodTable.of(seeds.methods(seeded)).targets()
+    titles, first, second = seeds.MethodTable.of(by_method(seeded)).targets()
     # The best accuracy is 0.7, so the targets are 0.35, 0.525 and 0.63; 1000 bytes per round.
     assert titles[1:3] == ["rounds to accuracy 35.0 %", "sent to 35.0 %"]
     assert first == ["dechw", "3.3 ± 0.9", "1.67 kB", "2 of 3 seeds", "-", "1 of 3 seeds", "-"]

@@ -214,7 +214,8 @@ def plot(
     ],
     runs: Annotated[list[Path], Argument(help="Folders of the runs to show.")],
     out: Annotated[
-        Path | None, Option(help="File to write: .pdf, .svg or .png (default: KIND.pdf).")
+        Path | None,
+        Option(help="File to write: .pdf, .svg or .png; a replay is a .gif (default: KIND.pdf)."),
     ] = None,
     width: Annotated[
         str,
@@ -230,11 +231,17 @@ def plot(
     Runs that differ only in their seed are one curve, with a band of one standard deviation.
     """
     from peerage.report.figures import check_format, save
-    from peerage.report.plots import DPI, paper_plot
+    from peerage.report.plots import DPI, REPLAY, paper_plot
 
-    target = out or Path(f"{kind}.pdf")
-    check_format(target)
-    save(paper_plot(load_records(runs), kind, width, by_run=by_run), target, DPI)
+    if kind == REPLAY:
+        from peerage.report.replay import write_replay
+
+        target = out or Path("replay.gif")
+        write_replay(load_records(runs)[0], target)
+    else:
+        target = out or Path(f"{kind}.pdf")
+        check_format(target)
+        save(paper_plot(load_records(runs), kind, width, by_run=by_run), target, DPI)
     print(json.dumps({"plot": str(target)}) if as_json else target)
 
 
@@ -338,7 +345,6 @@ def show_runs(
     from peerage.report.groups import group_tables
     from peerage.report.html import headline, lead, privacy, where
     from peerage.report.peers import peer_tables, traffic
-    from peerage.report.seeds import methods
     from peerage.report.tables import compare as compare_runs
     from peerage.report.tables import labels, rich_table
     from peerage.report.terminal import Chart
@@ -361,7 +367,7 @@ def show_runs(
         console.print(fairness)
     curves = [record.curve("accuracy") for record in records]
     console.print(Chart(dict(zip(labels(records), curves, strict=True))))
-    series = methods(records)
+    series = by_method(records)
     several = any(method.seeds > 1 for method in series)
     text = lead(series, records) if several else headline(rows, where(records))
     console.print(f"\n{text}")

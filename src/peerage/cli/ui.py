@@ -103,7 +103,8 @@ def field(flag: Flag) -> "Field":
     default = "" if flag.default is None else str(flag.default)
     section = flag.key.rpartition(".")[0]
     kind = KINDS.get(flag.type, "text")
-    return Field(flag.name, section, kind, flag.help, default, choices)
+    about = flag.help.partition("; repeat the flag")[0] + "; separate several by spaces."
+    return Field(flag.name, section, kind, about if kind == "list" else flag.help, default, choices)
 
 
 def check(recipe: str | None, values: Mapping[str, Any]) -> dict[str, str]:
@@ -152,12 +153,12 @@ def _text(value: Any) -> str:
     """A value of an experiment file as users write it for a flag.
 
     >>> _text({"name": "dechw", "theta": 30}), _text(["a", "b"]), _text(True)
-    ('dechw:theta=30', 'a,b', 'on')
+    ('dechw:theta=30', 'a b', 'on')
     """
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
-        return ",".join(map(_text, value))
+        return " ".join(map(_text, value))
     if isinstance(value, dict):
         options = ",".join(f"{k}={_text(v)}" for k, v in value.items() if k != "name")
         return f"{value.get('name', '')}:{options}".strip(":")

@@ -358,7 +358,7 @@ def graph(records: Sequence[RunRecord]) -> Figure:
             if key not in places:
                 places[key] = positions(count, edges)
             bounds = (min(known), max(known))
-            dots = _draw_graph(axes, places[key], edges, end, bounds, _examples(run.record))
+            dots = draw_graph(axes, places[key], edges, end, bounds, examples_of(run.record))
             axes.set_title(run.label)
         for axes in panels:
             axes.set_axis_off()
@@ -631,13 +631,14 @@ def _round_down(value: float) -> float:
 
 
 def positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
+    """Where to draw each node of a graph, the same for equal graphs."""
     network = nx.empty_graph(count)
     network.add_edges_from(edges)
     iterations = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs count^2
     return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=iterations))
 
 
-def _draw_graph(
+def draw_graph(
     axes: Axes,
     place: dict[int, Any],
     edges: Sequence[Sequence[int]],
@@ -645,6 +646,7 @@ def _draw_graph(
     bounds: tuple[float, float],
     examples: np.ndarray[Any, Any],
 ) -> Any:
+    """Draw a network with its nodes coloured by values; returns the dots, for a scale."""
     many = len(place) > MANY
     axes.add_collection(
         LineCollection(
@@ -683,7 +685,7 @@ def _last_accuracies(record: RunRecord) -> dict[int, float]:
     return record.node_values("accuracy", rounds[-1]) if rounds else {}
 
 
-def _examples(record: RunRecord) -> np.ndarray[Any, Any]:
+def examples_of(record: RunRecord) -> np.ndarray[Any, Any]:
     """The number of training examples of each node; a hub has none."""
     known = [count or 0 for count in record.setup["examples"]]
     missing = len(record.setup["parameters"]) - len(known)

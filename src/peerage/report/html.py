@@ -23,7 +23,7 @@ from peerage.records.metrics import BY_KEY, SCORES, own_metric
 from peerage.records.rows import RunRecord
 from peerage.report import fairness_tables, figures, groups, inline, peers, seeds, tables
 from peerage.report.pictures import PARTS, Picture, join, pictures
-from peerage.report.series import Series
+from peerage.report.series import Series, by_method
 from peerage.report.tables import differing, labels, number, percent, setting_text, value_text
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def page(records: Sequence[RunRecord], show: "Show[Picture] | None" = None) -> s
     titles, texts = tables.cells(rows)
     names = labels(records)
     runs = figures.styled_runs(records)
-    found = seeds.methods(records)
+    found = by_method(records)
     several = any(method.seeds > 1 for method in found)
     methods = seeds.MethodTable.of(found)
     styles = figures.styled_runs([method.records[0] for method in found])
@@ -244,7 +244,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         result += [f"{name}: {sentence}" for name, sentence in sentences.items()]
     if len(_data_sets(records)) > 1:
         result.append("The runs use different data sets; their accuracies cannot be compared.")
-    elif len(records) > 1 and len(seeds.methods(records)) == len(records):
+    elif len(records) > 1 and len(by_method(records)) == len(records):
         result.append(
             "Every curve is a single run; small differences may reverse with other seeds."
         )

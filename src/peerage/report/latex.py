@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from peerage.records.rows import RunRecord
 from peerage.report import seeds, tables
+from peerage.report.series import by_method
 
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -19,7 +20,7 @@ def latex(records: Sequence[RunRecord]) -> str:
 
     It needs \usepackage{booktabs}.
     """
-    found = seeds.methods(records)
+    found = by_method(records)
     if any(method.seeds > 1 for method in found):
         methods = seeds.MethodTable.of(found)
         targets = [line[1:] for line in methods.targets()]

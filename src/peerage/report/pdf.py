@@ -24,6 +24,7 @@ from peerage.records.rows import RunRecord
 from peerage.report import fairness_tables, html, seeds, tables
 from peerage.report.figures import FORMATS, STYLE
 from peerage.report.pictures import PARTS, Picture, pictures
+from peerage.report.series import by_method
 
 WIDTH, HEIGHT = 8.27, 11.69  # A4, in inches
 MARGIN = 0.75
@@ -58,7 +59,7 @@ def write_pdf(
 def _front(document: "_Document", records: Sequence[RunRecord]) -> None:
     """Title, summary, what was run, and the tables of results."""
     rows = tables.compare(records)
-    found = seeds.methods(records)
+    found = by_method(records)
     several = any(method.seeds > 1 for method in found)
     document.text(html.title(records), TITLE, weight="bold")
     where = html.where(records)

@@ -14,6 +14,7 @@ from peerage.records.rows import RunRecord
 from peerage.report import fairness_figures, figures, groups, peer_figures, seeds
 from peerage.report.alpha_figure import accuracy_over_alpha, has_alpha
 from peerage.report.fairness import fairness_over_rounds
+from peerage.report.series import by_method
 from peerage.report.tables import labels
 
 # The parts of a page with figures, in its order: what readers look for first comes first.
@@ -133,7 +134,7 @@ CURVES: tuple[Curves, ...] = (
 
 def pictures(records: Sequence[RunRecord]) -> list[Picture]:
     """The figures for which the runs have data; runs that differ in their seed share a curve."""
-    found = seeds.methods(records)
+    found = by_method(records)
     runs = [seeds.averaged(method) for method in found]
     several = any(method.seeds > 1 for method in found)
     named = dict.fromkeys(key for record in records for key in record.own_metrics)

@@ -12,6 +12,7 @@ from peerage.records.rows import RunRecord
 from peerage.report import fairness_figures, figures, seeds
 from peerage.report.fairness import fairness_over_rounds
 from peerage.report.head_choice import has_head_choices
+from peerage.report.series import by_method
 
 COLUMN, PAGE = 3.4, 7.0  # inches: a column and a page of most two-column styles
 WIDTHS = {"column": COLUMN, "page": PAGE}
@@ -58,7 +59,7 @@ KINDS: dict[str, Kind] = {
     "time": Kind("seconds per round by phase", figures.phase_seconds),
     "graph": Kind(
         "the graph, with accuracy and data of every node, of the first seed",
-        lambda records: figures.graph([one.records[0] for one in seeds.methods(records)]),
+        lambda records: figures.graph([one.records[0] for one in by_method(records)]),
         by_method=False,
     ),
     "data": Kind(
@@ -96,6 +97,10 @@ KINDS: dict[str, Kind] = {
 }
 
 
+REPLAY = "replay"  # a moving picture, which `report.replay` writes
+ABOUT_REPLAY = "the graph with the accuracy of every node, round by round, of the first run (GIF)"
+
+
 def plot(records: Sequence[RunRecord], kind: str, *, by_run: bool = False) -> Figure:
     """A figure: one of `KINDS`, or a metric of the user's own over the rounds.
 
@@ -110,7 +115,7 @@ def plot(records: Sequence[RunRecord], kind: str, *, by_run: bool = False) -> Fi
     if not ready or (kind == "difference" and not seeds.comparable(ready)):
         raise InputError(f"kind {kind!r} needs {found.needs}")
     if found.by_method and not by_run:
-        ready = [seeds.averaged(method) for method in seeds.methods(ready)]
+        ready = [seeds.averaged(method) for method in by_method(ready)]
     return found.draw(ready)
 
 
@@ -141,12 +146,13 @@ def inches(width: str | float) -> float:
 
 def entries() -> list[dict[str, str]]:
     """Name and description of every kind, for `peerage list plots`."""
+    known = {name: kind.about for name, kind in KINDS.items()} | {REPLAY: ABOUT_REPLAY}
     return [
-        {"name": name, "options": "", "about": f"{kind.about.capitalize()}."}
-        for name, kind in KINDS.items()
+        {"name": name, "options": "", "about": f"{about[0].upper()}{about[1:]}."}
+        for name, about in known.items()
     ]
 
 
 def _hint(records: Sequence[RunRecord], kind: str) -> str:
     own = [name for record in records for name in record.own_metrics]
-    return did_you_mean(kind, [*KINDS, *own])
+    return did_you_mean(kind, [*KINDS, REPLAY, *own])

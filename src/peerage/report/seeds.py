@@ -19,44 +19,19 @@ from peerage.report.figures import (
     round_axis,
     styled_runs,
 )
-from peerage.report.series import Estimate, Series, estimate
+from peerage.report.series import Estimate, Series, by_method, estimate, seed_of
 from peerage.report.statistics import deviation
 from peerage.report.tables import (
     SHARES,
     compare,
     duration,
-    labels,
     number,
     percent,
-    settings_but,
     size,
 )
 
 CONFIDENCE = 0.95
 STATISTICS = ("_std", "_min", "_max")
-
-
-def methods(records: Sequence[RunRecord]) -> list[Series]:
-    """The runs with those that differ only in their seed together, in the order of the first."""
-    found: dict[str, list[RunRecord]] = {}
-    for record in records:
-        found.setdefault(settings_but(record, "seed"), []).append(record)
-    groups = [runs for same in found.values() for runs in _by_seed(same)]
-    names = labels([runs[0] for runs in groups])
-    return [
-        Series(name, runs[0].algorithm, tuple(runs))
-        for name, runs in zip(names, groups, strict=True)
-    ]
-
-
-def _by_seed(runs: list[RunRecord]) -> list[list[RunRecord]]:
-    """One method, or one per run if a seed occurs twice: then the folder tells runs apart."""
-    repeated = len({seed_of(run) for run in runs}) < len(runs)
-    return [[run] for run in runs] if repeated else [runs]
-
-
-def seed_of(record: RunRecord) -> int:
-    return int(record.experiment.get("seed", 0))
 
 
 def averaged(method: Series) -> RunRecord:
@@ -301,7 +276,7 @@ def accuracy_differences(records: Sequence[RunRecord]) -> Figure:
     Differences are between runs with the same seed. With several seeds, a band is the confidence
     interval of the mean.
     """
-    found = methods(records)
+    found = by_method(records)
     first, *others = found
     runs = styled_runs([averaged(method) for method in found])
     with new_figure() as (figure, axes):
@@ -326,6 +301,6 @@ def accuracy_differences(records: Sequence[RunRecord]) -> Figure:
 
 def comparable(records: Sequence[RunRecord]) -> bool:
     """Whether there are several methods on one data set, with common seeds and rounds."""
-    found = methods(records)
+    found = by_method(records)
     data = {str(record.summary.get("dataset")) for record in records}
     return len(found) > 1 and len(data) == 1 and bool(differences(found))

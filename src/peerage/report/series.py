@@ -137,15 +137,38 @@ class Series:
 
 
 def by_method(records: Sequence[RunRecord]) -> list[Series]:
-    """One series for the runs that differ only in their seed."""
+    """The runs with those that differ only in their seed together, in the order of the first."""
     found: dict[str, list[RunRecord]] = {}
     for record in records:
         found.setdefault(settings_but(record, "seed"), []).append(record)
-    names = labels([runs[0] for runs in found.values()])
+    groups = [runs for same in found.values() for runs in _by_seed(same)]
+    names = labels([runs[0] for runs in groups])
     return [
         Series(name, runs[0].algorithm, tuple(runs))
-        for name, runs in zip(names, found.values(), strict=True)
+        for name, runs in zip(names, groups, strict=True)
     ]
+
+
+def _by_seed(runs: list[RunRecord]) -> list[list[RunRecord]]:
+    """One method, or one per run if a seed occurs twice: then the folder tells runs apart."""
+    repeated = len({seed_of(run) for run in runs}) < len(runs)
+    return [[run] for run in runs] if repeated else [runs]
+
+
+def seed_of(record: RunRecord) -> int:
+    return int(record.experiment.get("seed", 0))
+
+
+def thinned(places: Sequence[int], most: int) -> list[int]:
+    """At most so many of some places, evenly spaced, with the first and the last.
+
+    >>> thinned(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    if len(places) <= most:
+        return list(places)
+    step = (len(places) - 1) / (most - 1)
+    return [places[round(number * step)] for number in range(most)]
 
 
 def estimate(values: Sequence[float | None]) -> Estimate:

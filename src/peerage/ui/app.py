@@ -173,14 +173,15 @@ class Dashboard:
         resolve(self.home, path)
 
         async def changes() -> AsyncIterator[str]:
-            last = None
+            last: list[Any] = []
             while not await request.is_disconnected() and not self.closing.is_set():
                 try:
                     found = await run_in_threadpool(self._overview, path)
                 except (PeerageError, HTTPException) as error:
                     yield _event({"status": "damaged", "message": _text(error), "version": -2})
                     return
-                state = (found["version"], found["status"], found["message"], found["log"])
+                watched = ("version", "status", "message", "log", "can_stop", "can_resume")
+                state = [found.get(key) for key in watched]
                 if state != last:
                     last = state
                     yield _event(found)

@@ -108,9 +108,8 @@ def model(folder: Path, node: str) -> bytes:
 def comparison(folders: Sequence[Path], key: str) -> dict[str, Any]:
     """Curves of methods with bands over their seeds, and a table of all runs."""
     from peerage.report.figures import curve_styles
-    from peerage.report.series import by_method
+    from peerage.report.series import by_method, thinned
     from peerage.report.tables import cells, compare
-    from peerage.ui.metrics import thin
     from peerage.ui.views import POINTS, metric_keys, metric_of
 
     records, failures = [], []
@@ -126,7 +125,7 @@ def comparison(folders: Sequence[Path], key: str) -> dict[str, Any]:
     curves = []
     for one, style in zip(series, styles, strict=True):
         rounds, means, stds = one.curve(key)
-        places = thin(range(len(rounds)), POINTS)
+        places = thinned(range(len(rounds)), POINTS)
         curves.append(
             {
                 "label": one.label,

@@ -21,7 +21,7 @@ class Field:
 
     name: str
     section: str  # "" for the main one
-    kind: str  # text, whole, number or switch
+    kind: str  # text, whole, number, switch or list
     help: str
     default: str = ""
     choices: Sequence[str] = ()
@@ -39,7 +39,6 @@ class Form:
     recipes: Mapping[str, str]  # name -> description
     check: Callable[[str | None, Mapping[str, Any]], dict[str, str]]
     starting: Callable[[str | None], dict[str, str]]
-    home: str = ""
     by_name: dict[str, Field] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +81,7 @@ class Form:
             if self.by_name[name].kind == "switch":
                 found += [f"--{name}"] if text == "on" else [f"--no-{name}"]
             elif self.by_name[name].kind == "list":
-                found += [f"--{name}={one.strip()}" for one in text.split(",") if one.strip()]
+                found += [f"--{name}={one}" for one in text.split()]
             else:
                 found.append(f"--{name}={text}")
         return found
@@ -109,5 +108,5 @@ def parse(field: Field, text: str) -> Any:
             raise InputError(f"{field.name} must be on or off, got {text!r}")
         return text == "on"
     if field.kind == "list":
-        return [one.strip() for one in text.split(",") if one.strip()]
+        return text.split()
     return text

@@ -68,9 +68,10 @@ class Jobs:
             return False
         facts = self._facts(path)
         try:
-            return bool(facts) and begin_of(int(facts["pid"])) == facts["began"]
+            began = begin_of(int(facts["pid"]))
         except (KeyError, TypeError, ValueError):
             return False
+        return began != "" and began == facts.get("began")
 
     def waiting(self) -> list[dict[str, Any]]:
         """The runs that were started and have no folder yet, or never got one."""

@@ -78,8 +78,8 @@ class MetricsFile:
             self.version += 1
         self._position += start
         # What follows is a round that goes on.
-        if not self.network and data.count(b"\n") and not data.startswith((NODE, GROUP)):
-            self.damage = f"{self.path.name} holds no rows of metrics"
+        if not self.network and b"\n" in data and not data.startswith((NODE, GROUP)):
+            self.damage = self.damage or f"{self.path.name} holds no rows of metrics"
 
     @property
     def rounds(self) -> int:
@@ -141,18 +141,6 @@ def last_row(path: Path) -> Row:
         return {}
     parsed = (_parse(line) for line in reversed(lines) if line.startswith(NETWORK))
     return next((row for row in parsed if row is not None), {})
-
-
-def thin(places: Sequence[int], most: int) -> list[int]:
-    """At most so many of some places, evenly spaced, with the first and the last.
-
-    >>> thin(range(10), 4)
-    [0, 3, 6, 9]
-    """
-    if len(places) <= most:
-        return list(places)
-    step = (len(places) - 1) / (most - 1)
-    return [places[round(number * step)] for number in range(most)]
 
 
 def _parse(line: bytes) -> Row | None:

@@ -86,9 +86,12 @@ class PeersMetrics:
         return [i for i, row in enumerate(self.network) if row.get("accuracy") is not None]
 
     def rows_of(self, place: int, prefix: bytes) -> Iterator[Row]:
-        round = self.network[place]["round"]
         if prefix == NODE:
-            yield from (p.rows[round] for p in self._peers.values() if round in p.rows)
+            yield from self.rows_in(self.network[place]["round"])
+
+    def rows_in(self, round: int) -> Iterator[Row]:
+        """The rows of all peers in a round."""
+        yield from (peer.rows[round] for peer in self._peers.values() if round in peer.rows)
 
     def node_values(self, place: int, key: str) -> dict[int, float]:
         pairs = [(row["node"], value_at(row, key)) for row in self.rows_of(place, NODE)]

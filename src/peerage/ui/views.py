@@ -16,8 +16,9 @@ from peerage.records.metrics import BY_KEY, METRICS, Metric, own_metric
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import Row, value_at
 from peerage.report.head_choice import HEAD
+from peerage.report.series import thinned
 from peerage.ui.listing import Entry
-from peerage.ui.metrics import GROUP, NODE, MetricsFile, thin
+from peerage.ui.metrics import GROUP, MetricsFile
 from peerage.ui.peers import PeersMetrics, peer_states, tail
 
 POINTS = 400  # of a curve
@@ -35,11 +36,18 @@ class OpenRun:
 
     folder: Path
     file: MetricsFile | PeersMetrics = field(init=False)
+    peers: PeersMetrics | None = field(init=False)  # of a network on this machine
 
     def __post_init__(self) -> None:
         path = self.folder / "metrics.jsonl"
-        live = (self.folder / "peers").is_dir() and not path.exists()
-        self.file = PeersMetrics(self.folder) if live else MetricsFile(path)
+        self.peers = PeersMetrics(self.folder) if (self.folder / "peers").is_dir() else None
+        # The metrics of a network are written at its end.
+        self.file = MetricsFile(path) if self.peers is None or path.exists() else self.peers
+
+    def refresh(self) -> None:
+        self.file.refresh()
+        if self.peers is not None and self.peers is not self.file:
+            self.peers.refresh()
 
     def summary(self) -> dict[str, Any]:
         return _table(self.folder / "summary.json")
@@ -68,7 +76,7 @@ class OpenRuns:
             self._runs[folder] = run
             while len(self._runs) > self._most:
                 del self._runs[next(iter(self._runs))]
-        run.file.refresh()
+        run.refresh()
         return run
 
 
@@ -114,7 +122,7 @@ def curves(rows: Sequence[Row]) -> list[dict[str, Any]]:
         known = [row for row in rows if _is_number(value_at(row, key))]
         if not known or (metric.scale == "log" and not any(value_at(r, key) > 0 for r in known)):
             continue
-        chosen = [known[place] for place in thin(range(len(known)), POINTS)]
+        chosen = [known[place] for place in thinned(range(len(known)), POINTS)]
         model = f" of {key.split('.')[1]}" if "." in key else ""
         found.append(
             {
@@ -166,7 +174,7 @@ def group_curves(run: OpenRun) -> dict[str, dict[str, Any]]:
     if "clusters" not in run.setup() and not architectures(run):
         return {}
     found: dict[str, dict[str, Any]] = {}
-    for place in thin(run.file.evaluated(), FRAMES):
+    for place in thinned(run.file.evaluated(), FRAMES):
         for row in run.file.rows_of(place, GROUP):
             if _is_number(row.get("accuracy")):
                 curve = found.setdefault(str(row.get("by")), {}).setdefault(
@@ -198,7 +206,7 @@ def phases(rows: Sequence[Row]) -> dict[str, float]:
 
 def traffic(rows: Sequence[Row]) -> dict[str, list[float]]:
     """The bytes sent in all since the start."""
-    chosen = [rows[place] for place in thin(range(len(rows)), POINTS)]
+    chosen = [rows[place] for place in thinned(range(len(rows)), POINTS)]
     known = [(row["round"], row["bytes_total"]) for row in chosen if "bytes_total" in row]
     return {"x": [round for round, _ in known], "y": [sent for _, sent in known]}
 
@@ -208,11 +216,12 @@ def frame(run: OpenRun, place: int) -> dict[str, Any]:
     count = node_count(run)
     accuracy = run.file.node_values(place, "accuracy")
     heads = run.file.node_values(place, f"notes.{HEAD}")
+    round = int(run.file.network[place]["round"])
     return {
-        "round": run.file.network[place]["round"],
+        "round": round,
         "accuracy": _packed(accuracy, count, STEPS),
         **({"head": _packed(heads, count, 1)} if heads else {}),
-        "cut": _cut_links(run, place),
+        "cut": _cut_links(run, round),
     }
 
 
@@ -220,14 +229,12 @@ def frames(run: OpenRun) -> list[dict[str, Any]]:
     """The frames of a replay; of many rounds, some."""
     count = max(node_count(run), 1)
     most = max(min(FRAMES, FRAME_VALUES // count), FEWEST_FRAMES)
-    return [frame(run, place) for place in thin(run.file.evaluated(), most)]
+    return [frame(run, place) for place in thinned(run.file.evaluated(), most)]
 
 
-def _cut_links(run: OpenRun, place: int) -> list[list[int]]:
+def _cut_links(run: OpenRun, round: int) -> list[list[int]]:
     """The links on which a real peer waited for a message in vain."""
-    if not isinstance(run.file, PeersMetrics) and not (run.folder / "peers").is_dir():
-        return []
-    rows = run.file.rows_of(place, NODE)
+    rows = run.peers.rows_in(round) if run.peers is not None else ()
     return [[int(row["node"]), int(other)] for row in rows for other in row.get("missing", [])]
 
 
@@ -300,7 +307,7 @@ def _unit(values: Sequence[float]) -> list[float]:
 
 def node(run: OpenRun, number: int) -> dict[str, Any]:
     """One node: its curves, data, neighbours and messages."""
-    setup, places = run.setup(), thin(run.file.evaluated(), POINTS)
+    setup, places = run.setup(), thinned(run.file.evaluated(), POINTS)
     rows = list(run.file.node_rows(number, places))
     edges = setup.get("edges", ())
     directed = bool(setup.get("topology", {}).get("directed"))
