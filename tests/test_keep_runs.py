@@ -36,7 +36,7 @@ def test_a_study_continues_from_kept_records(tmp_path):
         tar.extractall(second, filter="data")
     again = json.loads(peerage(STUDY, second).out.splitlines()[-1])
     assert (made["done"], again["done"], again["skipped"]) == (2, 0, 2)
-    page = "results/p3-settlement-smoke.json"
+    page = "results/p3-settlement-smoke.md"
     assert (second / page).read_text() == (first / page).read_text()
 
 
