@@ -22,7 +22,13 @@ SMALL = "--nodes 20 --rounds 30 --epochs 1 --engine serial"
 COMPARE = f"compare --algorithms decavg,dechw --seeds 2 {SMALL}"
 TIMEOUT = 300  # seconds
 COLOURS = 128  # of a picture, which keeps its file small
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
 SHOTS = {  # name -> page, width, height, theme, what must be there
     "dashboard-run": ("/run/facade", 1200, 1010, "light", ".picture img"),
     "dashboard-dark": ("/run/facade", 1200, 1010, "dark", ".picture img"),

@@ -345,6 +345,7 @@ def show_runs(
     from peerage.report.groups import group_tables
     from peerage.report.html import headline, lead, privacy, where
     from peerage.report.peers import peer_tables, traffic
+    from peerage.report.series import by_method
     from peerage.report.tables import compare as compare_runs
     from peerage.report.tables import labels, rich_table
     from peerage.report.terminal import Chart
