@@ -170,16 +170,16 @@ def check_successor(old: Network, new: Network) -> None:
             "members of the earlier revision are missing or in another order; their numbers must "
             "stay, so let a member leave by the schedule and append new ones"
         )
+    settings = (unrevised(network.shared_settings) for network in (old, new))
+    if differences := differing(*settings):
+        raise InputError(
+            f"a revision may change members, rounds and topology only, but {differences[0]}"
+        )
     if new.experiment.hub != old.experiment.hub:
         raise InputError(
             f"the hub would be {new.members[new.experiment.hub or 0].name} instead of "
             f"{old.members[old.experiment.hub or 0].name}, whose number must stay; set the "
             f"experiment's topology to star:number={old.experiment.hub}"
-        )
-    settings = (unrevised(network.shared_settings) for network in (old, new))
-    if differences := differing(*settings):
-        raise InputError(
-            f"a revision may change members, rounds and topology only, but {differences[0]}"
         )
 
 
