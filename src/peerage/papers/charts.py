@@ -381,7 +381,9 @@ def _draw_curve(
 ) -> None:
     """A line in a band of one deviation, which is `positive` on a logarithmic axis."""
     order, y = list(styles), np.asarray(line.y)
-    markers = _markers(len(line.x), order.index(line.label), len(order))
+    # A curve alone needs no markers to be told apart; of one point, nothing else is visible.
+    alone = len(order) == 1 and len(line.x) > 1
+    markers = [] if alone else _markers(len(line.x), order.index(line.label), len(order))
     axes.plot(line.x, y, markevery=markers, **stroke)
     if line.spread:
         low = np.maximum(y - line.spread, 0.2 * y if positive else -math.inf)
@@ -485,8 +487,13 @@ def _log_ticks(axis: Axis, values: Sequence[float]) -> None:
     span = max(positive) / min(positive)
     steps = next(steps for most, steps in TICKS.items() if span <= most)
     axis.set_major_locator(LogLocator(subs=steps, numticks=20))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(value: float) -> str:
+    """A number without an exponent, its thousands apart as in the tables."""
+    return f"{value:g}" if value < 10_000 else f"{value:,.0f}".replace(",", " ")
 
 
 def _stroke(style: CurveStyle, *, dashed: bool = False) -> dict[str, Any]:
@@ -643,7 +650,7 @@ def _table_axis(axes: Axes, table: PaperTable, part: Sequence[int]) -> None:
             steps = (1.0, 2.0, 5.0) if narrow else (1.0,)
             axes.xaxis.set_major_locator(LogLocator(subs=steps))
             axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
         axes.set_xlabel("rounds" if table.unit == "rounds" else "count")
 
 

@@ -14,7 +14,11 @@ from peerage.report.graphs import draw
 
 
 def show_allocation(results: Results) -> StudyOutput:
-    """Fig. 10: how many examples of each class every client has."""
+    """Fig. 10: how many examples of each class every client has.
+
+    The picture shows shares of a client's examples, as counts of 10 and of 100 clients would need
+    colours of their own.
+    """
     rows: list[Row] = []
     panels, pictures = [], {}
     for place in settings_of(results):
@@ -30,7 +34,8 @@ def show_allocation(results: Results) -> StudyOutput:
         cells[2] = Cell(float(values[2]), unit="number")
         cells[3] = Cell(float(values[3]), unit="share")
         rows.append(((title,), tuple(cells)))
-        panels.append(HeatMap(title, counts.T.tolist(), "client", "class"))
+        shares = counts / np.maximum(held, 1)[:, None]
+        panels.append(HeatMap(title, shares.T.tolist(), "client", "class"))
         pictures[place.title] = counts.tolist()
     table = PaperTable(
         title="Fig. 10: examples of the clients",
@@ -50,7 +55,7 @@ def show_allocation(results: Results) -> StudyOutput:
             "clients with more than the mean get no further classes.",
         ),
     )
-    figure = charts.heat_maps(panels, "examples", columns=2)
+    figure = charts.heat_maps(panels, "share of the client's examples", columns=2)
     return StudyOutput((table,), figure, curves=("accuracy",), pictures=pictures)
 
 
