@@ -176,6 +176,7 @@ def silent(certs: str, ports: list[int]) -> None:
 
 def _peerage(home: Path, name: str) -> None:
     """What `peerage node` does."""
+    os.setsid()  # as all peers: the kernel shares the processor between sessions
     with open(home / f"{name}.log", "ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)

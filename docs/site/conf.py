@@ -40,6 +40,7 @@ CONTENTS = {
         "Use": [
             "guide",
             "python",
+            "dashboard",
             "algorithms",
             "networks",
             "cluster",
@@ -66,7 +67,7 @@ CONTENTS = {
     },
     "docs/results/README": {"": [*(f"p{paper}/README" for paper in range(5)), "net/README"]},
     **{f"docs/results/p{paper}/README": {"": ["p*"]} for paper in range(5)},
-    "docs/results/net/README": {"": ["attacks", "chaos", "size"]},
+    "docs/results/net/README": {"": ["attacks", "chaos", "fuzz", "size"]},
 }
 
 # Prefix of the module that defines a public name -> the heading of the reference; in this order.

@@ -94,7 +94,7 @@ class Fuzzer:
     def layers(self) -> dict[str, dict[Callable[[], None], int]]:
         """Who sends what, each with its percentage of the messages."""
         return {
-            "outsiders": {self.bytes_before_tls: 4, self.client_hellos: 3, self.certificates: 1},
+            "outsiders": {self.certificates: 1, self.client_hellos: 3, self.bytes_before_tls: 4},
             "sender": {self.messages: 44, self.chunks: 4, self.offsets: 3},
             "caller": {
                 self.tls_records: 1,

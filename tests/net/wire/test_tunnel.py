@@ -28,9 +28,10 @@ from peerage.net.wire.frames import (
 )
 from peerage.net.wire.grpc import GrpcTransport
 from peerage.net.wire.header import Header, MessagePolicy, Rejected, parse_header
+from peerage.net.wire.limits import Limits
 from peerage.net.wire.server import ROOM, SERVICE
 from peerage.net.wire.transport import ANSWER_LIMIT, CHUNK, CallerRefused, Unreachable
-from peerage.net.wire.tunnel import CallAnswerer, Tunnel
+from peerage.net.wire.tunnel import CallAnswerer, Tunnel, _Stream
 from peerage.requests import Envelope
 
 NAMES = {"node-0": 0, "node-1": 1, "node-2": 2}
@@ -656,3 +657,31 @@ def test_frames_are_read_as_they_were_written() -> None:
     assert error.code() is Code.ABORTED
     assert dict(error.trailing_metadata()) == {"peerage-reason": "full"}
     assert error.details() == "no\\nroom \\x1b"
+
+
+def test_a_tunnel_that_closes_waits_for_a_write_that_is_under_way() -> None:
+    """Otherwise gRPC can send no status, and logs a traceback."""
+
+    class Call:
+        begun, readable, written = asyncio.Event(), asyncio.Event(), False
+
+        async def write(self, _: bytes) -> None:
+            self.begun.set()
+            await self.readable.wait()
+            self.written = True
+
+    async def closing() -> bool:
+        call = Call()
+        stream = _Stream(call, Limits())
+        await stream.put(Frame(Kind.PING))
+        writing = asyncio.create_task(stream.write_all())
+        await call.begun.wait()
+        writing.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        waits = not writing.done()
+        call.readable.set()
+        await asyncio.wait([writing])
+        return waits and call.written
+
+    assert asyncio.run(closing())
