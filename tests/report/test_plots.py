@@ -30,7 +30,7 @@ def records(home: Path) -> list[pg.RunRecord]:
 
 
 def width(figure: Figure) -> float:
-    return float(figure.get_figwidth())
+    return round(float(figure.get_figwidth()), 9)
 
 
 def test_figures_have_the_width_and_fonts_of_a_paper(records: list[pg.RunRecord]) -> None:
