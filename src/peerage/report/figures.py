@@ -662,7 +662,8 @@ def draw_graph(
     dot_size = 90 if not many else max(20_000 / len(place), 8) * 0.8
     # A hub, which has no examples, stays visible, and a node with very many hides no others.
     areas = dot_size * np.clip(examples / max(examples.mean(), 1e-9), 0.2, 4.0)
-    style: Any = {"edgecolors": "#888888", "rasterized": len(place) > 5 * MANY}
+    # Large nodes at the edge of a narrow figure are not cut.
+    style: Any = {"edgecolors": "#888888", "rasterized": len(place) > 5 * MANY, "clip_on": False}
     axes.scatter(x[missing], y[missing], s=areas[missing], color="#DDDDDD", linewidths=0.5, **style)
     present = sorted(values)
     axes.margins(0.08)
