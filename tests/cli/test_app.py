@@ -23,7 +23,7 @@ from peerage.experiment.catalogue import FAMILIES, LISTS, entries, recipes
 from peerage.models import MIXES
 from peerage.net.peer.network import Timeouts
 from peerage.records.rows import RunRecord, read_metrics
-from peerage.report.plots import KINDS
+from peerage.report.plots import KINDS, REPLAY
 from peerage.runs import run as running
 
 QUICK = f"{TINY} --engine serial --rounds 2"
@@ -356,7 +356,9 @@ def test_verify_finds_another_seed(finished: Path) -> None:
 
 @pytest.mark.parametrize("family", LISTS)
 def test_list_describes_every_entry(family: str) -> None:
-    known: Any = {**FAMILIES, "mixes": MIXES, "plots": KINDS, "recipes": recipes()}[family]
+    known: Any = {**FAMILIES, "mixes": MIXES, "plots": [*KINDS, REPLAY], "recipes": recipes()}[
+        family
+    ]
     listed = last_json(f"list {family} --json")[family]
     assert [entry["name"] for entry in listed] == list(known)
     assert listed == entries(family)
@@ -479,6 +481,7 @@ def test_all_commands_are_there() -> None:
         "run",
         "status",
         "topology",
+        "ui",
         "up",
         "verify",
     ]

@@ -133,7 +133,9 @@ def test_shared_memory_has_no_name_that_could_be_left_behind():
         engine.round(0, evaluate=True)
         for pid in [os.getpid(), *(process.pid for process in team.workers.processes)]:
             maps = Path(f"/proc/{pid}/maps").read_text()
-            assert "/dev/shm/" not in maps
+            # Libraries have semaphores there, whose names are deleted at once.
+            shared = [line for line in maps.splitlines() if "/dev/shm/" in line]
+            assert [line for line in shared if not line.endswith("(deleted)")] == []
             assert "/dev/zero (deleted)" in maps  # how the kernel shows memory without a name
 
 

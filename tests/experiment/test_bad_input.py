@@ -103,7 +103,7 @@ CASES = [
     ("run --optimizer sdg", "optimizer must be one of sgd, adamw; got 'sdg', did you mean 'sgd'?"),
     (
         "run --engine serail",
-        "engine: name must be one of serial, pool; got 'serail', did you mean 'serial'?",
+        "engine: name must be one of serial, pool, ray; got 'serail', did you mean 'serial'?",
     ),
     (
         "run --init shard",

@@ -396,7 +396,7 @@ def test_until_may_ask_for_validation_where_examples_are_held_out() -> None:
         ("[[model]]\nname = 'mlp'\nhiden = '8'", "'mlp' has no option 'hiden'; did you mean 'hid"),
         (
             "[engine]\nname = 'poll'",
-            "engine: name must be one of serial, pool; got 'poll', did you mean 'pool'?",
+            "engine: name must be one of serial, pool, ray; got 'poll', did you mean 'pool'?",
         ),
         (
             "[init]\nstart = 'same'",

@@ -85,7 +85,7 @@ def test_errors_of_the_command(home: Path, tmp_path: Path) -> None:
 
 def test_list_plots() -> None:
     names = [entry["name"] for entry in json.loads(peerage("list plots --json").out)["plots"]]
-    assert names == list(plots.KINDS)
+    assert names == [*plots.KINDS, plots.REPLAY]
 
 
 def test_tables_as_latex(records: list[pg.RunRecord], tmp_path: Path) -> None:

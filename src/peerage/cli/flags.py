@@ -194,7 +194,7 @@ TABLE = (
          "Address of a Ray cluster, auto or HOST:PORT; without it, Ray runs on this machine."),
     Flag("restarts", "engine.restarts", int,
          "How often a run with engine ray continues from its last checkpoint after a worker died.",
-         3),
+         "(3)"),
 )  # fmt: skip
 FLAGS = {flag.name: flag for flag in TABLE}
 

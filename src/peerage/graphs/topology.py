@@ -125,6 +125,7 @@ class Star(Topology):
     number: int | None = None  # the number of the centre, instead of the first or last
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least("number", self.number, 0)
 
     def place(self, nodes: int) -> int:
