@@ -10,7 +10,7 @@ import pytest
 from support.command_line import peerage
 
 import peerage as pg
-from peerage.engine.ray import MAX_WORKERS, RayTeam, load_ray
+from peerage.engine.ray import MAX_WORKERS, RayTeam, check_port, load_ray
 from peerage.errors import InputError, Interrupted
 from peerage.testing import toy
 
@@ -135,6 +135,12 @@ def test_what_cannot_be_pickled_is_refused_in_one_line(cluster):
 def test_too_many_workers_are_refused():
     with pytest.raises(InputError, match=f"at most {MAX_WORKERS} workers, got 65"):
         RayTeam(None, 65, None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:70000"])
+def test_an_address_without_a_cluster_is_refused(address):
+    with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
+        check_port(address)
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from support.command_line import peerage
 from support.dashboards import make_run
 
 from peerage.errors import InputError
@@ -29,6 +30,16 @@ def test_many_rounds_are_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(replay, "FRAMES", 3)
     record = RunRecord.load(make_run(tmp_path, "run", rounds=9))
     assert replay.write_replay(record, tmp_path / "replay.gif") == 3
+
+
+@pytest.mark.slow
+def test_the_command_plot_writes_a_replay(tmp_path: Path) -> None:
+    folder, out = make_run(tmp_path, "run", rounds=2), tmp_path / "replay.gif"
+    assert peerage("plot replay", folder, "--out", out).code == 0
+    with Image.open(out) as picture:
+        assert picture.n_frames == 3
+    wrong = peerage("plot replay", folder, "--out", tmp_path / "replay.pdf")
+    assert (wrong.code, "ends in .gif" in wrong.err) == (2, True)
 
 
 def test_what_cannot_be_replayed_is_an_error(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peerage.engine.pool import ALIGNMENT
 from peerage.engine.router import ShardOutput
 from peerage.engine.shard import ShardReport
-
-ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)

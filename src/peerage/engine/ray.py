@@ -16,6 +16,7 @@ import platform
 import secrets
 import shutil
 import site
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -45,6 +46,7 @@ from peerage.work.context import Examples
 
 PACKAGE = Path(__file__).parents[1]
 MAX_WORKERS = 64  # with W workers, a step has W * W references
+CONNECT_TIMEOUT = 10.0  # seconds until a cluster must have answered
 POLL_INTERVAL = 10.0  # seconds between looks at the resources of the cluster
 # Steps after which nodes of other shards receive messages.
 EXCHANGES = ("begin", "resume", "resume_together", "pre_round", "final")
@@ -63,6 +65,11 @@ def load_ray(local: bool) -> Any:
     if local and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    elif local and os.environ.get("RAY_AUTH_MODE") != "token":
+        log.warning(
+            "Ray was imported before this run, without RAY_AUTH_MODE=token: users of this machine "
+            "can connect to it; set the variable before the import"
+        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         return importlib.import_module("ray")
@@ -252,13 +259,11 @@ def connected(ray: Any, address: str | None, workers: int | None) -> Iterator[No
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
+        check_port(address)
         try:
             ray.init(address=address, **quiet)
         except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"no Ray cluster answers at {address!r}: {_first_line(error)}; start one with "
-                "`ray start --head`, or leave out --address"
-            ) from None
+            raise no_cluster(address, error) from None
         try:
             yield
         finally:
@@ -277,6 +282,23 @@ def connected(ray: Any, address: str | None, workers: int | None) -> Iterator[No
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_port(address: str) -> None:
+    """Raise InputError if no program listens at HOST:PORT, for which Ray would wait for minutes."""
+    host, separator, port = address.rpartition(":")
+    if separator and port.isdigit() and "://" not in address:
+        try:
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+        except (OSError, OverflowError) as error:
+            raise no_cluster(address, error) from None
+
+
+def no_cluster(address: str, error: Exception) -> InputError:
+    return InputError(
+        f"no Ray cluster answers at {address!r}: {_first_line(error)}; start one with "
+        "`ray start --head`, or leave out --address"
+    )
 
 
 def packed_world(cloudpickle: Any, world: World) -> bytes:

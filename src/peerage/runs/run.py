@@ -56,6 +56,7 @@ from peerage.vectors import Weights, named_tensors
 
 log = logging.getLogger("peerage.run")
 CHECKPOINT_SHARE = 0.05  # of the run's time, unless --checkpoint-every is set
+RESTARTS = 3  # after a worker of Ray died, unless --restarts is set
 UNSAVED = Path("not-saved")  # stands for the folder of a run that has none
 ENDING = 1.0  # seconds for which the workers of a killed run may still hold its lock
 
@@ -308,7 +309,7 @@ class _Run:
             self._open_records(self.folder)
         self._summarise("running")
         try:
-            models, released = self._go_on(saved)
+            models, released = self._run_with_restarts(saved)
         except BaseException as error:
             explained = self._record_failure(error)
             if explained is error:
@@ -338,10 +339,12 @@ class _Run:
             self.setup,
         )
 
-    def _go_on(self, saved: checkpoint.Checkpoint | None) -> tuple[dict[int, Model], list[int]]:
+    def _run_with_restarts(
+        self, saved: checkpoint.Checkpoint | None
+    ) -> tuple[dict[int, Model], list[int]]:
         """Run to the end; after the death of a Ray worker, again from the last checkpoint."""
         restarts = self.experiment.engine.restarts
-        left = 3 if restarts is None else restarts
+        left = RESTARTS if restarts is None else restarts
         while True:
             try:
                 return self._run_engine(saved)
@@ -349,7 +352,7 @@ class _Run:
                 if self.experiment.engine.name != "ray" or not left:
                     raise
                 left -= 1
-                saved = self._go_back()
+                saved = self._return_to_checkpoint()
                 log.warning("%s; continuing after round %d", error, saved.round if saved else 0)
 
     def _run_engine(
@@ -366,7 +369,7 @@ class _Run:
             owners = dict.fromkeys(map(self.world.model_owner, range(self.world.nodes)))
             return {node: engine.model(node) for node in owners}, engine.released()
 
-    def _go_back(self) -> checkpoint.Checkpoint | None:
+    def _return_to_checkpoint(self) -> checkpoint.Checkpoint | None:
         """Forget what was recorded after the last checkpoint, which is returned."""
         self.rows, self.bytes_total, self.stopped = [], 0, False
         if self.folder is None:
