@@ -9,6 +9,7 @@ from peerage.data.partition import (
     ByGroup,
     Dirichlet,
     Iid,
+    Sample,
     Shards,
     Zipf,
     hold_out,
@@ -80,6 +81,7 @@ def test_every_partition_has_a_name_that_round_trips():
         "balanced-iid:items=512",
         "dirichlet:alpha=0.5,cap_at_mean=True,min_size=10",
         "by-group",
+        "sample:size=64",
         "shards:per_node=3",
         "zipf:a=1.6",
     ]:
@@ -96,6 +98,7 @@ def test_every_partition_has_a_name_that_round_trips():
         ("dirichlet:min_size=0", "min_size must be at least 1, got 0"),
         ("shards:per_node=0", "per_node must be at least 1, got 0"),
         ("zipf:a=1", "a must be a number above 1, got 1.0"),
+        ("sample:size=0", "size must be at least 1, got 0"),
         ("balanced-iid:items=0", "items must be at least 1, got 0"),
     ],
 )
@@ -107,6 +110,23 @@ def test_bad_options_name_the_value(spec, message):
 def test_iid_sizes_differ_by_at_most_one():
     parts = Iid().split(balanced(2, 5), 3, 2, rng())
     assert sorted(len(part) for part in parts) == [3, 3, 4]
+
+
+def test_a_sample_may_have_more_nodes_than_examples_and_repeat_them():
+    labels = balanced(2, 3)
+    parts = Sample(size=20).split(labels, 50, 2, rng())
+    assert len(parts) == 50
+    assert all(part.dtype == np.int64 and len(part) == 20 for part in parts)
+    assert all((np.diff(part) >= 0).all() for part in parts)
+    assert not np.array_equal(parts[0], parts[1])
+    drawn = np.bincount(np.concatenate(parts), minlength=6)  # 1000 draws of 6 examples
+    assert abs(drawn - 1000 / 6).max() < 6 * np.sqrt(1000 / 6)
+    again = Sample(size=20).split(labels, 50, 2, rng())
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    with pytest.raises(InputError, match="nodes must be at least 1, got 0"):
+        Sample().split(labels, 0, 2, rng())
+    with pytest.raises(InputError, match="labels must lie in 0 to 1, got 0 to 2"):
+        Sample().split(balanced(3, 3), 2, 2, rng())
 
 
 def test_balanced_iid_rounds_items_down_to_whole_classes():

@@ -180,6 +180,29 @@ def test_rows_of_a_round_are_complete() -> None:
     assert result.summary["bytes_sent"] == sent
 
 
+def test_large_networks_have_rows_of_some_nodes_until_the_last_round(tmp_path: Path) -> None:
+    settings = {"nodes": 7, "rounds": 3, "topology": "ring", "engine": {"name": "serial"}}
+    thinned = pg.Experiment(**settings, evaluation={"node_rows": 3})
+    found = pg.run(thinned, tmp_path / "run")
+    recorded: dict[int, list[int]] = {}
+    for row in read_metrics(tmp_path / "run" / "metrics.jsonl"):
+        if row["scope"] == "node":
+            recorded.setdefault(row["round"], []).append(row["node"])
+    assert recorded == {0: [0, 2, 4], 1: [0, 2, 4], 2: [0, 2, 4], 3: list(range(7))}
+    whole = pg.run(pg.Experiment(**settings))
+    assert found.digest == whole.digest
+
+    def network(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        chosen = (row for row in rows if row["scope"] == "network")
+        return [{key: v for key, v in row.items() if key != "seconds"} for row in chosen]
+
+    assert network(found.rows) == network(whole.rows)  # means are over all nodes
+    assert pg.Experiment.from_toml(thinned.to_toml()) == thinned
+    assert "node_rows" not in pg.Experiment(**settings).to_toml()
+    with pytest.raises(InputError, match="node_rows must be at least 1, got 0"):
+        pg.Evaluation(node_rows=0)
+
+
 def test_the_consensus_distance_is_that_of_the_models() -> None:
     result = pg.run(tiny(evaluation={"at": "end"}))
     x = torch.stack(list(result.parameters)).double()

@@ -170,6 +170,9 @@ TABLE = (
          "Share of each node's data to hold out for validation, below 1.", 0),
     Flag("spread", "evaluation.spread", bool,
          "Record the spread and movement of the parameters, layer by layer."),
+    Flag("node-rows", "evaluation.node_rows", int,
+         "Nodes with rows of their own in the records; in the last round, all nodes have rows.",
+         1000),
     Flag("metric", "evaluation.metrics", list[str],
          "Metric of your own, e.g. my_file.py:balanced, a function of y_true and y_pred; repeat "
          "the flag for several."),

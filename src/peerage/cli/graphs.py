@@ -5,6 +5,7 @@ Slow imports are inside functions, so that `peerage --help` starts fast.
 
 import json
 from functools import partial
+from math import prod
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -206,9 +207,10 @@ def plan(
     from peerage.models.start import weights
     from peerage.net.wire.header import WIRES, written_bytes
     from peerage.net.wire.quantise import BLOCK
-    from peerage.runs.node_memory import activation_bytes
+    from peerage.runs.node_memory import FLOAT, activation_bytes
     from peerage.runs.plan import page, typical_cost
     from peerage.runs.plan import plan as plan_network
+    from peerage.runs.simulation_memory import SimulationMemory, machine_bytes
 
     floats = {"sgd": 1, "adamw": 2}
     check_choice("optimizer", optimizer, floats)
@@ -216,10 +218,11 @@ def plan(
     data = specs.parse(dataset, "dataset", DATASETS)
     name = dataset.partition(":")[0]
     if known := dataset_info(data):
-        shape, classes = known.shape, known.classes
+        shape, classes, examples = known.shape, known.classes, known.train + known.test
     else:
         loaded = data.load(cache_folder())
         shape, classes = loaded.shape, len(loaded.classes)
+        examples = len(loaded.train_y) + len(loaded.test_y)
     model = model or default_model(name, shape)
     with torch.device("meta"):  # sizes without values
         modules = [
@@ -242,12 +245,18 @@ def plan(
 
         names = [f"node-{number}" for number in range(nodes)]
         check_partners(read_algorithm(algorithm), graph, parse_numbers(dials_out, nodes), names)
+    parameters = [sum(p.numel() for p in module.parameters()) for module in modules]
+    simulation = SimulationMemory.of(
+        FLOAT * sum(parameters) / len(parameters),
+        costs[0] if costs else None,
+        FLOAT * examples * prod(shape),
+    )
     describe = partial(
         plan_network,
         topology,
         graph,
         model=model,
-        parameters=[sum(p.numel() for p in module.parameters()) for module in modules],
+        parameters=parameters,
         layers=max(len(weights(module)) for module in modules),
         algorithm=algorithm,
         payload=[cost.vectors for cost in costs] or None,
@@ -259,11 +268,14 @@ def plan(
         batch_size=batch_size,
         clusters=() if found_clusters is None else found_clusters.assign(seed),
         number_bytes=written_bytes(torch.float32, BLOCK, wire) / BLOCK,
+        simulation=simulation,
     )
     with stages(("spectrum of the graph",), quiet=quiet) as begin:
         begin()
         found = describe()
     print(json.dumps(found.as_dict()) if as_json else page(found))
+    if not costs or costs[0].held_models is None:  # few nodes of others send in a round
+        simulation.check(nodes, machine_bytes())
 
 
 def _build_graph(spec: str, nodes: int, seed: int, assortativity: float | None) -> "Graph":

@@ -1,7 +1,7 @@
 """Partitions: how the training examples are split over the nodes.
 
 A partition is a frozen dataclass whose `split` returns one sorted array of example indices for each
-node; the arrays are disjoint. All randomness comes from the generator `rng`.
+node; except with `sample`, the arrays are disjoint. All randomness comes from the generator `rng`.
 
 A partition may also have `split_groups(groups, nodes, rng)`, which replaces `split` if the data set
 gives the group (for instance, the writer) of every example.
@@ -249,11 +249,31 @@ class ByGroup:
         return [order[a:b] for a, b in zip(first, end, strict=True)]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Every node draws its examples from all of them, with replacement.
+
+    Nodes share examples, so there may be any number of nodes, whatever the size of the data set. An
+    example that a node drew twice may be in its training part and in its held-out part.
+    """
+
+    size: int = 100  # examples per node
+
+    def __post_init__(self) -> None:
+        check_at_least("size", self.size, 1)
+
+    def split(self, labels: Labels, nodes: int, classes: int, rng: Rng) -> list[Ints]:
+        _check(labels, 1, classes)
+        check_at_least("nodes", nodes, 1)
+        return list(np.sort(rng.integers(len(labels), size=(nodes, self.size)), axis=1))
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,
     "balanced-iid": BalancedIid,
     "by-group": ByGroup,
     "dirichlet": Dirichlet,
+    "sample": Sample,
     "shards": Shards,
     "zipf": Zipf,
 }

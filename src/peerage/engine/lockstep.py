@@ -147,6 +147,10 @@ class Lockstep:
                 found.add(architecture.name, architecture.layout.views(self.parameters(node)))
             return found.layers()
 
+    def free_messages(self) -> None:
+        """Free the memory of all messages after the last round."""
+        self._all("free_messages")
+
     def released(self) -> list[int]:
         """The number of noisy messages that each node with data has released."""
         counts = {node: count for part in self._all("released") for node, count in part.items()}

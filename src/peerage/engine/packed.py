@@ -84,6 +84,9 @@ class PackedStore:
     def clear(self) -> None:
         self._own, self._known, self._received = [], {}, {}
 
+    def free(self) -> None:
+        self.clear()
+
     def pack(self, refs: Iterable[TensorRef]) -> PackedBuffer | None:
         """A buffer with these tensors of this shard; None without any."""
         entries, end = [], 0

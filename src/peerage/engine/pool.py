@@ -48,7 +48,8 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        self.bytes = torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
+        self.memory = mmap.mmap(-1, size, flags=flags)
+        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.start = self.bytes.data_ptr()
         self.end = self.start + size
 
@@ -56,6 +57,10 @@ class Arena:
         size = prod(place.shape) * place.dtype.itemsize
         flat = self.bytes[place.offset : place.offset + size]
         return flat.view(place.dtype).view(place.shape)
+
+    def free(self) -> None:
+        """Return all pages to the system; their content is lost."""
+        self.memory.madvise(mmap.MADV_REMOVE)
 
 
 def reserve(count: int) -> list[Arena]:
@@ -116,6 +121,10 @@ class SharedStore:
 
     def clear(self) -> None:
         self.used = 0
+
+    def free(self) -> None:
+        self.clear()
+        self.arenas[self.worker].free()
 
 
 class PoolTeam:

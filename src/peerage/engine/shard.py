@@ -80,6 +80,9 @@ class InProcessStore:
     def clear(self) -> None:
         """Do nothing: payloads are freed with their last reference."""
 
+    def free(self) -> None:
+        """Do nothing, as `clear`."""
+
 
 @dataclass(frozen=True)
 class NodeReport:
@@ -330,6 +333,13 @@ class Shard:
             self._settle(runtime)
             self._evaluate_if_due(runtime, settled=True)
         return self._report()
+
+    def free_messages(self) -> None:
+        """Free the memory of all messages after the last round."""
+        self.sent = []
+        self.mean_cache.clear()
+        self.opened.clear()
+        self.store.free()
 
     @exclusive_torch()
     def evaluate_models(self, round: int = PRE_ROUND) -> ShardReport:

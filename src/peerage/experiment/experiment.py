@@ -27,7 +27,7 @@ from peerage.data.datasets import DATASETS, DatasetSpec, Digits
 from peerage.data.partition import PARTITIONS, Dirichlet, Partition
 from peerage.data.schema import Schema, read_schema
 from peerage.data.tensors import Dataset
-from peerage.errors import InputError, check_choice, did_you_mean
+from peerage.errors import InputError, check_at_least, check_choice, did_you_mean
 from peerage.experiment.outside import OwnMetric
 from peerage.experiment.readers import (
     read_algorithm,
@@ -157,6 +157,7 @@ class Evaluation(Section):
     at: Literal["exchange", "end"] | None = None
     validation: float = 0.0  # share of each node's data that is held out for validation
     spread: bool = False  # also record the spread and movement of parameters (P4 Fig. 5)
+    node_rows: int = 1000  # nodes with rows in the records; all nodes have rows in the last round
     # Functions of a user's own, of true and predicted classes: my_file.py:balanced.
     metrics: Annotated[tuple[OwnMetric, ...], ReadBy(read_metrics)] = ()
 
@@ -183,6 +184,7 @@ class Evaluation(Section):
             raise InputError(f"evaluation samples must be at least 1, got {self.samples}")
         if not 0 <= self.validation < 1:
             raise InputError(f"validation must lie in [0, 1), got {self.validation}")
+        check_at_least("node_rows", self.node_rows, 1)
         return self
 
     def evaluated_rounds(self, rounds: int) -> frozenset[int]:

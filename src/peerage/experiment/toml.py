@@ -43,6 +43,8 @@ def table_of(experiment: "Experiment") -> dict[str, Any]:
     init, evaluation = experiment.init, experiment.evaluation
     # Newer keys are written only where they are used, so that older runs can be resumed.
     unused = {"metrics"} if evaluation.spread else {"spread", "metrics"}
+    if evaluation.node_rows == type(evaluation).model_fields["node_rows"].default:
+        unused.add("node_rows")
     metrics = [str(metric) for metric in evaluation.metrics]
     has_local = hasattr(experiment.algorithm, "local")
     rewired = experiment.assortativity is not None

@@ -30,6 +30,7 @@ class RunFacts:
     join: str  # when nodes join and leave, as in `Faults`
     leave: str
     hub: int | None = None  # unknown in folders of an earlier version, where it is the last node
+    node_rows: int | None = None  # nodes with rows before the last round; None: all
 
     @classmethod
     def of(cls, world: World) -> "RunFacts":
@@ -50,12 +51,22 @@ class RunFacts:
             join=world.faults.join,
             leave=world.faults.leave,
             hub=world.hub,
+            node_rows=experiment.evaluation.node_rows,
         )
 
     @cached_property
     def data_nodes(self) -> frozenset[int]:
         """The numbers of the nodes with data."""
         return frozenset(range(self.nodes + (self.hub is not None))) - {self.hub}
+
+    def recorded_nodes(self, *, last: bool) -> frozenset[int]:
+        """The nodes with rows of their own: all in the last round, before it at most `node_rows`.
+
+        Their numbers are spread evenly, and the same in all rounds.
+        """
+        nodes = len(self.assignment)
+        count = nodes if last or self.node_rows is None else min(nodes, self.node_rows)
+        return frozenset(index * nodes // count for index in range(count))
 
     @cached_property
     def _schedule(self) -> Faults:

@@ -21,6 +21,7 @@ from peerage.graphs.graph import Graph, adjacency_matrix, component_labels, firs
 from peerage.graphs.mixing import describe, gains, mean_excess_degree
 from peerage.report.tables import percent, size
 from peerage.runs.node_memory import FLOAT, NodeMemory
+from peerage.runs.simulation_memory import SimulationMemory
 
 SETTLED = 1e-3  # share of the initial differences below which training dominates
 MIN_EXCESS_DEGREE = 2.0  # mean excess degree; at 1 a random graph disconnects (P4 section 5)
@@ -76,6 +77,7 @@ class NetworkPlan:
     mix: tuple[int, ...] = ()  # parameters of several models, which nodes take in turn
     clusters: tuple[int, ...] = ()  # nodes in each cluster
     links_within: float | None = None  # share of the links that join nodes of one cluster
+    simulation_memory: float | None = None  # bytes of a simulation of all nodes on one machine
 
     @property
     def gain_sqrt(self) -> float:
@@ -128,6 +130,7 @@ def plan(
     batch_size: int | None = None,
     clusters: Sequence[int] = (),
     number_bytes: float = FLOAT,
+    simulation: SimulationMemory | None = None,
 ) -> NetworkPlan:
     """The plan of a network; `topology`, `model` and `algorithm` are names to show.
 
@@ -135,7 +138,7 @@ def plan(
     is unknown. `NodeMemory` says what it holds; `activations` are the bytes of a batch of
     `batch_size`, if they are known. For a mix of models, `parameters`, `payload` and `activations`
     have a number for each model. `clusters` gives the cluster of every node, if there are any.
-    `number_bytes` are those of a number in a message.
+    `number_bytes` are those of a number in a message, `simulation` the memory of a simulated node.
     """
     sizes = [parameters] if isinstance(parameters, int) else list(parameters)
     factors = [payload] if isinstance(payload, int | float) else list(payload or ())
@@ -198,6 +201,7 @@ def plan(
         mix=tuple(sizes) if len(sizes) > 1 else (),
         clusters=tuple(np.bincount(clusters).tolist()) if clusters else (),
         links_within=_links_within(links, clusters) if clusters and links.nnz else None,
+        simulation_memory=None if simulation is None else simulation.total(graph.nodes),
     )
 
 
@@ -278,10 +282,15 @@ def _cost_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
             f"{plan.model}: nodes take in turn {len(plan.mix)} models of {counts} parameters; "
             f"{size(FLOAT * plan.parameters)} on average"
         )
+    simulated = []
+    if plan.simulation_memory is not None:
+        needed = f"about {size(plan.simulation_memory)} of memory on one machine"
+        simulated.append(("simulation", needed))
     if plan.sent is None or plan.memory is None:
         unknown = f"{plan.algorithm}: unknown payload; its method `cost` can state it"
         names = ("sent per node", "sent in total", "memory per node")
-        return [("model", model), ("algorithm", unknown), *((name, "unknown") for name in names)]
+        missing = [(name, "unknown") for name in names]
+        return [("model", model), ("algorithm", unknown), *missing, *simulated]
     per_round = plan.sent.mean * plan.nodes
     plural = "" if plan.payload == 1 else "s"
     sends = f"sends {plan.payload:.3g} number{plural} per parameter and link"
@@ -297,6 +306,7 @@ def _cost_rows(plan: NetworkPlan) -> list[tuple[str, str]]:
             f"{size(per_round * plan.rounds)} in {plan.rounds:,} rounds",
         ),
         ("memory per node", f"{_spread(plan.memory, size)}: {_memory_text(plan)}"),
+        *simulated,
     ]
 
 

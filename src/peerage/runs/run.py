@@ -49,6 +49,7 @@ from peerage.records.rows import (
 )
 from peerage.runs.facts import RunFacts
 from peerage.runs.progress import watched
+from peerage.runs.simulation_memory import check_world
 from peerage.runs.summary import digest, group_rows, network_row, node_rows, summary_of
 from peerage.runs.view import View
 from peerage.runs.watch import Watch, call, choose
@@ -168,11 +169,14 @@ def _run(
     watch: Watch | None,
 ) -> Result:
     check_every(checkpoint_every)
-    if out is None:
-        return _Run(prepare(experiment, dataset), None, checkpoint_every, watch).go()
-    folder = Path(out)
-    check_empty(folder)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_empty(folder)
     world = prepare(experiment, dataset)
+    if experiment.engine.name != "ray":  # whose workers may be on other machines
+        check_world(world)
+    if folder is None:
+        return _Run(world, None, checkpoint_every, watch).go()
     with new_run_folder(folder):
         text = world.experiment.to_toml()
         write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
@@ -366,6 +370,7 @@ class _Run:
             if saved is None or not saved.final:
                 self._rounds(engine, saved.round if saved else 0)
                 self._finish(engine)
+            engine.free_messages()  # before the models take as much here
             owners = dict.fromkeys(map(self.world.model_owner, range(self.world.nodes)))
             return {node: engine.model(node) for node in owners}, engine.released()
 
@@ -474,7 +479,7 @@ class _Run:
             row["layers"] = engine.deviations(max(round - 1, 0))
         groups = group_rows(self.facts, round, report, final)
         # The network row comes last: it marks the rows of the round as complete.
-        for new in [*node_rows(round, report, final), *groups, row]:
+        for new in [*node_rows(self.facts, round, report, final), *groups, row]:
             self.rows.append(new)
             if self.writer is not None:
                 self.writer.append(new)

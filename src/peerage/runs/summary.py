@@ -129,9 +129,13 @@ def _values(report: RoundReport, metrics: Iterable[Metric]) -> Row:
     return row
 
 
-def node_rows(round: int, report: RoundReport, final: bool = False) -> Iterator[Row]:
-    """Rows of the nodes that were evaluated."""
-    return (node_row(round, n, final) for n in report.nodes if "accuracy" in n.metrics)
+def node_rows(
+    facts: RunFacts, round: int, report: RoundReport, final: bool = False
+) -> Iterator[Row]:
+    """Rows of the recorded nodes that were evaluated."""
+    recorded = facts.recorded_nodes(last=final or round == facts.rounds)
+    evaluated = (n for n in report.nodes if "accuracy" in n.metrics)
+    return (node_row(round, n, final) for n in evaluated if n.node in recorded)
 
 
 def node_row(round: int, n: NodeReport, final: bool = False) -> Row:

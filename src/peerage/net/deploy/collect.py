@@ -120,7 +120,7 @@ def joined_rows(facts: RunFacts, rows: Iterable[Row], all_rounds: bool) -> Itera
         known = [n.node for n in report.nodes if facts.is_present(n.node, round)]
         peers, hub = len(facts.data_nodes.intersection(known)), facts.hub_outside_means
         for row in (
-            *node_rows(round, report, final),
+            *node_rows(facts, round, report, final),
             *group_rows(facts, round, report, final),
             network_row(round, report, total, peers, without=hub, final=final),
         ):
