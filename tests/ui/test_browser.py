@@ -13,7 +13,7 @@ import pytest
 from support.dashboards import lines, make_run
 from support.processes import TIMEOUT
 
-from peerage.ui.views import layout
+from peerage.ui.drawing import layout
 
 pytestmark = pytest.mark.slow
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
