@@ -27,7 +27,9 @@ def large_layout(count: int, edges: Sequence[Sequence[int]]) -> Places:
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
     ends = ends[ends[:, 0] != ends[:, 1]]
     noise = np.random.default_rng(0).normal(size=(count, 2))
-    return _spread(_pivot_places(count, ends) + 0.01 * noise, ends)
+    places = _spread(_pivot_places(count, ends) + 0.01 * noise, ends)
+    # Forces within a cell of the mesh are not known, so that nodes can lie on one another.
+    return _drawn_in(places + 0.2 / np.sqrt(count) * noise)
 
 
 def _pivot_places(count: int, ends: NDArray[np.int64]) -> Places:
@@ -73,7 +75,7 @@ def _spread(places: Places, ends: NDArray[np.int64]) -> Places:
         heat = 0.1 * (1 - step / STEPS)
         places = places + force / size * np.minimum(size, heat)
         places = places - places.mean(0)
-    return _drawn_in(_unit(places))
+    return _unit(places)
 
 
 def _drawn_in(places: Places) -> Places:

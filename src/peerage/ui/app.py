@@ -311,7 +311,7 @@ class Dashboard:
         """The status of the peers on several machines, asked with an observer's certificate."""
         if self.network is None:
             raise InputError("start the dashboard with --network to see a network's peers")
-        return _answer({"peers": await self.network.ask()})
+        return _answer(await self.network.ask())
 
 
 def _json(function: Callable[[Request], Mapping[str, Any]]) -> Answer:

@@ -52,7 +52,12 @@ def frames(run: OpenRun) -> list[dict[str, Any]]:
     """The frames of a replay; of many rounds, some."""
     count = max(node_count(run), 1)
     most = max(min(FRAMES, FRAME_VALUES // count), FEWEST_FRAMES)
-    return [frame(run, place) for place in thinned(run.file.evaluated(), most)]
+    found: list[dict[str, Any]] = []
+    for place in thinned(run.file.evaluated(), most):
+        # The step after the last round changes models and chooses no heads.
+        before = {"head": found[-1]["head"]} if found and "head" in found[-1] else {}
+        found.append(before | frame(run, place))
+    return found
 
 
 def _missed_links(run: OpenRun, round: int) -> list[list[int]]:
