@@ -142,16 +142,19 @@ def measure_list(driver: Any, base: str) -> dict[str, float]:
     }
 
 
-def measure_run(driver: Any, base: str, name: str) -> dict[str, float]:
+def measure_run(driver: Any, base: str, folder: Path, nodes: int, rounds: int) -> dict[str, float]:
     """Milliseconds of the answers about a run, and of the tasks of its page."""
-    found: dict[str, float] = {}
+    name, found = folder.name, {}
     for what, address in {
         "first answer": f"/api/run?path={name}",
-        "update": f"/api/run?path={name}",
+        "update after a new round": f"/api/run?path={name}",
         "frames of the replay": f"/api/frames?path={name}",
         "layout of the network": f"/api/graph?path={name}",
         "one node": f"/api/node?path={name}&node=7",
     }.items():
+        if what.startswith("update"):
+            with open(folder / "metrics.jsonl", "a") as file:
+                file.write(rows(rounds + 1, nodes, random.Random(1)))
         found[what] = driver.execute_async_script(FETCH, address)[0]
     driver.get(f"{base}/run/{name}")
     wait = WebDriverWait(driver, TIMEOUT)
@@ -215,7 +218,7 @@ def measure(home: Path, sizes: list[tuple[int, int]]) -> dict[str, Any]:
         assert server.stdout is not None
         address = re.search(r"http://\S+", server.stdout.readline())
         assert address is not None
-        found: dict[str, Any] = {"start of the server": {"": 1000 * (perf_counter() - start)}}
+        found: dict[str, Any] = {"server": {"start": 1000 * (perf_counter() - start)}}
         driver = start_browser()
         try:
             driver.get(address[0])
@@ -223,7 +226,7 @@ def measure(home: Path, sizes: list[tuple[int, int]]) -> dict[str, Any]:
             found["list"] = measure_list(driver, base)
             for nodes, rounds in sizes:
                 found[f"{nodes} nodes, {rounds} rounds"] = measure_run(
-                    driver, base, f"run-{nodes}-{rounds}"
+                    driver, base, home / f"run-{nodes}-{rounds}", nodes, rounds
                 )
         finally:
             driver.quit()

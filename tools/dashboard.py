@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
@@ -29,10 +30,10 @@ SHOTS = {  # name -> page, width, theme, what must be there, the last element of
     "dashboard-dark": ("/run/facade", 1200, "dark", ".picture img", "#live"),
     "dashboard-list": ("/", 1200, "light", "#runs tbody tr", "main > .table-panel"),
     "dashboard-compare": ("/compare?study=study", 1200, "light", "#table td", ".table-panel"),
-    "dashboard-new": ("/new", 1200, "light", "#main-fields input", "#form > .panel"),
+    "dashboard-new": ("/new", 1200, "light", "#main-fields input", "#form"),
     "dashboard-narrow": ("/run/facade", 400, "light", ".picture img", "#network"),
 }
-MARGIN = 20  # pixels below the last element
+MARGIN = 12  # pixels below the last element
 BOTTOM = "return document.querySelector(arguments[0]).getBoundingClientRect().bottom + scrollY"
 CHOOSE = """
   const set = (id, value, event) => {
@@ -67,7 +68,14 @@ def take(driver: Any, base: str, name: str, folder: Path) -> None:
     path = folder / f"{name}.png"
     driver.save_screenshot(str(path))
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(COLOURS).save(path, optimize=True)
+        reduce_colours(picture.convert("RGB")).save(path, optimize=True)
+
+
+def reduce_colours(picture: Image.Image) -> Image.Image:
+    """The picture with a palette in which rare colours, as those of a scale, are kept too."""
+    distinct = np.unique(np.asarray(picture).reshape(-1, 3), axis=0)
+    palette = Image.fromarray(distinct[None]).quantize(COLOURS)
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 def resize(driver: Any, width: int, height: int) -> None:
