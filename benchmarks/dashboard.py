@@ -2,7 +2,7 @@
 
     python benchmarks/dashboard.py [--sizes 1000x1000 10000x100] [--runs 2000] [--write FILE]
 
-A size is nodes x rounds. It generates the folder of a run of each size and many small ones, and
+A size is nodes x rounds; the result is added to those in FILE. It generates the folder of a run of each size and many small ones, and
 needs chromium and chromedriver. Times are those of this machine. The first paint and the longest
 tasks are what the browser itself measures: while a task runs, a page reacts to nothing.
 """
@@ -259,7 +259,8 @@ def main() -> None:
     }
     print(json.dumps(result, indent=1))
     if given.write:
-        given.write.write_text(json.dumps(result, indent=1) + "\n")
+        before = json.loads(given.write.read_text()) if given.write.exists() else []
+        given.write.write_text(json.dumps([*before, result], indent=1) + "\n")
 
 
 if __name__ == "__main__":
