@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
@@ -21,22 +22,28 @@ RUN = "run facade-quick --engine serial --nodes 24 --clusters 16/8:rotate --roun
 SMALL = "--nodes 20 --rounds 30 --epochs 1 --engine serial"
 COMPARE = f"compare --algorithms decavg,dechw --seeds 2 {SMALL}"
 TIMEOUT = 300  # seconds
-COLOURS = 128  # of a picture, which keeps its file small
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-)
-SHOTS = {  # name -> page, width, height, theme, what must be there
-    "dashboard-run": ("/run/facade", 1200, 1010, "light", ".picture img"),
-    "dashboard-dark": ("/run/facade", 1200, 1010, "dark", ".picture img"),
-    "dashboard-list": ("/", 1200, 420, "light", "#runs tbody tr"),
-    "dashboard-compare": ("/compare?study=study", 1200, 900, "light", "#table tbody tr"),
-    "dashboard-new": ("/new", 1200, 900, "light", "#main-fields input"),
-    "dashboard-narrow": ("/run/facade", 400, 1000, "light", ".picture img"),
+COLOURS = 256  # of a picture, which keeps its file small
+FRAME = 9  # of the replay: some nodes have learnt more than others by then
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+SHOTS = {  # name -> page, width, theme, what must be there, the last element of the picture
+    "dashboard-run": ("/run/facade", 1200, "light", ".picture img", "#live"),
+    "dashboard-dark": ("/run/facade", 1200, "dark", ".picture img", "#live"),
+    "dashboard-list": ("/", 1200, "light", "#runs tbody tr", "main > .table-panel"),
+    "dashboard-compare": ("/compare?study=study", 1200, "light", "#table td", ".table-panel"),
+    "dashboard-new": ("/new", 1200, "light", "#main-fields input", "#form"),
+    "dashboard-narrow": ("/run/facade", 400, "light", ".picture img", "#network"),
 }
+MARGIN = 12  # pixels below the last element
+BOTTOM = "return document.querySelector(arguments[0]).getBoundingClientRect().bottom + scrollY"
+CHOOSE = """
+  const set = (id, value, event) => {
+    const field = document.getElementById(id);
+    field.value = value;
+    field.dispatchEvent(new Event(event));
+  };
+  set("number", 5, "change");
+  set("slider", arguments[0], "input");
+"""
 
 
 def peerage(arguments: str, *more: str) -> list[str]:
@@ -44,26 +51,36 @@ def peerage(arguments: str, *more: str) -> list[str]:
 
 
 def take(driver: Any, base: str, name: str, folder: Path) -> None:
-    page, width, height, theme, ready = SHOTS[name]
+    page, width, theme, ready, last = SHOTS[name]
     media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    resize(driver, width, 900)
     driver.get(base + page)
     wait = WebDriverWait(driver, TIMEOUT)
     wait.until(lambda d: d.find_elements("css selector", ready))
     if page.startswith("/run"):
         wait.until(lambda d: d.execute_script("return document.querySelector('#slider').max > 0"))
-        choose = (
-            "const n = document.getElementById('number'); n.value = 5;"
-            "n.dispatchEvent(new Event('change'))"
-        )
-        driver.execute_script(choose)
+        driver.execute_script(CHOOSE, FRAME)
         wait.until(lambda d: d.find_elements("css selector", "#node-body polyline"))
+    resize(driver, width, round(driver.execute_script(BOTTOM, last)) + MARGIN)
+    driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 500))")
     path = folder / f"{name}.png"
     driver.save_screenshot(str(path))
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(COLOURS).save(path, optimize=True)
+        reduce_colours(picture.convert("RGB")).save(path, optimize=True)
+
+
+def reduce_colours(picture: Image.Image) -> Image.Image:
+    """The picture with a palette in which rare colours, as those of a scale, are kept too."""
+    distinct = np.unique(np.asarray(picture).reshape(-1, 3), axis=0)
+    palette = Image.fromarray(distinct[None]).quantize(COLOURS)
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def resize(driver: Any, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def main(folder: Path) -> None:

@@ -1,28 +1,17 @@
 """The dashboard in a real browser without a network: every view, live runs, forms and damage."""
 
 import fcntl
-import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.browsers import Browser, opened, served, without_errors
 from support.dashboards import lines, make_run
-from support.processes import TIMEOUT
 
-from peerage.ui.views import layout
+from peerage.ui.drawing import layout
 
 pytestmark = pytest.mark.slow
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-    *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
-    *("--disable-sync", "--window-size=1200,900"),
-    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # no other machine has an address
-)
 
 
 @pytest.fixture(scope="module")
@@ -39,81 +28,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(home: Path) -> Iterator[str]:
-    """The address of a dashboard that runs as its users run it."""
-    command = ["-m", "peerage", "ui", "--runs", str(home), "--port", "0", "--no-browser"]
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found
-        yield found[0]
-        process.terminate()
-        assert "dashboard ended" in process.stdout.read()
-        assert process.wait(TIMEOUT) == 0
-
-
-class Browser:
-    """A browser with explicit waits."""
-
-    def __init__(self, driver: Any, address: str) -> None:
-        self.driver = driver
-        self.base = address.partition("/?")[0]
-
-    def open(self, path: str) -> None:
-        self.driver.get(self.base + path)
-
-    def one(self, selector: str) -> Any:
-        return self.driver.find_element("css selector", selector)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.driver.find_elements("css selector", selector)
-
-    def wait(self, happened: Callable[[], Any]) -> Any:
-        from selenium.common.exceptions import StaleElementReferenceException
-        from selenium.webdriver.support.ui import WebDriverWait
-
-        ignored = (StaleElementReferenceException,)
-        waiting = WebDriverWait(self.driver, TIMEOUT, 0.1, ignored_exceptions=ignored)
-        return waiting.until(lambda _: happened())
-
-    def wait_text(self, selector: str, pattern: str) -> str:
-        def found() -> str | None:
-            texts = [element.text for element in self.all(selector)]
-            return next((text for text in texts if re.search(pattern, text)), None)
-
-        return str(self.wait(found))
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def errors(self) -> list[str]:
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+    with served(home) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def chromium(address: str) -> Iterator[Browser]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("not installed: chromium, chromium-driver (make tools installs them)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(TIMEOUT)
-    driver.get(address)
-    try:
-        yield Browser(driver, address)
-    finally:
-        driver.quit()
+    with opened(address) as browser:
+        yield browser
 
 
 @pytest.fixture
 def browser(chromium: Browser) -> Iterator[Browser]:
-    """The browser; a test fails if the console has an error in the end."""
-    chromium.errors()
-    yield chromium
-    assert chromium.errors() == []
+    with without_errors(chromium):
+        yield chromium
 
 
 def test_the_list_shows_every_status_and_filters(browser: Browser) -> None:
@@ -272,8 +200,7 @@ def test_a_foreign_page_can_do_nothing(chromium: Browser, home: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/run/first", "/compare?path=first&path=second", "/new"])
 def test_pages_fit_a_narrow_screen_and_have_names(browser: Browser, path: str) -> None:
-    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.emulate(width=400, height=800)
     browser.open(path)
     ready = {"/": "#runs tbody tr", "/new": "#main-fields input"}.get(path, "polyline")
     browser.wait(lambda: browser.all(ready))
@@ -283,4 +210,3 @@ def test_pages_fit_a_narrow_screen_and_have_names(browser: Browser, path: str) -
         !(element.ariaLabel || element.labels?.length || element.textContent.trim())).length
     """
     assert browser.run(unnamed) == 0
-    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -9,7 +9,7 @@ from support.dashboards import lines, make_run, rows_of_round
 
 from peerage.records.rows import RunRecord
 from peerage.ui.metrics import NODE, MetricsFile, last_row
-from peerage.ui.peers import PeersMetrics, peer_states
+from peerage.ui.peers import PeersMetrics
 
 
 def test_all_values_are_those_of_the_record(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_all_values_are_those_of_the_record(tmp_path: Path) -> None:
     assert file.network == list(record.network)
     assert (file.rounds, file.damage) == (12, "")
     for place, row in enumerate(record.network):
-        assert file.node_values(place, "loss") == record.node_values("loss", row["round"])
+        assert file.node_values(place, "loss")[0] == record.node_values("loss", row["round"])
     own = [row for row in record.nodes if row["node"] == 1]
     assert list(file.node_rows(1, range(13))) == own
 
@@ -40,7 +40,7 @@ def test_only_complete_rounds_count_and_growth_is_followed(tmp_path: Path) -> No
     file.refresh()
     assert [row["round"] for row in file.network] == [0, 1, 2, 3]
     assert seen == sorted(seen)
-    assert file.node_values(3, "accuracy") == {0: 0.03, 1: 0.04, 2: 0.05}
+    assert file.node_values(3, "accuracy")[0] == {0: 0.03, 1: 0.04, 2: 0.05}
 
 
 def append(path: Path, text: str) -> None:
@@ -66,7 +66,7 @@ def test_the_final_row_replaces_that_of_the_last_round(tmp_path: Path) -> None:
     file = MetricsFile(folder / "metrics.jsonl")
     file.refresh()
     assert [row["accuracy"] for row in file.network] == pytest.approx([0.01, 0.02, 0.9])
-    assert file.node_values(2, "accuracy") == {0: 0.9, 1: 0.9, 2: 0.9}
+    assert file.node_values(2, "accuracy")[0] == {0: 0.9, 1: 0.9, 2: 0.9}
 
 
 @pytest.mark.parametrize("text", ["no rows\n", '{"scope": "network", broken\n', "\0\0\0\n"])
@@ -85,7 +85,7 @@ def test_a_damaged_row_of_a_node_leaves_the_others(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"node": 1, "accuracy": 0.03', '"node": 1, "acc'))
     file = MetricsFile(path)
     file.refresh()
-    assert file.node_values(2, "accuracy") == {0: 0.02, 2: 0.04}
+    assert file.node_values(2, "accuracy")[0] == {0: 0.02, 2: 0.04}
     assert "cannot be read" in file.damage
     assert len(list(file.rows_of(1, NODE))) == 3
 
@@ -117,8 +117,7 @@ def test_rows_of_peers_that_go_on_are_joined(tmp_path: Path) -> None:
     ]
     assert [row["accuracy"] for row in file.network] == pytest.approx([0.1, 0.2, 0.2])
     assert file.refresh() == version
-    states = peer_states(tmp_path)
-    assert [(one["name"], one["round"], one["missing"]) for one in states] == [
+    assert [(one["name"], one["round"], one["missing"]) for one in file.states()] == [
         ("ann", 2, [1]),
         ("bob", 1, []),
     ]

@@ -28,6 +28,7 @@ from peerage.records.metrics import BY_KEY, own_metric
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import RunRecord, value_at
 from peerage.report.groups import group_name
+from peerage.report.layout import large_layout
 from peerage.report.palette import with_palette
 from peerage.report.tables import duration, labels, percent, phase_means, size
 
@@ -109,6 +110,7 @@ FORMATS = {
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
 MANY = 100  # nodes; with more, single nodes cannot be distinguished in a figure
 EDGES = 4000  # edges drawn at most
+LARGE = 500  # nodes; a layout by the forces of all pairs takes seconds with more
 PANELS = 6  # at most
 SIZE = (5.6, 3.7)  # inches; small, so that the text stays legible on a phone
 WIDE = 11.4
@@ -632,10 +634,11 @@ def _round_down(value: float) -> float:
 
 def positions(count: int, edges: Sequence[Sequence[int]]) -> dict[int, Any]:
     """Where to draw each node of a graph, the same for equal graphs."""
+    if count > LARGE:
+        return dict(enumerate(large_layout(count, edges)))
     network = nx.empty_graph(count)
     network.add_edges_from(edges)
-    iterations = min(max(20_000_000 // max(count, 1) ** 2, 2), 50)  # each costs count^2
-    return cast(dict[int, Any], nx.spring_layout(network, seed=0, iterations=iterations))
+    return cast(dict[int, Any], nx.spring_layout(network, seed=0))
 
 
 def draw_graph(

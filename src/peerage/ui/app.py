@@ -19,12 +19,13 @@ from starlette.staticfiles import StaticFiles
 
 from peerage.errors import InputError, PeerageError
 from peerage.files import dumps
-from peerage.ui import views
+from peerage.ui import drawing, views
 from peerage.ui.form import Form
 from peerage.ui.guard import Guard
 from peerage.ui.jobs import Jobs
 from peerage.ui.listing import STATUSES, Entry, Listing, resolve
-from peerage.ui.peers import peer_states
+from peerage.ui.opened import OpenRun, OpenRuns
+from peerage.ui.peers import tail
 
 HERE = Path(str(files("peerage.ui")))
 SHOWN = 200  # entries of a list that are sent at once
@@ -48,7 +49,7 @@ class Dashboard:
 
     def __post_init__(self) -> None:
         self.listing = Listing(self.home)
-        self.runs = views.OpenRuns()
+        self.runs = OpenRuns()
         self.jobs = Jobs(self.home)
         self.pages = Environment(
             loader=FileSystemLoader(HERE / "templates"),
@@ -155,7 +156,7 @@ class Dashboard:
             **found,
             "commands": views.commands(folder, entry),
             "log": views.log_tail(run, self.jobs.log(path)),
-            "peers": peer_states(folder) if entry.kind == "network" else [],
+            "peers": run.peers.states() if run.peers is not None else [],
             "can_stop": self.jobs.is_alive(path),
             "can_resume": entry.kind == "run"
             and entry.status in ("interrupted", "failed")
@@ -163,8 +164,6 @@ class Dashboard:
         }
 
     def _log(self, path: str) -> dict[str, list[str]]:
-        from peerage.ui.peers import tail
-
         return {"": tail(self.jobs.log(path))}
 
     async def events(self, request: Request) -> Response:
@@ -191,22 +190,22 @@ class Dashboard:
 
         return StreamingResponse(changes(), media_type="text/event-stream")
 
-    def _run(self, request: Request) -> views.OpenRun:
+    def _run(self, request: Request) -> OpenRun:
         folder = resolve(self.home, request.query_params.get("path", ""))
         if not folder.is_dir():
             raise HTTPException(404, "there is no such run; go back to the list")
         return self.runs.get(folder)
 
     def graph(self, request: Request) -> dict[str, Any]:
-        return views.graph(self._run(request))
+        return drawing.graph(self._run(request))
 
     def frames(self, request: Request) -> dict[str, Any]:
-        return {"frames": views.frames(self._run(request))}
+        return {"frames": drawing.frames(self._run(request))}
 
     def node(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
         number = _number(request.query_params.get("node"), -1)
-        if not 0 <= number < views.node_count(run):
+        if not 0 <= number < drawing.node_count(run):
             raise InputError(f"there is no node {number}")
         return views.node(run, number)
 
@@ -312,7 +311,7 @@ class Dashboard:
         """The status of the peers on several machines, asked with an observer's certificate."""
         if self.network is None:
             raise InputError("start the dashboard with --network to see a network's peers")
-        return _answer({"peers": await self.network.ask()})
+        return _answer(await self.network.ask())
 
 
 def _json(function: Callable[[Request], Mapping[str, Any]]) -> Answer:

@@ -5,12 +5,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from time import time
 from typing import Any
 
 from peerage.errors import InputError, PeerageError
 from peerage.files import read_json
-from peerage.ui.metrics import last_row
+from peerage.records.rows import Row
+from peerage.ui.metrics import NODE, last_row
 
 DEPTH = 4  # folders below the home in which runs are looked for
 SETTLED = 2.0  # seconds after which the time of a folder tells a later change apart
@@ -132,13 +134,24 @@ def read_entry(folder: Path, path: str) -> Entry:
         message = f"{', '.join(lost)} missing"
         return Entry(path, kind, "damaged", started, facts | {"message": message})
     if status == "running":
-        row = last_row(folder / "metrics.jsonl")
+        row = _last_row_of_peers(folder) if network else last_row(folder / "metrics.jsonl")
         facts |= {key: row[key] for key in ("accuracy",) if row.get(key) is not None}
         facts["rounds"] = row.get("round", facts["rounds"])
         status = "running" if busy else "interrupted"  # killed: nothing wrote the summary again
     if status not in STATUSES:
         facts["message"], status = f"unknown status {status!r}", "damaged"
     return Entry(path, kind, status, started, facts)
+
+
+def _last_row_of_peers(folder: Path) -> Row:
+    """The round of a network that goes on, and the mean accuracy of its peers."""
+    rows = [last_row(path, NODE) for path in folder.glob("peers/*/metrics.jsonl")]
+    rounds = [row["round"] for row in rows if row]
+    values = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    return {
+        **({"round": max(rounds)} if rounds else {}),
+        **({"accuracy": fmean(values)} if values else {}),
+    }
 
 
 def is_locked(folder: Path) -> bool:

@@ -8,8 +8,11 @@ from typing import Any
 
 from peerage.errors import PeerageError
 from peerage.files import read_json
-from peerage.records.rows import OWNER, Row, value_at
-from peerage.ui.metrics import NODE, TAIL
+from peerage.records.rows import OWNER, Row
+from peerage.ui.listing import is_locked
+from peerage.ui.metrics import NODE, TAIL, values_by_node
+
+AHEAD = 3  # rounds by which peers differ, at most, while all of them take part
 
 
 class PeerFile:
@@ -57,14 +60,16 @@ class PeersMetrics:
         self.version = 0
         self.network: list[Row] = []
         self._peers: dict[Path, PeerFile] = {}
+        self._damaged: list[Path] = []
 
     def refresh(self) -> int:
+        self._damaged = []
         for owner in sorted(self.folder.glob(f"*/{OWNER}")):
             if owner.parent not in self._peers:
                 try:
                     self._peers[owner.parent] = PeerFile(owner.parent)
                 except (PeerageError, KeyError, TypeError, ValueError):
-                    continue  # half-written; it is read the next time
+                    self._damaged.append(owner.parent)  # half-written; it is read the next time
         grown = [peer.refresh() for peer in self._peers.values()]
         if any(grown):
             self.version += 1
@@ -93,15 +98,41 @@ class PeersMetrics:
         """The rows of all peers in a round."""
         yield from (peer.rows[round] for peer in self._peers.values() if round in peer.rows)
 
-    def node_values(self, place: int, key: str) -> dict[int, float]:
-        pairs = [(row["node"], value_at(row, key)) for row in self.rows_of(place, NODE)]
-        return {int(node): float(value) for node, value in pairs if value is not None}
+    def node_values(self, place: int, *keys: str) -> list[dict[int, float]]:
+        return values_by_node(self.rows_of(place, NODE), keys)
+
+    def gone(self, round: int, ended: bool) -> list[int]:
+        """The peers that have no row in a round and none later; a slow peer is not gone yet."""
+        last = {peer.node: max(peer.rows, default=-1) for peer in self._peers.values()}
+        return sorted(node for node, seen in last.items() if seen + (0 if ended else AHEAD) < round)
 
     def node_rows(self, node: int, places: Sequence[int]) -> Iterator[Row]:
         for peer in self._peers.values():
             if peer.node == node:
                 rounds = [self.network[place]["round"] for place in places]
                 yield from (peer.rows[round] for round in rounds if round in peer.rows)
+
+    def states(self) -> list[dict[str, Any]]:
+        """What each peer last recorded."""
+        found = [
+            {
+                "name": peer.name,
+                "node": peer.node,
+                "state": _state(folder),
+                "round": max(peer.rows, default=0),
+                "accuracy": (last := peer.rows[max(peer.rows)] if peer.rows else {}).get(
+                    "accuracy"
+                ),
+                "bytes": sum(row.get("bytes") or 0 for row in peer.rows.values()),
+                "missing": last.get("missing", []),
+            }
+            for folder, peer in self._peers.items()
+        ]
+        damaged = [{"name": folder.name, "state": "damaged"} for folder in self._damaged]
+        return sorted(found, key=lambda one: int(one["node"])) + damaged
+
+    def names(self) -> dict[int, str]:
+        return {peer.node: peer.name for peer in self._peers.values()}
 
 
 def _joined(round: int, rows: Sequence[Row]) -> Row:
@@ -118,31 +149,14 @@ def _joined(round: int, rows: Sequence[Row]) -> Row:
     return row
 
 
-def peer_states(folder: Path) -> list[dict[str, Any]]:
-    """What each peer of a network on this machine last recorded."""
-    found: list[dict[str, Any]] = []
-    for owner in sorted((folder / "peers").glob(f"*/{OWNER}")):
-        here = owner.parent
+def _state(folder: Path) -> str:
+    """What a peer says about its end; before that, whether its process runs."""
+    if (folder / "summary.json").exists():
         try:
-            peer = PeerFile(here)
-            peer.refresh()
-            ended = read_json(here / "summary.json") if (here / "summary.json").exists() else {}
-        except (PeerageError, KeyError, TypeError, ValueError):
-            found.append({"name": here.name, "state": "damaged"})
-            continue
-        last = peer.rows[max(peer.rows)] if peer.rows else {}
-        found.append(
-            {
-                "name": here.name,
-                "node": peer.node,
-                "state": str(ended.get("state", "not ended")),
-                "round": max(peer.rows, default=0),
-                "accuracy": last.get("accuracy"),
-                "bytes": sum(row.get("bytes") or 0 for row in peer.rows.values()),
-                "missing": last.get("missing", []),
-            }
-        )
-    return sorted(found, key=lambda one: one.get("node", 0))
+            return str(read_json(folder / "summary.json").get("state", "ended"))
+        except PeerageError:
+            return "damaged"
+    return "running" if is_locked(folder) else "not running"
 
 
 def tail(path: Path, lines: int = 40) -> list[str]:

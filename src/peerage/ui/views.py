@@ -1,83 +1,22 @@
 """What the pages show of a run, as JSON values, thinned out to what a screen can show."""
 
-import base64
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-from peerage.errors import PeerageError
-from peerage.files import read_json, read_toml
 from peerage.records.metrics import BY_KEY, METRICS, Metric, own_metric
 from peerage.records.phases import OTHER, in_order
 from peerage.records.rows import Row, value_at
-from peerage.report.head_choice import HEAD
 from peerage.report.series import thinned
+from peerage.ui.drawing import FRAMES, architectures, frame
 from peerage.ui.listing import Entry
-from peerage.ui.metrics import GROUP, MetricsFile
-from peerage.ui.peers import PeersMetrics, peer_states, tail
+from peerage.ui.metrics import GROUP
+from peerage.ui.opened import OpenRun
+from peerage.ui.peers import AHEAD, tail
 
 POINTS = 400  # of a curve
-FRAMES = 120  # rounds of a replay
-FRAME_VALUES = 240_000  # of all frames, so that many nodes have fewer frames
-FEWEST_FRAMES = 20
-EDGES = 6000  # links that are drawn
-STEPS = 250  # of a quantised value from 0 to 1
-MISSING = 255
-
-
-@dataclass
-class OpenRun:
-    """A run that somebody looks at."""
-
-    folder: Path
-    file: MetricsFile | PeersMetrics = field(init=False)
-    peers: PeersMetrics | None = field(init=False)  # of a network on this machine
-
-    def __post_init__(self) -> None:
-        path = self.folder / "metrics.jsonl"
-        self.peers = PeersMetrics(self.folder) if (self.folder / "peers").is_dir() else None
-        # The metrics of a network are written at its end.
-        self.file = MetricsFile(path) if self.peers is None or path.exists() else self.peers
-
-    def refresh(self) -> None:
-        self.file.refresh()
-        if self.peers is not None and self.peers is not self.file:
-            self.peers.refresh()
-
-    def summary(self) -> dict[str, Any]:
-        return _table(self.folder / "summary.json")
-
-    def setup(self) -> dict[str, Any]:
-        return _table(self.folder / "setup.json")
-
-    def experiment(self) -> dict[str, Any]:
-        return _table(self.folder / "experiment.toml")
-
-
-class OpenRuns:
-    """The runs that were looked at last; the others are forgotten."""
-
-    def __init__(self, most: int = 32) -> None:
-        self._runs: dict[Path, OpenRun] = {}
-        self._most = most
-        self._lock = Lock()
-
-    def get(self, folder: Path) -> OpenRun:
-        with self._lock:
-            run = self._runs.pop(folder, None)
-            collected = (folder / "metrics.jsonl").exists()
-            if run is None or (collected and isinstance(run.file, PeersMetrics)):
-                run = OpenRun(folder)
-            self._runs[folder] = run
-            while len(self._runs) > self._most:
-                del self._runs[next(iter(self._runs))]
-        run.refresh()
-        return run
 
 
 def overview(run: OpenRun, entry: Entry) -> dict[str, Any]:
@@ -87,7 +26,8 @@ def overview(run: OpenRun, entry: Entry) -> dict[str, Any]:
     if run.file.damage:
         status, message = "damaged", run.file.damage
     evaluated = run.file.evaluated()
-    last = rows[evaluated[-1]] if evaluated else {}
+    newest = _newest(rows, evaluated)
+    last = {} if newest is None else rows[newest]
     return {
         "path": entry.path,
         "name": entry.path.rpartition("/")[2],
@@ -109,9 +49,15 @@ def overview(run: OpenRun, entry: Entry) -> dict[str, Any]:
         "groups": group_curves(run),
         "phases": phases(rows),
         "traffic": traffic(rows),
-        "frame": frame(run, evaluated[-1]) if evaluated else None,
+        "frame": None if newest is None else frame(run, newest),
         "version": run.file.version,
     }
+
+
+def _newest(rows: Sequence[Row], evaluated: Sequence[int]) -> int | None:
+    """The place of the last round that most nodes have ended; slow peers are some rounds behind."""
+    last = evaluated[-AHEAD:]
+    return max(last, key=lambda place: (rows[place].get("nodes") or 0, place), default=None)
 
 
 def curves(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -211,100 +157,6 @@ def traffic(rows: Sequence[Row]) -> dict[str, list[float]]:
     return {"x": [round for round, _ in known], "y": [sent for _, sent in known]}
 
 
-def frame(run: OpenRun, place: int) -> dict[str, Any]:
-    """The accuracy and the head of every node in one round, as bytes in base 64."""
-    count = node_count(run)
-    accuracy = run.file.node_values(place, "accuracy")
-    heads = run.file.node_values(place, f"notes.{HEAD}")
-    round = int(run.file.network[place]["round"])
-    return {
-        "round": round,
-        "accuracy": _packed(accuracy, count, STEPS),
-        **({"head": _packed(heads, count, 1)} if heads else {}),
-        "cut": _cut_links(run, round),
-    }
-
-
-def frames(run: OpenRun) -> list[dict[str, Any]]:
-    """The frames of a replay; of many rounds, some."""
-    count = max(node_count(run), 1)
-    most = max(min(FRAMES, FRAME_VALUES // count), FEWEST_FRAMES)
-    return [frame(run, place) for place in thinned(run.file.evaluated(), most)]
-
-
-def _cut_links(run: OpenRun, round: int) -> list[list[int]]:
-    """The links on which a real peer waited for a message in vain."""
-    rows = run.peers.rows_in(round) if run.peers is not None else ()
-    return [[int(row["node"]), int(other)] for row in rows for other in row.get("missing", [])]
-
-
-def architectures(run: OpenRun) -> list[str]:
-    """The architectures that nodes take in turn; empty if all nodes have the same."""
-    models = run.experiment().get("model")
-    if not isinstance(models, list):
-        return []
-    tables = [model if isinstance(model, dict) else {"name": model} for model in models]
-    names = [":".join(str(value) for value in table.values()) for table in tables]
-    return names if len(set(names)) > 1 else []
-
-
-def node_count(run: OpenRun) -> int:
-    setup = run.setup()
-    return len(setup.get("parameters") or setup.get("examples") or ())
-
-
-def _packed(values: Mapping[int, float], count: int, steps: int) -> str:
-    """One byte per node: the value times `steps`, or MISSING."""
-    packed = bytearray([MISSING]) * count
-    for node, value in values.items():
-        if 0 <= node < count and math.isfinite(value):
-            packed[node] = min(max(round(value * steps), 0), MISSING - 1)
-    return base64.b64encode(packed).decode()
-
-
-def graph(run: OpenRun) -> dict[str, Any]:
-    """The drawing of the network: places, links, data, clusters and architectures of the nodes."""
-    setup, count = run.setup(), node_count(run)
-    edges = [(int(u), int(v)) for u, v in setup.get("edges", ()) if u < count and v < count]
-    clusters = setup.get("clusters", {})
-    kinds = architectures(run)
-    assigned = [kinds[node % len(kinds)] for node in range(count)] if kinds else []
-    distinct = list(dict.fromkeys(kinds))
-    step = math.ceil(len(edges) / EDGES) or 1
-    return {
-        "count": count,
-        "places": layout(count, tuple(edges)),
-        "edges": edges[::step],
-        "links": len(edges),
-        "examples": setup.get("examples", []),
-        "cluster": clusters.get("nodes", []),
-        "clusters": clusters.get("names", []),
-        "architecture": [distinct.index(name) for name in assigned],
-        "architectures": distinct,
-        "allocation": setup.get("allocation", []) if count <= 2000 else [],
-        "classes": [str(name) for name in setup.get("classes", ())],
-        "names": [str(peer.get("name")) for peer in run.summary().get("peers", ())],
-    }
-
-
-@lru_cache(maxsize=16)
-def layout(count: int, edges: tuple[tuple[int, int], ...]) -> list[list[float]]:
-    """The places of the nodes from 0 to 1, as in the figures of reports."""
-    from peerage.report.figures import positions
-
-    if not count:
-        return []
-    found = positions(count, edges)
-    x = [float(found[node][0]) for node in range(count)]
-    y = [float(found[node][1]) for node in range(count)]
-    return [[round(a, 4), round(b, 4)] for a, b in zip(_unit(x), _unit(y), strict=True)]
-
-
-def _unit(values: Sequence[float]) -> list[float]:
-    low, high = min(values), max(values)
-    return [(value - low) / (high - low) if high > low else 0.5 for value in values]
-
-
 def node(run: OpenRun, number: int) -> dict[str, Any]:
     """One node: its curves, data, neighbours and messages."""
     setup, places = run.setup(), thinned(run.file.evaluated(), POINTS)
@@ -347,7 +199,7 @@ def _node_curve(rows: Sequence[Row], key: str, name: str) -> dict[str, Any]:
 
 def messages(run: OpenRun, number: int) -> dict[str, Any]:
     """What is recorded of the messages of a node: totals of a real peer, else the mean of all."""
-    for peer in peer_states(run.folder):
+    for peer in run.peers.states() if run.peers is not None else ():
         if peer.get("node") == number:
             return {"name": peer["name"], "sent": peer.get("bytes"), "missing": peer.get("missing")}
     total = run.file.network[-1].get("bytes_total") if run.file.network else None
@@ -382,20 +234,3 @@ def _at(values: Any, place: int) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """A JSON or TOML file of a run; empty if it is missing or damaged, which the status says."""
-    try:
-        about = path.stat()
-    except OSError:
-        return {}
-    return _read(path, about.st_mtime_ns, about.st_ino)
-
-
-@lru_cache(maxsize=64)
-def _read(path: Path, changed: int, inode: int) -> dict[str, Any]:
-    try:
-        return read_toml(path) if path.suffix == ".toml" else read_json(path)
-    except PeerageError:
-        return {}

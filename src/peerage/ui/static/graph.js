@@ -30,9 +30,11 @@ export class Graph {
     this.draw();
   }
 
-  // `colours` has a colour for each node, or null for one that is not there.
-  paint(colours, cut = []) {
+  // `colours` has a colour for each node, or null for one without a value; `gone` has the nodes
+  // that do not take part.
+  paint(colours, cut = [], gone = []) {
     this.colours = colours;
+    this.gone = new Set(gone);
     this.cut = new Set(cut.map(([a, b]) => (a < b ? `${a}-${b}` : `${b}-${a}`)));
     this.draw();
   }
@@ -87,6 +89,7 @@ export class Graph {
       if (x < -r || y < -r || x > this.width + r || y > this.height + r) continue;
       const colour = this.colours?.[node] ?? null;
       if (small) { pen.fillStyle = colour || ABSENT; pen.fillRect(x - r / 1.4, y - r / 1.4, 1.4 * r, 1.4 * r); continue; }
+      if (this.gone?.has(node)) { this.cross(pen, x, y, r); continue; }
       pen.beginPath();
       pen.arc(x, y, r, 0, 7);
       if (colour) { pen.fillStyle = colour; pen.fill(); pen.strokeStyle = edge; pen.lineWidth = 1; pen.stroke(); }
@@ -98,6 +101,15 @@ export class Graph {
       pen.textAlign = "center";
       for (let node = 0; node < this.data.count; node += 1) pen.fillText(this.data.names[node] || String(node), places[node][0], places[node][1] + this.radius[node] + 12);
     }
+  }
+
+  cross(pen, x, y, r) {
+    pen.beginPath();
+    pen.moveTo(x - r, y - r); pen.lineTo(x + r, y + r);
+    pen.moveTo(x - r, y + r); pen.lineTo(x + r, y - r);
+    pen.strokeStyle = ABSENT;
+    pen.lineWidth = 2;
+    pen.stroke();
   }
 
   highlight(pen, places, style) {

@@ -153,11 +153,13 @@ function paint() {
     const names = by === "cluster" ? drawing.clusters : by === "architecture" ? drawing.architectures : [...new Set(frame.head || [])].filter((v) => v !== MISSING).sort((a, b) => a - b).map((v) => [v, `head ${v}`]);
     legend = names.map((name, i) => { const [index, text] = Array.isArray(name) ? name : [i, name]; const dot = h("span", { class: "swatch" }); dot.style.background = category(index); return h("span", {}, dot, text); });
   }
-  if (nodes.some((_, node) => !there(node))) legend.push(h("span", {}, "○ not evaluated in this round"));
-  if (frame.cut.length) legend.push(h("span", {}, "- - messages missing"));
+  const gone = new Set(frame.gone);
+  if (gone.size) legend.push(h("span", {}, `✕ gone (${gone.size})`));
+  if (nodes.some((_, node) => !there(node) && !gone.has(node))) legend.push(h("span", {}, "○ not evaluated in this round"));
+  if (frame.cut.length) legend.push(h("span", {}, `- - cut (${number(frame.cut.length)})`));
   if (drawing.edges.length < drawing.links) legend.push(h("span", {}, `${number(drawing.edges.length)} of ${number(drawing.links)} links drawn`));
   $("legend").replaceChildren(...legend);
-  graph.paint(colours, frame.cut);
+  graph.paint(colours, frame.cut, frame.gone);
   $("round").textContent = `round ${number(frame.round)}`;
 }
 
