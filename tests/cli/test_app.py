@@ -516,3 +516,9 @@ def test_the_overview_names_every_command() -> None:
     text = ok("--help").out
     for name in ("run", "compare", "resume", "verify", "report", "list", "topology", "data"):
         assert f"  {name} " in text
+
+
+def test_a_data_set_of_the_package_has_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEERAGE_DATA", str(tmp_path))
+    assert peerage("data get digits").out == "digits is part of the package\n"
+    assert list(tmp_path.iterdir()) == []

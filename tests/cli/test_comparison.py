@@ -113,3 +113,25 @@ def test_ctrl_c_in_a_terminal(home: Path) -> None:
     assert "Report: here/report.html" in out
     assert "run the same command again to continue" in err
     assert (home / "here" / FILE).exists()
+
+
+def test_the_folder_of_a_comparison_stands_for_its_runs() -> None:
+    with interrupted("Local", 2):
+        peerage(f"{THREE} --out here")
+    shown = peerage("report here --out again.md")
+    assert shown.code == 0
+    text = Path("again.md").read_text()
+    assert all(name in text for name in ("DecAvg", "DecHW", "Local"))
+    one_by_one = " ".join(f"here/{name}" for name in NAMES)
+    peerage(f"report {one_by_one} --out each.md")
+    assert Path("each.md").read_text() == text
+    assert peerage("plot accuracy here --out a.svg").code == 0
+    assert peerage("log here --to tensorboard --json").code == 0
+
+
+def test_a_comparison_without_a_round_has_no_report() -> None:
+    Path("here").mkdir()
+    (Path("here") / FILE).write_text('{"runs": {"1-decavg": "0"}}')
+    assert error_line(peerage("report here")) == (
+        "the comparison 'here' has no recorded round yet; run it again"
+    )

@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from peerage.data.partition import Dirichlet
 from peerage.engine.prepare import prepare
 from peerage.papers import runner
 from peerage.papers.calibrate import Speeds
-from peerage.papers.charts import Bars, HeatMap, heat_maps, plots
+from peerage.papers.charts import Bars, HeatMap, Line, Plot, heat_maps, plots
 from peerage.papers.datasets import IMAGES
+from peerage.papers.difference import difference
 from peerage.papers.p2 import clients, output, printed, studies
 from peerage.papers.p2.printed import FOUR, IID, SPLITS, TYPE_I, TYPE_II
 from peerage.papers.p2.settings import SIZES, Setting, scalars_up
@@ -413,7 +416,7 @@ def test_equal_seeds_give_a_page_without_warnings(tmp_path):
     [table] = seen.tables
     assert {cell.ours for cell in cells_of(table)["E = 5", "p-value"]} == {None}
     assert "nan" not in table.markdown().lower()
-    assert len(seen.figure.axes) == 9
+    assert len(seen.figure.axes) == 18  # three data sets, three metrics and their differences
 
 
 def test_a_missing_method_leaves_no_test(tmp_path):
@@ -450,6 +453,40 @@ def test_the_lead_of_hwa(tmp_path):
     [[*_, (_, cells)]] = [lead.rows]
     assert [cell.ours for cell in cells] == pytest.approx([0.05] * 3)
     assert accuracies.best is None  # one seed, and no test in the paper
+
+
+def test_curves_that_lie_on_each_other_are_shown_as_differences(tmp_path):
+    def ends(job) -> float:
+        return {"FedAvg": 0.8, "HWA": 0.9}.get(job.place.method, 0.75)
+
+    for id, show in (
+        ("p2-fig3", partial(output.show_curves, 3, ("accuracy",))),
+        ("p2-fig8", output.show_alphas),
+    ):
+        results = made_up(tmp_path / id, id, Plan("small", seeds=1), ends)
+        last = [axes for axes in show(results).figure.axes if "difference" in axes.get_title()]
+        assert len(last) == 3
+        for axes in last:
+            assert axes.get_title().endswith(": difference to FedAvg")
+            assert axes.get_ylabel() == "points of test accuracy"
+            found = [line.get_ydata()[-1] for line in axes.get_lines()]
+            assert found == pytest.approx([0, -5, -5, 10])  # FedAvg, FedProx, FedCurv, HWA
+
+
+def test_one_method_alone_has_no_differences(tmp_path):
+    results = made_up(tmp_path, "p2-fig3", Plan("small", seeds=1), lambda job: 0.7)
+    only = {place: series for place, series in results.series.items() if place.method == "HWA"}
+    figure = output.draw_curves(("accuracy",), replace(results, series=only))
+    assert [axes.get_title() for axes in figure.axes] == ["MNIST", "Fashion-MNIST", "CIFAR-10"]
+
+
+def test_differences_leave_out_the_first_rounds_and_those_that_one_line_lacks():
+    first = Line("FedAvg", [1, 2, 5, 20], [0.1, 0.2, 0.5, 0.6], [0.1] * 4)
+    other = Line("HWA", [1, 5, 10, 20], [0.4, 0.75, 0.8, 0.5], [0.1] * 4)
+    found = difference(Plot("MNIST", (first, other), ylabel="test loss"))
+    assert (found.lines[1].x, found.lines[1].y) == ([5, 20], pytest.approx([0.25, -0.1]))
+    assert {line.spread for line in found.lines} == {()}
+    assert found.ylabel == "test loss"
 
 
 def test_marks_of_table_4(tmp_path):

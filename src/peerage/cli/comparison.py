@@ -58,14 +58,33 @@ class Comparison:
 
     def recorded(self) -> list[Path]:
         """The folders of the runs with at least one row."""
-        from peerage.records.rows import RunRecord
+        return recorded(self.folders)
 
-        found = []
-        for folder in self.folders:
-            with suppress(CheckpointError):
-                if folder.is_dir() and RunRecord.load(folder).network:
-                    found.append(folder)
-        return found
+
+def recorded(folders: Sequence[Path]) -> list[Path]:
+    """The folders of runs with at least one row."""
+    from peerage.records.rows import RunRecord
+
+    found = []
+    for folder in folders:
+        with suppress(CheckpointError):
+            if folder.is_dir() and RunRecord.load(folder).network:
+                found.append(folder)
+    return found
+
+
+def compared_runs(folders: Sequence[Path]) -> list[Path]:
+    """The folders, with the recorded runs of a comparison instead of its own folder."""
+    found: list[Path] = []
+    for folder in folders:
+        names = _keys_in(folder)
+        runs = [folder] if names is None else recorded([folder / name for name in names])
+        if not runs:
+            raise InputError(
+                f"the comparison {str(folder)!r} has no recorded round yet; run it again"
+            )
+        found += runs
+    return found
 
 
 @contextmanager

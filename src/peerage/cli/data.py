@@ -33,13 +33,14 @@ def data_get(
     again: Annotated[bool, Option("--again", help="Download even if the files exist.")] = False,
 ) -> None:
     """Download data sets into the cache and verify their checksums."""
-    from peerage.data import fetch
+    from peerage.data import PUBLISHED, fetch
     from peerage.report.downloads import download_progress
 
     for name in names:
         with download_progress() as report_bytes:
             path = fetch(name, source=source, folder=folder, again=again, progress=report_bytes)
-        print(f"{name} is ready in {path}")
+        built_in = not PUBLISHED[name].files
+        print(f"{name} is part of the package" if built_in else f"{name} is ready in {path}")
 
 
 @data_app.command("list")

@@ -54,7 +54,7 @@ MEANINGS = {
     "limit_ap": "sigma ap that theory predicts for the end",
     "limit_an": "sigma an that theory predicts for the end",
     "limit_an_exact": "no: the true limit an is higher",
-    "sigma_ap start": "deviation across the parameters of a node, at first",
+    "sigma_ap start": "deviation across a node's parameters, at first",
     "sigma_ap end": "the same at the end: averaging shrinks the weights",
     "sigma_an start": "deviation across nodes of a parameter, at first",
     "sigma_an end": "the same at the end: 0 if all nodes agree",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from typer import Argument, Option
 
-from peerage.cli.comparison import open_comparison
+from peerage.cli.comparison import compared_runs, open_comparison
 from peerage.cli.flags import (
     CheckpointEvery,
     Json,
@@ -173,7 +173,7 @@ def verify(
 def report(
     runs: Annotated[
         list[Path],
-        Argument(help="Folders of the runs to report on, or of peers of one network."),
+        Argument(help="Folders of runs, of a comparison, or of peers of one network."),
     ],
     out: Annotated[
         Path | None,
@@ -259,7 +259,8 @@ def log(
     """Log recorded runs to an experiment tracker."""
     from peerage.runs.trackers import log_record
 
-    logged = {str(folder): log_record(load_records([folder])[0], to) for folder in runs}
+    folders = compared_runs(runs)
+    logged = {str(folder): log_record(load_records([folder])[0], to) for folder in folders}
     if as_json:
         print(json.dumps({"logged": logged}))
         return
@@ -317,6 +318,7 @@ def load_records(folders: list[Path]) -> "list[RunRecord]":
     """The record of each run, or one record if the folders are those of peers."""
     from peerage.records.rows import RunRecord, is_peer_folder
 
+    folders = compared_runs(folders)
     if not any(map(is_peer_folder, folders)):
         return [RunRecord.load(folder) for folder in folders]
     check_installed()

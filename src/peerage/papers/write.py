@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from peerage.errors import shell_command
 from peerage.files import compact_json, disk_errors, write_bytes
 from peerage.papers.study import Calculation, Job, Plan, Results, Study, StudyOutput
@@ -11,6 +13,8 @@ from peerage.report.series import Series
 
 REMEDY = "run the command again"
 OPEN = {"status": "open"}
+DPI = 160
+WIDEST = 1400  # pixels of a PNG file
 
 
 def name_of(study: Study, plan: Plan) -> str:
@@ -34,8 +38,13 @@ def write(study: Study, results: Results, shown: StudyOutput, folder: Path) -> l
         write_bytes(written[-1], text.encode(), REMEDY)
     for suffix in (".png", ".svg"):
         written.append(base.with_name(base.name + suffix))
-        figures.save(shown.figure, written[-1])
+        save_figure(shown.figure, written[-1])
     return written
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure of at most `WIDEST` pixels, so that many panels do not make a large file."""
+    figures.save(figure, path, min(DPI, int(WIDEST / figure.get_figwidth())))
 
 
 def markdown(study: Study, results: Results, shown: StudyOutput, name: str) -> str:

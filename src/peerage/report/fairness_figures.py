@@ -18,6 +18,7 @@ from peerage.records.rows import RunRecord
 from peerage.report.fairness import fair_accuracy_curve, fairness_over_rounds, fairness_over_seeds
 from peerage.report.fairness_tables import head_sweeps, methods
 from peerage.report.figures import (
+    BESIDE_BAR,
     COLOURS,
     MARKERS,
     PANELS,
@@ -125,7 +126,7 @@ def fair_accuracy_bars(series: Sequence[Series]) -> Figure:
             _bar(axes, -place + 0.19, found.fair_accuracy_of_means, style.colour)
             _bar(axes, -place - 0.19, peak and peak[1], tint(style.colour, 0.55))
         name_rows(axes, [literal(method.label) for method in series])
-        _start_at_zero(axes, room=1.13)  # for the numbers
+        _start_at_zero(axes, room=1.15)  # for the numbers
         axes.xaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.set_xlabel(FAIR)
@@ -253,7 +254,8 @@ def _styled(series: Sequence[Series]) -> list[tuple[Series, CurveStyle]]:
 def _bar(axes: Axes, place: float, value: float | None, colour: str) -> None:
     if value is not None:
         axes.barh(place, value, 0.34, color=colour)
-        axes.annotate(f" {percent(value)}", (value, place), va="center", fontsize=9, color=BLACK)
+        look: Any = {**BESIDE_BAR, "va": "center", "fontsize": 9, "color": BLACK}
+        axes.annotate(percent(value), (value, place), **look)
 
 
 def _round_ticks(most: int) -> MaxNLocator:

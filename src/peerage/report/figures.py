@@ -100,6 +100,7 @@ PAPER_STYLE: Any = {
 }
 _PAPER: ContextVar[float | None] = ContextVar("width of figures in inches", default=None)
 LEAST = 1.3  # inches of height
+BESIDE_BAR: Any = {"xytext": (4, 0), "textcoords": "offset points"}  # of a number after its bar
 NARROW = 5.0  # inches; narrower figures have a legend above, as labels beside curves take much room
 # The formats of figures, and the entries of their metadata that would differ between two files.
 FORMATS = {
@@ -210,8 +211,9 @@ def draw_curves(axes: Axes, records: Sequence[RunRecord], key: str) -> None:
         percent_axis(axes)
     axes.set_ylabel(metric.label + ("" if metric.source == "network" else MEAN))
     linear = axes.get_yscale() == "linear"
-    ends = [(run, *curve[-1]) for run, curve in zip(runs, points, strict=True) if curve]
-    label_ends(axes, [end for end in ends if end[-1] > 0 or linear])
+    # Equal models have distance 0, which a logarithmic axis cannot show: label the point before.
+    drawn = [[(x, y) for x, y in curve if y > 0 or linear] for curve in points]
+    label_ends(axes, [(run, *curve[-1]) for run, curve in zip(runs, drawn, strict=True) if curve])
 
 
 def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
@@ -222,6 +224,7 @@ def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
     with new_figure() as (figure, axes):
         ends = []
         runs = styled_runs([record for record in records if record.group_curves("accuracy", by)])
+        short = short_names([run.label for run in runs])
         for run in runs:
             found = run.record.group_curves("accuracy", by).items()
             for place, (group, (rounds, values)) in enumerate(found):
@@ -233,7 +236,7 @@ def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
                 else:  # the group first, as long labels are cut off
                     name = f"cluster {group}" if by == "cluster" else literal(str(group))
                     dash = DASHES[place % len(DASHES)]
-                    curve = replace(run, dash=dash, label=f"{name}: {run.label}")
+                    curve = replace(run, dash=dash, label=f"{name}: {short[run.place]}")
                 plot_curve(axes, curve, list(zip(rounds, values, strict=True)))
                 ends.append((curve, float(rounds[-1]), values[-1]))
         round_axis(axes)
@@ -241,6 +244,18 @@ def group_curves(records: Sequence[RunRecord], by: str = "cluster") -> Figure:
         axes.set_ylabel(BY_KEY["accuracy"].label + MEAN)
         label_ends(axes, ends)
     return figure
+
+
+def short_names(labels: Sequence[str]) -> list[str]:
+    """The labels without what is in brackets, if this leaves them distinct.
+
+    >>> short_names(["EL (shared start)", "Facade (shared start)"])
+    ['EL', 'Facade']
+    >>> short_names(["EL (seed=0)", "EL (seed=1)"])
+    ['EL (seed=0)', 'EL (seed=1)']
+    """
+    names = [label.partition(" (")[0] for label in labels]
+    return names if len(set(names)) == len(names) else list(labels)
 
 
 def bytes_and_accuracy(records: Sequence[RunRecord]) -> Figure:
@@ -299,7 +314,7 @@ def phase_bars(axes: Axes, bars: Sequence[tuple[str, Mapping[str, float]]]) -> l
         for phase, seconds in means.items():
             axes.barh(-place, seconds, 0.62, start, **_bar_style(phase))
             start += seconds
-        axes.annotate(f" {duration(start)}", (start, -place), va="center", color="#222222")
+        axes.annotate(duration(start), (start, -place), **BESIDE_BAR, va="center", color="#222222")
     name_rows(axes, [label for label, _ in bars])
     axes.set_xlim(0, 1.15 * longest or 1.0)
     axes.set_xlabel("seconds per round")
@@ -515,7 +530,7 @@ def percent_axis(axes: Axes) -> None:
 
 def round_axis(axes: Axes) -> None:
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.fmt_xdata = lambda value: f"round {value:g}"
 
 

@@ -24,6 +24,7 @@ from peerage.report.figures import (
     new_figure,
     percent_axis,
     plot_curve,
+    round_axis,
     styled_runs,
 )
 
@@ -53,8 +54,7 @@ def accuracy_of_peers(record: RunRecord) -> Figure:
         curves.append((mean, list(zip(*record.curve("accuracy"), strict=True))))
         for curve, points in curves:
             plot_curve(axes, curve, points)
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        round_axis(axes)
         percent_axis(axes)
         axes.set_ylabel(BY_KEY["accuracy"].label)
         label_ends(axes, [(curve, *points[-1]) for curve, points in curves if points])

@@ -173,9 +173,10 @@ class ProgressDisplay:
         self.clock = clock
         narrow = self.console.width < FULL_WIDTH  # text is more useful than a bar
         bar = BarColumn(bar_width=min(max(self.console.width - 70, 6), 24))
+        name = "{task.description}" if narrow else "{task.description:<12}"
         # Not on standard output, whose last line may be JSON for another program.
         self.bars = HeadedProgress(
-            TextColumn("{task.description:<12}", style="bold", markup=False),
+            TextColumn(name, style="bold", markup=False),
             *([] if narrow else [bar]),
             StatusColumn(no_wrap=not narrow),
             console=self.console,

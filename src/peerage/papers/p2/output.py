@@ -4,9 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from peerage.papers import charts
 from peerage.papers.charts import ACCURACY, Bars, HeatMap, Line, Plot, heat_maps, line_of
 from peerage.papers.datasets import CIFAR, FEMNIST, MNIST, TITLES
+from peerage.papers.difference import difference
 from peerage.papers.p2 import printed
 from peerage.papers.p2.settings import BYTES, ONE_STEP, SIZES, Setting, scalars_up
 from peerage.papers.papertable import P_VALUE, Cell, PaperTable, Row
@@ -155,13 +158,23 @@ def plot_of(results: Results, title: str, key: str, **wanted: Any) -> Plot:
 
 
 def show_curves(number: int, keys: tuple[str, ...], results: Results) -> StudyOutput:
-    """Fig. 3 to 7: one row per data set, with accuracy and losses over the rounds."""
-    present = [name for name in results.values("dataset") if results.of(dataset=name)]
+    """Fig. 3 to 7: the rows of a data set have accuracy and losses over the rounds."""
     [setting] = results.values("setting")
     columns = {TITLES[name]: (name, setting) for name in results.values("dataset")}
     table = accuracy_table(results, f"Fig. {number}: accuracy in the last round", columns)
-    panels = [plot_of(results, TITLES[name], key, dataset=name) for name in present for key in keys]
-    return StudyOutput((table,), charts.plots(panels, columns=len(keys)), curves=keys)
+    return StudyOutput((table,), draw_curves(keys, results), curves=keys)
+
+
+def draw_curves(keys: tuple[str, ...], results: Results) -> Figure:
+    """The figure of `show_curves`; below each row, the differences to the first method."""
+    panels: list[Plot] = []
+    for name in results.values("dataset"):
+        row = [plot_of(results, TITLES[name], key, dataset=name) for key in keys]
+        if row[0].lines:
+            panels += row
+        if len(row[0].lines) > 1:
+            panels += [difference(panel) for panel in row]
+    return charts.plots(panels, columns=len(keys))
 
 
 def show_devices(results: Results) -> StudyOutput:
@@ -186,13 +199,18 @@ def show_alphas(results: Results) -> StudyOutput:
     """Fig. 8: the labels of each client, and the accuracy of the methods."""
     columns = {setting: (MNIST, setting) for setting in results.values("setting")}
     table = accuracy_table(results, "Fig. 8: accuracy in the last round, MNIST", columns)
+    return StudyOutput((table, lead_table(results)), draw_alphas(results))
+
+
+def draw_alphas(results: Results) -> Figure:
+    """The figure of `show_alphas`: labels, accuracies and their differences to the first method."""
     panels: list[Plot | Bars] = []
     for setting in results.values("setting"):
         found = results.of(setting=setting)
         if found:
-            panels.append(labels_of(setting, found[0]))
-            panels.append(plot_of(results, setting, "accuracy", setting=setting))
-    return StudyOutput((table, lead_table(results)), charts.plots(panels, columns=2))
+            accuracy = plot_of(results, setting, "accuracy", setting=setting)
+            panels += [labels_of(setting, found[0]), accuracy, difference(accuracy)]
+    return charts.plots(panels, columns=3)
 
 
 def lead_table(results: Results) -> PaperTable:
