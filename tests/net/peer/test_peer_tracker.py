@@ -766,7 +766,9 @@ def test_a_finished_peer_stays_for_one_that_was_just_lost_and_tells_it(known):
     run(known, act)
 
 
-@pytest.mark.parametrize("why", ["told", "finished", "banned", "lost long ago", "never met"])
+@pytest.mark.parametrize(
+    "why", ["told", "finished", "in the last round", "banned", "lost long ago", "never met"]
+)
 def test_a_finished_peer_does_not_stay_for_others(known, why):
     async def act(setup: Setup) -> None:
         setup.add(1)
@@ -778,6 +780,8 @@ def test_a_finished_peer_does_not_stay_for_others(known, why):
         del setup.memory.receivers[1]
         if why == "finished":
             setup.tracker.finished.add(1)
+        if why == "in the last round":
+            setup.tracker.note_message(1, setup.tracker.world.steps - 1)
         if why == "banned":
             setup.tracker.banned_peers.add(1)
         if why == "lost long ago":

@@ -10,6 +10,7 @@ from time import monotonic
 from peerage.net.peer.peer_tracker import POLL_INTERVAL, PeerTracker
 from peerage.net.wire.header import Rejected
 from peerage.net.wire.transport import QUERY_TIMEOUT, Unreachable
+from peerage.requests import PRE_ROUND
 
 FEW_ATTEMPTS = 3  # to tell a distant member
 
@@ -44,7 +45,10 @@ class FinishNotice:
                     await asyncio.sleep(POLL_INTERVAL)
 
     def _untold(self, since: float = 0.0) -> frozenset[int]:
-        """The members of the last round that do not know, and were in contact after this time."""
+        """The members that do not know, and were in contact after this time.
+
+        Those that have reached the last round are not meant: they may have finished and left.
+        """
         tracker = self.tracker
         last, refused = tracker.world.rounds - 1, tracker.refused_peers()
         return frozenset(
@@ -52,6 +56,7 @@ class FinishNotice:
             for peer, seen in tracker.last_contact.items()
             if seen > since
             and tracker.world.is_present(peer, last)
+            and tracker.rounds.get(peer, PRE_ROUND) < tracker.world.steps - 1
             and peer not in tracker.finished | refused
             and self._told.get(peer) != tracker.incarnations.get(peer, "")
         )

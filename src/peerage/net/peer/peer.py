@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -170,7 +171,8 @@ class Peer(Receiver):
                     await self.compute(self.recorder.save_models, self.world.rounds)
             await self.model_server.wait_for_downloads(self.transport, timeouts.message)
             if last and self.state == State.FINISHED:
-                await notice.wait_for_lost(timeouts.start)
+                with suppress(asyncio.CancelledError):  # by a signal; all rounds are done
+                    await notice.wait_for_lost(timeouts.start)
             self.recorder.add_late_counts(self.sent_bytes.difference)
         except EpsilonReached as reached:
             await self._serve_while_stopped(reached)
