@@ -67,7 +67,7 @@ bench-size: setup  ## 64 real peers on a ring: messages missing, memory and time
 attacks: setup  ## Measure the rate of rounds of real peers under attack (about 5 minutes)
 	$(BIN)/python benchmarks/attacks.py
 
-fuzz: setup  ## A million hostile messages against live peers, 35 minutes at most: [PEERAGE_FUZZ=N]
+fuzz: setup  ## A million hostile messages against live peers, two hours at most: [PEERAGE_FUZZ=N]
 	PYTHONPATH=tests $(BIN)/python benchmarks/fuzz.py
 
 chaos: setup tools  ## Disturb a network of real peers for 20 minutes and store the result: [SEED=1]

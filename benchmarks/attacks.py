@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "net" / "peer"))
 
 import grpc
+import psutil
 import test_fire
 import torch
 from support.fuzzed import last_round
@@ -232,17 +233,26 @@ class Network:
         time.sleep(seconds)
         return (self.rounds() - before) / (time.monotonic() - start)
 
-    def attacked_rate(self, name: str, seconds: float) -> float:
+    def attacked_rate(self, name: str, seconds: float) -> tuple[float, float]:
+        """Rounds per second, and the processor seconds of the attacker per second."""
         certs = str(self.machines.home / "certs")
         attacker = CONTEXT.Process(target=attack, args=(name, certs, self.ports), daemon=True)
         attacker.start()
         try:
             time.sleep(seconds / 2)  # it opens connections
             assert attacker.is_alive(), f"the attack {name} ended"
-            return self.rate(seconds)
+            before, start = _processor_seconds(attacker.pid), time.monotonic()
+            rate = self.rate(seconds)
+            used = _processor_seconds(attacker.pid) - before
+            return rate, used / (time.monotonic() - start)
         finally:
             attacker.kill()
             attacker.join()
+
+
+def _processor_seconds(pid: int | None) -> float:
+    used = psutil.Process(pid).cpu_times()
+    return float(used.user + used.system)
 
 
 def measure(seconds: float, repeats: int) -> dict[str, Any]:
@@ -251,9 +261,11 @@ def measure(seconds: float, repeats: int) -> dict[str, Any]:
         peers = Network(Path(folder), stack).start()
         peers.until_running()
         for name in ATTACKS:
-            pauses, attacked = [peers.rate(seconds)], []
+            pauses, attacked, used = [peers.rate(seconds)], [], []
             for _ in range(repeats):
-                attacked.append(peers.attacked_rate(name, seconds))
+                rate, cores = peers.attacked_rate(name, seconds)
+                attacked.append(rate)
+                used.append(cores)
                 time.sleep(seconds / 2)  # connections of the attack end
                 pauses.append(peers.rate(seconds))
             ratios = [
@@ -265,6 +277,7 @@ def measure(seconds: float, repeats: int) -> dict[str, Any]:
                 "ratios": [round(one, 3) for one in ratios],
                 "rounds_per_second": [round(one, 2) for one in attacked],
                 "without": [round(one, 2) for one in pauses],
+                "cores_of_attacker": [round(one, 2) for one in used],
             }
             print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
         logs = [peers.machines.log(me) for me in HONEST]

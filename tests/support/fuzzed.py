@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 from support.fuzzing import ATTACKERS, DIALLER, HONEST, Settings, attack
 from support.machines import Machines
+from support.paced import ALGORITHM as PACED
 from support.processes import TIMEOUT
 
 from peerage import Experiment
@@ -32,15 +33,14 @@ QUIET = 3600.0  # seconds for the undisturbed rounds
 ROW = 1 << 13  # bytes, more than a line of the file of rows
 POLL = 0.5  # seconds between two looks at what the attackers have done
 WARM = 0.02  # share of the messages before its memory is measured for the first time
-EXPERIMENT = Experiment(
-    algorithm="decavg",
-    nodes=len(HONEST) + len(ATTACKERS),
-    topology="complete",
-    partition="iid",
-    model="logistic",
-    rounds=1_000_000,
-    local={"epochs": 1},
-)
+EXPERIMENT: dict[str, Any] = {
+    "nodes": len(HONEST) + len(ATTACKERS),
+    "topology": "complete",
+    "partition": "iid",
+    "model": "logistic",
+    "rounds": 1_000_000,
+    "local": {"epochs": 1},
+}
 VALUES = 650  # parameters of the model
 # Honest peers get all the time that they need, so that the rounds are those of a quiet machine.
 TIMEOUTS = Timeouts(start=1.0, message=600.0, idle=20.0)
@@ -96,14 +96,20 @@ def fuzz(
     seconds: float = TIMEOUT,
     seed: int = 0,
     progress: Progress | None = None,
+    pause: float = 0.0,
 ) -> Fuzzed:
-    """Send this many hostile messages, or as many as there is time for."""
+    """Send this many hostile messages, or as many as there is time for.
+
+    With a `pause` of so many seconds in each round, the peers leave the processor to the attackers,
+    and an hour has few rounds: peers keep the rows of all rounds in memory, about 4 kB for each.
+    """
     found = Fuzzed()
-    with _machines(home / "fuzzed") as network:
+    paced = f"{PACED}:pause={pause}"
+    with _machines(home / "fuzzed", paced if pause else "decavg") as network:
         Attack(network, found, budget, seconds, seed, progress).run()
         rows = [network.rows(me) for me in HONEST]
     last = min(each[-1]["round"] for each in rows)
-    with _machines(home / "undisturbed") as network:
+    with _machines(home / "undisturbed", "decavg") as network:
         for me in HONEST:
             network.start(me)
         network.until(lambda: min(last_round(network, me) for me in HONEST) >= last, QUIET)
@@ -118,10 +124,10 @@ def fuzz(
     return found
 
 
-def _machines(home: Path) -> Machines:
+def _machines(home: Path, algorithm: str) -> Machines:
     home.mkdir()
-    quorum = len(HONEST)
-    return Machines(home, EXPERIMENT, TIMEOUTS, quorum=quorum, dials_out=[DIALLER], pack=True)
+    quorum, experiment = len(HONEST), Experiment(algorithm=algorithm, **EXPERIMENT)
+    return Machines(home, experiment, TIMEOUTS, quorum=quorum, dials_out=[DIALLER], pack=True)
 
 
 def last_round(network: Machines, me: int) -> int:
@@ -154,7 +160,7 @@ class Attack:
         self.network, self.found, self.budget = network, found, budget
         self.seconds, self.seed, self.progress = seconds, seed, progress
         Authority.create(network.home / "foreign", "another").issue("node-3")
-        members = Network.load(network.home / "network.toml").members
+        members = Network.load_members(network.home / "network.toml")
         self.ports = [int(members[me].address.rpartition(":")[2]) for me in HONEST]
         self.metrics = free_ports(len(HONEST))
         self.before: dict[int, tuple[int, int]] = {}  # memory and round after the first messages

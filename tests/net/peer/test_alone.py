@@ -312,6 +312,42 @@ def test_a_process_that_missed_the_end_of_all_others_ends_too(tmp_path):
         assert network.round(2) == 30
 
 
+@pytest.mark.slow
+def test_processes_that_have_finished_stay_for_one_that_restarts(tmp_path):
+    """It was down when they finished. They stay for a while, and it runs the rest of its rounds."""
+    experiment = pg.Experiment(**THREE, model="logistic", rounds=30, local={"epochs": 1})
+    with Machines(tmp_path, experiment, Timeouts(start=BROKEN, message=30, idle=2)) as network:
+        for me in range(3):
+            network.start(me)
+        network.until(lambda: network.round(2) >= 3, BROKEN)
+        killed = network.processes.pop(2)
+        killed.kill()
+        killed.wait(BROKEN)
+        network.until(lambda: all("staying up to" in network.log(me) for me in (0, 1)), BROKEN)
+        assert network.round(2) < 30
+        network.start(2)
+        assert network.wait(BROKEN) == [0, 0, 0]
+        assert network.round(2) == 30
+        assert "Traceback" not in "".join(map(network.log, range(3)))
+
+
+@pytest.mark.slow
+def test_a_process_that_stays_for_another_has_finished_when_it_is_stopped(tmp_path):
+    experiment = pg.Experiment(**THREE, model="logistic", rounds=30, local={"epochs": 1})
+    with Machines(tmp_path, experiment, Timeouts(start=BROKEN, message=30, idle=2)) as network:
+        for me in range(3):
+            network.start(me)
+        network.until(lambda: network.round(2) >= 3, BROKEN)
+        killed = network.processes.pop(2)
+        killed.kill()
+        killed.wait(BROKEN)
+        network.until(lambda: all("staying up to" in network.log(me) for me in (0, 1)), BROKEN)
+        for process in network.processes.values():
+            process.terminate()
+        assert network.wait(BROKEN) == [0, 0]
+        assert all((network.folders[me] / "summary.json").exists() for me in (0, 1))
+
+
 def test_a_peer_may_wait_for_ever(tmp_path):
     assert Timeouts(alone=math.inf).alone == math.inf
     for settings in ({"alone": 0.0}, {"alone": math.nan}, {"idle": math.inf}):

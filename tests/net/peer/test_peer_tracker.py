@@ -17,6 +17,7 @@ from peerage import DecAvg, FedAvg
 from peerage.engine.prepare import prepare
 from peerage.engine.world import World
 from peerage.errors import InputError
+from peerage.net.peer.finish_notice import FinishNotice
 from peerage.net.peer.network import Network, remedy_for
 from peerage.net.peer.peer import shared_settings_of
 from peerage.net.peer.peer_tracker import PeerTracker
@@ -703,7 +704,7 @@ def test_every_reachable_peer_gets_the_report_of_the_end(known):
     async def act(setup: Setup) -> None:
         others = {peer: setup.add(peer) for peer in (1, 2)}
         setup.tracker.finished.add(2)  # and has perhaps left
-        assert await ended(setup.tracker.say_finished(LONG)) < 1
+        assert await ended(FinishNotice(setup.tracker).tell(LONG)) < 1
         report = {"ask": "finished", "incarnation": setup.tracker.incarnation}
         assert [others[peer].asked for peer in (1, 2)] == [[report], []]
 
@@ -714,7 +715,7 @@ def test_a_peer_that_rejects_the_report_of_the_end_is_not_asked_again(known):
     async def act(setup: Setup) -> None:
         other = setup.add(1)
         other.rejects = True
-        await ended(setup.tracker.say_finished(LONG))
+        await ended(FinishNotice(setup.tracker).tell(LONG))
         assert len(other.asked) == 1
 
     run(known, act)
@@ -733,7 +734,7 @@ class Busy(OtherPeer):
 def test_the_report_of_the_end_is_repeated_until_a_busy_peer_answers(known):
     async def act(setup: Setup) -> None:
         other = setup.memory.receivers[1] = Busy(setup.tracker)  # type: ignore[assignment]
-        await ended(setup.tracker.say_finished(LONG))
+        await ended(FinishNotice(setup.tracker).tell(LONG))
         assert other.count("finished") == 3
 
     run(known, act)
@@ -742,8 +743,70 @@ def test_the_report_of_the_end_is_repeated_until_a_busy_peer_answers(known):
 def test_reporting_the_end_has_a_time_limit(known):
     async def act(setup: Setup) -> None:
         other = setup.memory.receivers[1] = Busy(setup.tracker)  # type: ignore[assignment]
-        assert await ended(setup.tracker.say_finished(1.0)) < 2
+        assert await ended(FinishNotice(setup.tracker).tell(1.0)) < 2
         assert other.count("finished") == 1
+
+    run(known, act)
+
+
+def test_a_finished_peer_stays_for_one_that_was_just_lost_and_tells_it(known):
+    async def act(setup: Setup) -> None:
+        other = setup.add(1)
+        setup.tracker.reachable_peers()
+        del setup.memory.receivers[1]
+        notice = FinishNotice(setup.tracker)
+        await ended(notice.tell(LONG))
+        staying = asyncio.create_task(ended(notice.wait_for_lost(LONG)))
+        await settle()
+        assert not staying.done()
+        setup.memory.receivers[1] = other  # type: ignore[assignment]
+        assert await staying < LONG / 2
+        assert other.count("finished") == 1
+
+    run(known, act)
+
+
+@pytest.mark.parametrize(
+    "why", ["told", "finished", "in the last round", "banned", "lost long ago", "never met"]
+)
+def test_a_finished_peer_does_not_stay_for_others(known, why):
+    async def act(setup: Setup) -> None:
+        setup.add(1)
+        if why != "never met":
+            setup.tracker.reachable_peers()
+        notice = FinishNotice(setup.tracker)
+        if why == "told":
+            await ended(notice.tell(LONG))
+        del setup.memory.receivers[1]
+        if why == "finished":
+            setup.tracker.finished.add(1)
+        if why == "in the last round":
+            setup.tracker.note_message(1, setup.tracker.world.steps - 1)
+        if why == "banned":
+            setup.tracker.banned_peers.add(1)
+        if why == "lost long ago":
+            setup.tracker.last_contact[1] -= 2 * LONG
+        assert await ended(notice.wait_for_lost(LONG)) < 1
+
+    run(known, act)
+
+
+def test_a_finished_peer_does_not_stay_for_ever(known):
+    async def act(setup: Setup) -> None:
+        setup.add(1)
+        setup.tracker.reachable_peers()
+        del setup.memory.receivers[1]
+        assert 5 <= await ended(FinishNotice(setup.tracker).wait_for_lost(5.0)) < 6
+
+    run(known, act)
+
+
+def test_a_peer_that_answers_that_it_has_finished_is_a_contact(known):
+    async def act(setup: Setup) -> None:
+        setup.add(1, state=State.FINISHED)
+        setup.add(2)
+        await ended(setup.tracker.ask())
+        assert setup.tracker.finished == {1}
 
     run(known, act)
 

@@ -266,6 +266,22 @@ def test_a_peer_that_knows_no_round_continues(hub):
     assert (known.next_round(), known.too_far_ahead(), known.is_in_step()) == (10, False, True)
 
 
+@given(st.integers(PRE_ROUND, 10**6))
+def test_a_peer_need_not_ask_about_a_single_wrong_round(stated):
+    """Most members are close, so nothing that the last one can say changes what this peer does."""
+    known = view(round=10, rounds={1: 9, 2: 12, 3: stated})
+    assert known.is_in_step()
+    assert (known.next_round(), known.too_far_ahead()) == (10, False)
+    client = view(round=10, rounds={1: 11, 3: stated}, hub=1)
+    assert client.is_in_step()
+    assert (client.next_round(), client.too_far_ahead()) == (10, False)
+
+
+def test_a_peer_asks_if_too_few_are_known_to_be_close():
+    assert not view(round=10, rounds={1: 10, 3: 90}).is_in_step()
+    assert not view(round=10, rounds={1: 90}, hub=1).is_in_step()
+
+
 def test_a_peer_alone_in_front_waits_and_is_not_followed():
     """Four peers; the first is in round 9 and all others in round 2."""
     first = view(round=9, rounds={1: 2, 2: 2, 3: 2})

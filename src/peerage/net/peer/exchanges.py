@@ -177,12 +177,11 @@ class Exchanges:
                     break
                 if peer.revisions.is_due(round):  # it decides whom this peer waits for
                     break
-        silent = pending()
-        for sender in senders:
-            if sender not in silent:
-                peer.deadlines.heard(sender)
-            elif now() >= until[sender]:
-                peer.deadlines.missed(sender)
+        silent, reachable = pending(), peer.tracker.reachable_peers()
+        heard = [sender for sender in senders if sender not in silent]
+        running = [sender for sender in silent if sender not in peer.tracker.finished]
+        missed = [s for s in running if s not in reachable or now() >= until[s]]
+        peer.deadlines.end(round, heard, missed, now())
 
     def _log_outliers(self, found: Mapping[int, Packet]) -> None:
         """Log senders that state far more examples than the others, once for each of them."""

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -29,6 +30,7 @@ from peerage.net.peer.assembler import MessageAssembler
 from peerage.net.peer.deadlines import Deadlines
 from peerage.net.peer.endings import Endings
 from peerage.net.peer.exchanges import Exchanges
+from peerage.net.peer.finish_notice import FinishNotice
 from peerage.net.peer.mailbox import Mailbox
 from peerage.net.peer.model_transfer import ModelClient, ModelServer
 from peerage.net.peer.network import Network, check_rejoin
@@ -161,12 +163,16 @@ class Peer(Receiver):
                     await outbox.flush(timeouts.message)
                 outbox.forget()
             last = self.world.is_present(self.me, self.world.rounds - 1)
+            notice = FinishNotice(self.tracker)
             if last and self.state == State.FINISHED:
-                await self.tracker.say_finished(timeouts.message)
+                await notice.tell(timeouts.message)
                 if self.model_client is not None:
                     await self.model_client.fetch(self.tracker, self.expected, timeouts.message)
                     await self.compute(self.recorder.save_models, self.world.rounds)
             await self.model_server.wait_for_downloads(self.transport, timeouts.message)
+            if last and self.state == State.FINISHED:
+                with suppress(asyncio.CancelledError):  # by a signal; all rounds are done
+                    await notice.wait_for_lost(timeouts.start)
             self.recorder.add_late_counts(self.sent_bytes.difference)
         except EpsilonReached as reached:
             await self._serve_while_stopped(reached)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import count
+from time import monotonic
 from typing import Any
 
 from peerage.engine.world import World
@@ -25,7 +25,6 @@ from peerage.requests import PRE_ROUND
 
 POLL_INTERVAL = 0.2  # seconds between two status queries
 RETRY_DELAY = 1.0  # seconds until a peer first repeats that it waits; doubles each time
-FEW_ATTEMPTS = 3  # to tell a distant member that this peer has finished
 REMIND = 15.0  # seconds between two log lines about missing peers
 
 log = logging.getLogger("peerage.peer")
@@ -51,6 +50,7 @@ class PeerTracker:
         self.awaited = True  # whether the others began together with this peer
         self.started_early = False  # whether it did not wait for all, as another peer had begun
         self.finished: set[int] = set()  # peers that reported that they have run all rounds
+        self.last_contact: dict[int, float] = {}  # peer -> when this one was last in contact
         # Peers with another experiment or version -> what they run, and what to do.
         self.mismatched_peers: dict[int, str] = {}
         self._remedies: dict[int, str] = {}
@@ -58,7 +58,7 @@ class PeerTracker:
         self._revisions: dict[int, int] = {}  # peers with another revision, as it was logged
         self.banned_peers: set[int] = set()  # peers whose messages made rounds fail
         self._senders: set[int] = set()  # peers that have sent messages
-        self._incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
+        self.incarnations: dict[int, str] = {}  # peers that asked -> latest incarnation
         # Peers that asked -> their incarnation, and since when it asks.
         self._asked_since: dict[int, tuple[str, float]] = {}
         self.out_of_reach: dict[int, str] = {}  # peers that cannot reach this one -> why
@@ -96,11 +96,11 @@ class PeerTracker:
 
     def note_incarnation(self, peer: int, incarnation: str) -> None:
         """Note the incarnation of a peer that asks; a restarted one may be in an earlier round."""
-        if self._incarnations.get(peer, incarnation) != incarnation:
+        if self.incarnations.get(peer, incarnation) != incarnation:
             self.rounds.pop(peer, None)
             self.finished.discard(peer)
             self._compared.discard(peer)
-        self._incarnations[peer] = incarnation
+        self.incarnations[peer] = incarnation
         self._note_life(peer)
 
     def note_question(self, peer: int, status: Status | None) -> None:
@@ -129,7 +129,7 @@ class PeerTracker:
         """
         if peer in self.contacts.distant:  # there is no connection to it
             return None
-        incarnation = self._incarnations.get(peer, "")
+        incarnation = self.incarnations.get(peer, "")
         if peer not in self._asked_since or self._asked_since[peer][0] != incarnation:
             self._asked_since[peer] = incarnation, asyncio.get_running_loop().time()
         failure = self.transport.failure(peer, self._asked_since[peer][1])
@@ -200,7 +200,9 @@ class PeerTracker:
 
     def reachable_peers(self) -> frozenset[int]:
         """The peers that this one is in contact with."""
-        return self.contacts.look(self.finished)
+        found = self.contacts.look(self.finished)
+        self.last_contact.update(dict.fromkeys(found, monotonic()))
+        return found
 
     def _scheduled(self, round: int, reachable: frozenset[int]) -> frozenset[int]:
         """The other peers that take part in the round.
@@ -215,29 +217,6 @@ class PeerTracker:
             if self.world.is_present(peer, round)
             and (peer in reachable or left.get(peer, latest + 2) > latest + 1)
         )
-
-    async def say_finished(self, seconds: float) -> None:
-        """Tell every reachable, unfinished peer that this one has finished."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await asyncio.gather(*map(self._say_finished, self.other_peers))
-
-    async def _say_finished(self, peer: int) -> None:
-        question = json.dumps({"ask": "finished", "incarnation": self.incarnation}).encode()
-        # A distant member that has failed counts as in contact for long, so it is tried less often.
-        attempts = range(FEW_ATTEMPTS) if peer in self.contacts.distant else count()
-        for _ in attempts:
-            if peer in self.finished or peer not in self.reachable_peers():
-                return
-            try:
-                async with self.contacts.connection(peer):
-                    if peer not in self.finished:  # it may have told this peer meanwhile
-                        await self.transport.ask(peer, question, QUERY_TIMEOUT)
-                return
-            except Unreachable:  # perhaps only busy; untold, it would wait for this peer for ever
-                await asyncio.sleep(POLL_INTERVAL)
-            except Rejected:
-                return
 
     def close(self) -> None:
         """Ask distant members no more."""
@@ -311,10 +290,10 @@ class PeerTracker:
             self._check_refusals()
             missing -= self.present_at_start.keys() | self.mismatched_peers.keys()
             missing -= self.revoked_peers()
-            for peer in missing.intersection(self._incarnations):
+            for peer in missing.intersection(self.incarnations):
                 if now() > silent.setdefault(peer, now()) + self.network.timeouts.idle:
                     missing.discard(peer)
-                    self.present_at_start[peer] = self._incarnations[peer]
+                    self.present_at_start[peer] = self.incarnations[peer]
                     log.warning("%s has left before the start", self.name(peer))
             if missing and now() > reminder:
                 reminder = now() + REMIND
@@ -407,6 +386,8 @@ class PeerTracker:
         self._compared.add(peer)
         self._note_life(peer)
         self._note(peer, status.round)
+        if status.state == State.FINISHED:
+            self.finished.add(peer)
         self._note_reach(peer, status.unreachable)
         if self._meeting:
             self._meet(peer, status)

@@ -22,6 +22,8 @@ from peerage.net.wire.transport import Unreachable
 if TYPE_CHECKING:
     from peerage.net.peer.peer import Peer
 
+QUESTION_INTERVAL = 9  # times what the last question about rounds took: a tenth of all time
+
 log = logging.getLogger("peerage.peer")
 
 
@@ -34,6 +36,7 @@ class Synchroniser:
 
     def __init__(self, peer: "Peer") -> None:
         self.peer, self.tracker = peer, peer.tracker
+        self._next_question = 0.0  # when the others may be asked for their rounds again
 
     @property
     def world(self) -> World:
@@ -117,9 +120,12 @@ class Synchroniser:
         A peer that has fallen behind skips to the round of the others. A peer in front waits, and
         nobody follows it.
         """
-        view = self.tracker.view(round)
-        if not view.is_in_step():  # a question to all, as most peers hear only from neighbours
+        view, now = self.tracker.view(round), asyncio.get_running_loop().time
+        if not view.is_in_step() and (begun := now()) >= self._next_question:
+            # A question to all, as most peers hear only from neighbours. A member that states a
+            # wrong round and does not answer must not cost this time in every round.
             view = await self._ask_for_rounds(round)
+            self._next_question = now() + QUESTION_INTERVAL * (now() - begun)
         if view.next_round() == round and view.too_far_ahead():
             view = await self._let_others_catch_up(view)
         newest = view.next_round()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -41,6 +42,7 @@ OBSERVER_UNIT = "observer"  # organisational unit in the certificate of an obser
 # number is made from a UUID, as ITU-T X.667 describes, so nobody has to assign it.
 HOLDER = x509.ObjectIdentifier("2.25.21404999388500790035212611139744892479")
 COPY = "copy it from the folder of the authority"
+REMEMBERED = 1024  # certificates whose signature was verified; dates and lists are always checked
 
 
 class CertificateRejected(InputError):
@@ -225,9 +227,27 @@ def verify_holder(
     revoked: x509.CertificateRevocationList,
     when: datetime | None = None,
 ) -> Holder:
-    """The holder of a certificate; raises `CertificateRejected` if it is not valid.
+    """The holder of a certificate; raises `CertificateRejected` if it is not valid."""
+    certificate, holder = _issued_to(pem, authority)
+    when = when or now()
+    what = f"the certificate of {holder.name!r}"
+    check_dates(authority, f"the authority {common_name(authority)!r}", when)
+    check_dates(certificate, what, when, holder.name)
+    entry = revoked.get_revoked_certificate_by_serial_number(certificate.serial_number)
+    if entry is not None:
+        day = date(entry.revocation_date_utc)
+        raise CertificateRejected(
+            "revoked", f"{what} was revoked on {day}; issue a new one", holder.name
+        )
+    return holder
 
-    The signature is verified before any field of the certificate is used.
+
+@lru_cache(maxsize=REMEMBERED)
+def _issued_to(pem: bytes, authority: x509.Certificate) -> tuple[x509.Certificate, Holder]:
+    """A certificate of this authority and its holder, whether it is still valid or not.
+
+    The signature is verified before any field of the certificate is used. Every call of a peer asks
+    for this, so it is remembered, but not if the certificate is rejected: outsiders have many.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
@@ -235,9 +255,8 @@ def verify_holder(
         raise CertificateRejected(
             "malformed", "the certificate is not valid PEM; present one that is"
         ) from None
-    when = when or now()
-    issuer = f"the authority {common_name(authority)!r}"
     if not signed_by(certificate, authority):
+        issuer = f"the authority {common_name(authority)!r}"
         raise CertificateRejected(
             "authority", f"the certificate was not issued by {issuer}; use one that was"
         )
@@ -246,19 +265,13 @@ def verify_holder(
         raise CertificateRejected(
             "name", f"{name!r} is not a valid identity name; use the certificate of a peer"
         )
-    what = f"the certificate of {name!r}"
     observer = is_observer(certificate)
     if not _has_purposes(certificate, OBSERVER_PURPOSES if observer else PURPOSES):
+        what = f"the certificate of {name!r}"
         raise CertificateRejected(
             "purpose", f"{what} is not valid for servers and clients; use one that is", name
         )
-    check_dates(authority, issuer, when)
-    check_dates(certificate, what, when, name)
-    entry = revoked.get_revoked_certificate_by_serial_number(certificate.serial_number)
-    if entry is not None:
-        day = date(entry.revocation_date_utc)
-        raise CertificateRejected("revoked", f"{what} was revoked on {day}; issue a new one", name)
-    return Holder(name, observer)
+    return certificate, Holder(name, observer)
 
 
 def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
