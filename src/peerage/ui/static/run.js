@@ -155,7 +155,7 @@ function paint() {
   }
   const gone = new Set(frame.gone);
   if (gone.size) legend.push(h("span", {}, `✕ gone (${gone.size})`));
-  if (nodes.some((_, node) => !there(node) && !gone.has(node))) legend.push(h("span", {}, "○ not evaluated in this round"));
+  if (nodes.some((_, node) => !there(node) && !gone.has(node))) legend.push(h("span", {}, "○ no record of this round"));
   if (frame.cut.length) legend.push(h("span", {}, `- - cut (${number(frame.cut.length)})`));
   if (drawing.edges.length < drawing.links) legend.push(h("span", {}, `${number(drawing.edges.length)} of ${number(drawing.links)} links drawn`));
   $("legend").replaceChildren(...legend);
