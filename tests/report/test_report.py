@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -378,6 +379,19 @@ def test_a_terminal_gets_one_bar_per_run_and_standard_output_nothing(
 
 
 # Figures
+
+
+def test_a_curve_that_ends_at_zero_on_a_logarithmic_axis_has_a_label(
+    pair: list[RunRecord],
+) -> None:
+    """As of runs whose nodes have equal models after a final mean."""
+    record = pair[0]
+    last = record.network[-1]["round"]
+    network = tuple({**row, "consensus": float(last - row["round"])} for row in record.network)
+    figure = figures.curves([replace(record, network=network)], "consensus")
+    [label] = figure.axes[0].texts
+    assert label.get_text() == record.label
+    assert label.xy == (last - 1, 1.0)
 
 
 ALL = (

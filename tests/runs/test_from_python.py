@@ -191,6 +191,7 @@ def test_results_and_experiments_show_themselves(result, compared):
     assert "background" not in page
     assert "DecHW reached a mean test accuracy" in page
     assert compared._repr_html_().count("<polyline") == 4
+    assert "4 runs of 2 methods" in compared._repr_html_()  # seeds are not compared with each other
     shown = result.experiment._repr_html_()
     assert "<td" in shown
     assert "3 nodes, 2 rounds" in shown

@@ -11,7 +11,8 @@ from typing import Any
 from peerage.records.rows import RunRecord
 from peerage.report import tables
 from peerage.report.figures import DASHES, StyledRun, curve_style, styled_runs
-from peerage.report.html import headline, notes, where
+from peerage.report.html import headline, lead, notes, where
+from peerage.report.series import by_method
 from peerage.report.terminal import axis_range
 
 WIDTH, HEIGHT = 560, 240  # of the chart, in pixels
@@ -36,8 +37,11 @@ def runs_html(records: Sequence[RunRecord]) -> str:
     caveats = "".join(
         f'<p style="margin: 0.2em 0; {QUIET}">{escape(note)}</p>' for note in notes(records)
     )
+    methods = by_method(records)
+    several = any(method.seeds > 1 for method in methods)
+    text = lead(methods, records) if several else headline(rows, where(records))
     return (
-        f'<div><p style="margin: 0.2em 0">{escape(headline(rows, where(records)))}</p>'
+        f'<div><p style="margin: 0.2em 0">{escape(text)}</p>'
         f"{accuracy_svg(records)}{_table(titles, texts)}{caveats}</div>"
     )
 
