@@ -2,9 +2,10 @@
 
     python benchmarks/dashboard.py [--sizes 1000x1000 10000x100] [--runs 2000] [--write FILE]
 
-A size is nodes x rounds; the result is added to those in FILE. It generates the folder of a run of each size and many small ones, and
-needs chromium and chromedriver. Times are those of this machine. The first paint and the longest
-tasks are what the browser itself measures: while a task runs, a page reacts to nothing.
+A size is nodes x rounds, and the result is added to those in FILE. It generates the folder of a run
+of each size and many small ones, and needs chromium and chromedriver. Times are those of this
+machine. The first paint and the longest tasks are what the browser itself measures: while a task
+runs, a page reacts to nothing.
 """
 
 import argparse

@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
@@ -22,7 +21,6 @@ RUN = "run facade-quick --engine serial --nodes 24 --clusters 16/8:rotate --roun
 SMALL = "--nodes 20 --rounds 30 --epochs 1 --engine serial"
 COMPARE = f"compare --algorithms decavg,dechw --seeds 2 {SMALL}"
 TIMEOUT = 300  # seconds
-COLOURS = 256  # of a picture, which keeps its file small
 FRAME = 9  # of the replay: some nodes have learnt more than others by then
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 SHOTS = {  # name -> page, width, theme, what must be there, the last element of the picture
@@ -68,14 +66,7 @@ def take(driver: Any, base: str, name: str, folder: Path) -> None:
     path = folder / f"{name}.png"
     driver.save_screenshot(str(path))
     with Image.open(path) as picture:
-        reduce_colours(picture.convert("RGB")).save(path, optimize=True)
-
-
-def reduce_colours(picture: Image.Image) -> Image.Image:
-    """The picture with a palette in which rare colours, as those of a scale, are kept too."""
-    distinct = np.unique(np.asarray(picture).reshape(-1, 3), axis=0)
-    palette = Image.fromarray(distinct[None]).quantize(COLOURS)
-    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+        picture.convert("RGB").save(path, optimize=True)  # a palette would tint the greys
 
 
 def resize(driver: Any, width: int, height: int) -> None:

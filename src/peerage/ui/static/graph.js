@@ -26,7 +26,7 @@ export class Graph {
     this.data = data;
     const most = Math.max(...(data.examples.length ? data.examples.slice(0, 20000) : [1]), 1);
     const base = Math.max(2.2, Math.min(10, 130 / Math.sqrt(data.count)));
-    this.radius = Array.from({ length: data.count }, (_, node) => base * (0.55 + 0.75 * Math.sqrt((data.examples[node] || 0) / most)));
+    this.radius = Array.from({ length: data.count }, (_, node) => base * (data.examples.length ? 0.55 + 0.75 * Math.sqrt((data.examples[node] || 0) / most) : 1));
     this.draw();
   }
 
@@ -73,6 +73,7 @@ export class Graph {
     pen.strokeStyle = style.getPropertyValue("--link");
     pen.lineWidth = many ? 0.5 : 1;
     pen.stroke();
+    if (this.selected !== null) this.highlight(pen, places, style);
     if (cut.length) {
       pen.beginPath();
       for (const [u, v] of cut) { pen.moveTo(...places[u]); pen.lineTo(...places[v]); }
@@ -82,7 +83,6 @@ export class Graph {
       pen.stroke();
       pen.setLineDash([]);
     }
-    if (this.selected !== null) this.highlight(pen, places, style);
     const small = this.data.count > 3000, edge = style.getPropertyValue("--node-edge");
     for (let node = 0; node < this.data.count; node += 1) {
       const [x, y] = places[node], r = this.radius[node];
@@ -114,7 +114,7 @@ export class Graph {
 
   highlight(pen, places, style) {
     pen.beginPath();
-    for (const [u, v] of this.data.edges) if (u === this.selected || v === this.selected) { pen.moveTo(...places[u]); pen.lineTo(...places[v]); }
+    for (const [u, v] of this.data.edges) if ((u === this.selected || v === this.selected) && !this.cut?.has(u < v ? `${u}-${v}` : `${v}-${u}`)) { pen.moveTo(...places[u]); pen.lineTo(...places[v]); }
     pen.strokeStyle = style.getPropertyValue("--accent");
     pen.lineWidth = 1.6;
     pen.stroke();
