@@ -465,9 +465,11 @@ def test_when_clusters_agree(tmp_path):
 def test_settlement_and_means_over_all_seeds(tmp_path):
     results = made_up(tmp_path, "p3-settlement", Plan("small", seeds=2), settling)
     shown = heads.show_settlement(results)
-    rounds, means = shown.tables
+    rounds, shared, means = shown.tables
     assert ours(rounds, "seed 0") == [5, 5]
     assert ours(rounds, "seed 1") == [None, None]
+    # Pairs of clusters; the two smallest share a head in one run of two.
+    assert [[cell.ours for cell in found] for _, found in shared.rows] == [[0], [0], [1]]
     assert cells(means, "20:10:2", FACADE)[0].spread is not None  # two seeds, also the unsettled
     settled, separated = shown.figure.axes[0].get_lines()
     assert list(settled.get_ydata()) == list(separated.get_ydata()) == [0, 0, 0, 0, 0, 1, 1]

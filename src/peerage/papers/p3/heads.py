@@ -1,6 +1,7 @@
 """Tables and figures of P3 about heads: how many, which nodes choose them, and their losses."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
@@ -157,7 +158,31 @@ def show_settlement(results: Results) -> StudyOutput:
     for axes in figure.axes:
         axes.set_ylim(0, len(records) + 0.3)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    return StudyOutput((rounds, means), figure, pictures=choices_in_json(records))
+    shared = sharing_table(records, cluster_names(results, cases(results)[0]))
+    return StudyOutput((rounds, shared, means), figure, pictures=choices_in_json(records))
+
+
+def sharing_table(records: Sequence[RunRecord], names: Sequence[str]) -> PaperTable:
+    """In how many runs two clusters had the same head in the end, for each pair of clusters."""
+    heads = [favourite_heads(record) for record in records]
+    rows: list[Row] = []
+    for a, b in combinations(range(len(names)), 2):
+        shared = [found[a] == found[b] for found in heads if found]
+        rows.append(((names[a], names[b]), (Cell(float(sum(shared)) if shared else None),)))
+    return PaperTable(
+        title="Runs in which most nodes of two clusters chose the same head in the end",
+        row_titles=("cluster", "other cluster"),
+        columns=((f"runs, of {len(records)}",),),
+        rows=tuple(rows),
+        unit="count",
+        digits=0,
+    )
+
+
+def favourite_heads(record: RunRecord) -> list[int]:
+    """The head that most nodes of each cluster chose in the last round; empty without a choice."""
+    last: Sequence[Sequence[int]] = next(reversed(histograms(record).values()), [])
+    return [max(range(len(counts)), key=counts.__getitem__) for counts in last]
 
 
 def records_of(results: Results) -> list[RunRecord]:
