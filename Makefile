@@ -11,7 +11,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-fast check bench bench-size attacks fuzz chaos golden data tools clean
+.PHONY: help setup demo docs test test-fast test-ray check bench bench-size attacks fuzz chaos golden data tools clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ test: check data tools  ## Set up, check style and types, fetch MNIST and run al
 
 test-fast: setup  ## Tests without processes, network and fetched data (under 90 seconds)
 	$(PYTEST) -n $(CORES) -m "not slow"
+
+# The tests of the engines, with a Ray cluster per worker of pytest.
+ENGINE_TESTS := tests/engine tests/contract tests/algorithms tests/runs tests/test_hub.py \
+  tests/test_engine_option.py
+test-ray: setup  ## The tests of engines, algorithms and runs, all with the engine ray: [ARGS=...]
+	$(PYTEST) -n 1 --engine ray $(ENGINE_TESTS) $(ARGS)
 
 check: setup  ## Style and types
 	$(BIN)/ruff format --check .

@@ -108,10 +108,12 @@ def experiment(job: Job, dataset: Dataset, algorithm: Algorithm | None = None) -
 class Rounds:
     """Whole rounds of Peerage, without evaluation; each call of `rate` measures some."""
 
-    def __init__(self, job: Job, dataset: Dataset, workers: int, algorithm=None) -> None:
+    def __init__(
+        self, job: Job, dataset: Dataset, workers: int, algorithm=None, team=PoolTeam
+    ) -> None:
         self.job, self.done = job, 0
         world = prepare(experiment(job, dataset, algorithm))
-        self.engine = Lockstep(world, PoolTeam(world, workers))
+        self.engine = Lockstep(world, team(world, workers))
         self.engine.round(0, False)  # warm up
 
     def rate(self) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import cluster
 import diffusion
 import fednl
 import graphs
@@ -222,6 +223,30 @@ CLAIMS: dict[str, tuple[str, Callable[[int], dict[str, float]], float, bool]] = 
         peers.messages_in_time,
         peers.IN_TIME_BOUND,
         True,
+    ),
+    "ray-p0": (
+        f"{jobs.P0.name}: engine ray / pool, {WORKERS} workers",
+        lambda n: cluster.against_pool(jobs.P0, n, WORKERS),
+        0.92,
+        True,
+    ),
+    "ray-gn-lenet": (
+        f"{jobs.GN_LENET.name}: engine ray / pool, {WORKERS} workers",
+        lambda n: cluster.against_pool(jobs.GN_LENET, n, WORKERS, EL()),
+        0.80,
+        True,
+    ),
+    "ray-step": (
+        f"{cluster.LOGISTIC.name}: milliseconds that engine ray adds to a call of all workers",
+        lambda n: cluster.call_overhead(n, WORKERS),
+        cluster.CALL_BOUND,
+        False,
+    ),
+    "ray-memory": (
+        f"{jobs.P0.name}: private MB of a worker of engine ray",
+        lambda n: cluster.worker_memory(WORKERS),
+        cluster.MEMORY_BOUND,
+        False,
     ),
     "help": (
         "`peerage --help` / `import torch`: seconds of a new process",

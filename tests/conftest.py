@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,11 @@ sys.addaudithook(GUARD)
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests whose parameter `engine` is the pool, as it starts worker processes."""
+    """Mark tests whose parameter `engine` starts worker processes."""
     for item in items:
         engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
-        if "pool" in str(engine) or "small_disk" in getattr(item, "fixturenames", ()):
+        slow = {"small_disk", "machines"} & set(getattr(item, "fixturenames", ()))
+        if slow or any(name in str(engine) for name in PARALLEL):
             item.add_marker("slow")
 
 
@@ -92,6 +94,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         engine = replaced_engine(item)
         if engine is not None:
             replace_engine(patch, engine)
+        elif "machines" in getattr(item, "fixturenames", ()):
+            release_actors()
         GUARD.begin(fast, forks=engine is not None)
         try:
             return (yield)
@@ -118,7 +122,10 @@ def guard() -> Guard:
 ENGINES: dict[str, dict[str, Any]] = {
     "serial": {"name": "serial"},
     "pool": {"name": "pool", "workers": 2},
+    "ray": {"name": "ray", "workers": 2},
 }
+PARALLEL = ("pool", "ray")
+WITHOUT_OPTION = ("serial", "pool")  # Ray has tests of its own, and `make test-ray`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -130,7 +137,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "engine" in metafunc.fixturenames and not any("engine" in names for names in marks):
         chosen = metafunc.config.getoption("engine")
-        names = [chosen] if chosen else list(ENGINES)
+        names = [chosen] if chosen else list(WITHOUT_OPTION)
         metafunc.parametrize("engine", [ENGINES[name] for name in names], ids=names)
 
 
@@ -142,17 +149,36 @@ def replaced_engine(item: pytest.Item) -> str | None:
 
 def replace_engine(patch: pytest.MonkeyPatch, name: str) -> None:
     """Let every run within this process use the engine of this name."""
-    real, engine = run._Run._engine, Engine(**ENGINES[name])
+    patch.setattr(run._Run, "settings", Engine(**ENGINES[name]))
+    if name == "ray":
+        from support.ray_machines import KEPT, machines  # slow, and few tests need it
 
-    def replaced(self: run._Run) -> Any:
-        with pytest.MonkeyPatch.context() as own:
-            own.setattr(self, "experiment", self.experiment.model_copy(update={"engine": engine}))
-            return real(self)
+        machines()
+        KEPT.use(patch)
 
-    patch.setattr(run._Run, "_engine", replaced)
+
+def release_actors() -> None:
+    """Give the cores of the cluster to a test that starts its own actors."""
+    if "support.ray_machines" in sys.modules:
+        sys.modules["support.ray_machines"].KEPT.release()
+
+
+def pytest_unconfigure() -> None:
+    if "support.ray_machines" in sys.modules:
+        sys.modules["support.ray_machines"].close_machines()
 
 
 # Fixtures
+
+
+@pytest.fixture(scope="session")
+def machines() -> Any:
+    """A Ray cluster of two machines, to which this process is connected."""
+    if find_spec("ray") is None:  # the import itself must wait for the token
+        pytest.skip("needs the extra peerage[ray]")
+    from support.ray_machines import machines  # slow, and few tests need it
+
+    return machines()
 
 
 @pytest.fixture(scope="module")

@@ -8,25 +8,26 @@ from typing import Any, get_args
 import pytest
 
 import peerage as pg
-from peerage.engine.lockstep import SerialTeam
-from peerage.engine.pool import PoolTeam
+from peerage.engine import ray
 from peerage.experiment import Engine
 from peerage.runs import run
 
 TESTS = Path(__file__).parent
-TEAMS = {"serial": SerialTeam, "pool": PoolTeam}
+# The class of each engine, and the module from which a run takes it.
+TEAMS = {"serial": (run, "SerialTeam"), "pool": (run, "PoolTeam"), "ray": (ray, "RayTeam")}
 
 
 def team_of(engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the engine that a run with these settings really uses."""
     used = []
-    for name, kind in TEAMS.items():
+    for name, (module, kind) in TEAMS.items():
+        real = getattr(module, kind)
 
-        def made(*arguments: Any, name: str = name, kind: Any = kind) -> Any:
+        def made(*arguments: Any, name: str = name, real: Any = real) -> Any:
             used.append(name)
-            return kind(*arguments)
+            return real(*arguments)
 
-        monkeypatch.setattr(run, kind.__name__, made)
+        monkeypatch.setattr(module, kind, made)
     pg.run(pg.Experiment(nodes=2, topology="ring", rounds=1, model="logistic", engine=engine))
     [name] = used
     return name

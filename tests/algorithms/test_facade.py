@@ -587,6 +587,7 @@ def test_the_choice_for_evaluation_does_not_change_training():
     assert fresh.digest != last.digest
 
 
+@pytest.mark.own_engine  # collects what nodes do in this process
 @pytest.mark.parametrize("head_init", ["shared", "own"])
 def test_heads_start_equal_on_all_nodes_or_not(head_init):
     seen: list[Heads] = []

@@ -189,11 +189,14 @@ def no_cache(monkeypatch):
 
 
 POOLED = ("engines", "resuming", "architectures", "directed", "lost-messages", "clusters")
+COMPARED = ("engines", "clusters")  # laws that no algorithm can break with a single engine
 
 
 def marked(law: str, *values: Any) -> Any:
     """The parameters of a test of this law; some laws start the processes of a pool."""
     marks = [pytest.mark.slow] if law in POOLED else []
+    if values and law in COMPARED:
+        marks.append(pytest.mark.own_engine)
     return pytest.param(law, *values, marks=marks)
 
 

@@ -42,6 +42,7 @@ from peerage.privacy import Noise
 from peerage.records.environment import environment
 from peerage.runs import comparison
 from peerage.runs import run as running
+from peerage.runs.verify import OF_ENGINE
 from peerage.work.losses import CORRECTIONS, LOSSES
 from peerage.work.training import LocalSGD
 
@@ -868,7 +869,7 @@ def stop_in_round_three(row: dict[str, Any]) -> None:
 
 
 def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in OF_ENGINE} for row in rows]
 
 
 @pytest.mark.parametrize("name", list(OBJECTS))

@@ -22,6 +22,7 @@ import peerage as pg
 from peerage.records.rows import RunRecord, read_metrics
 from peerage.runs import run as running_module
 from peerage.runs.run import locked
+from peerage.runs.verify import OF_ENGINE
 
 pytestmark = pytest.mark.slow  # processes that are killed
 
@@ -91,7 +92,7 @@ def resume(folder: Path, options: str, through: pg.Result) -> None:
 
 
 def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in OF_ENGINE} for row in rows]
 
 
 def last_line(process: subprocess.Popen[str]) -> str:

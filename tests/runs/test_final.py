@@ -16,7 +16,7 @@ from peerage.errors import InputError
 from peerage.records import checkpoint
 from peerage.records.rows import read_metrics
 from peerage.runs.saved import open_run
-from peerage.runs.verify import verify
+from peerage.runs.verify import OF_ENGINE, verify
 from peerage.runs.watch import Models
 from peerage.testing import NODES, toy
 
@@ -24,7 +24,7 @@ POOL = {"name": "pool", "workers": 2}
 
 
 def times_apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in OF_ENGINE} for row in rows]
 
 
 def network(result: pg.Result) -> list[dict[str, Any]]:

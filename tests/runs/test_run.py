@@ -23,7 +23,7 @@ from peerage.records.environment import environment
 from peerage.records.rows import RunRecord, read_metrics
 from peerage.runs import run as running
 from peerage.runs.run import check_empty, locked, new_run_folder
-from peerage.runs.verify import first_difference
+from peerage.runs.verify import OF_ENGINE, first_difference
 from peerage.work.training import LocalSGD
 
 PHASES = {"train", "curvature", "combine", "exchange", "evaluate", "wait", "total"}
@@ -47,7 +47,7 @@ def network(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in OF_ENGINE} for row in rows]
 
 
 def stop_after(last: int) -> Any:

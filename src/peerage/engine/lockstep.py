@@ -1,7 +1,7 @@
 """The engine: runs rounds in lockstep over a team of shards, in one process or several."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -32,6 +32,10 @@ class Team(Protocol):
         """Each shard's result of `method(*arguments[shard])`."""
 
     def open(self, place: Any) -> Tensor: ...
+
+    def traffic(self) -> dict[str, int]:
+        """What was moved between shards since the last call, by key of a row of the network."""
+
     def close(self) -> None: ...
 
 
@@ -48,6 +52,9 @@ class SerialTeam:
     def open(self, place: Tensor) -> Tensor:
         return place
 
+    def traffic(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None:
         """Do nothing: there are no other processes."""
 
@@ -60,6 +67,7 @@ class RoundReport:
     bytes: int
     metrics: Mapping[str, float]  # of the network as a whole, by key
     seconds: dict[str, float]
+    traffic: Mapping[str, int] = field(default_factory=dict)  # between shards
 
 
 class Model(NamedTuple):
@@ -198,4 +206,5 @@ class Lockstep:
                 squares.setdefault(name, {}).update(values)
         several = sums and not self.world.models_at_hub
         metrics = {"consensus": consensus_distance(sums, squares)} if several else {}
-        return RoundReport(nodes, sent, metrics, {**seconds, "total": wall})
+        times = {**seconds, "total": wall}
+        return RoundReport(nodes, sent, metrics, times, self.team.traffic())

@@ -5,9 +5,12 @@ whatever the number of recipients there. A reference names the shard and a numbe
 found by their sender, and never depend on the order of arrival.
 """
 
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerage.engine.pool import ALIGNMENT
+from peerage.engine.pool import ALIGNMENT, WITHIN_ROUND, keep_freed_memory
 from peerage.engine.router import ShardOutput
-from peerage.engine.shard import ShardReport
+from peerage.engine.shard import Shard, ShardReport
+from peerage.engine.world import World
 
 
 @dataclass(frozen=True)
@@ -123,3 +127,49 @@ def refs_for_driver(method: str, answer: Any) -> list[TensorRef]:
     if method == "model":
         return list(answer[0])
     return [place for _, place in answer.spread] if isinstance(answer, ShardReport) else []
+
+
+class Answer(NamedTuple):
+    """What a shard returns from a call."""
+
+    value: Any
+    for_driver: PackedBuffer | None  # the tensors that the engine itself opens
+    for_shards: dict[int, PackedBuffer]
+
+
+class PackedShard:
+    """A shard in a process of its own, which a transport connects with the others."""
+
+    def __init__(self, world: World, nodes: Sequence[int], owner: Mapping[int, int]) -> None:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        self.owner, self.number = owner, owner[nodes[0]]
+        self.store = PackedStore(self.number)
+        self.shard = Shard(world, nodes, self.store)
+        self._idle_since = perf_counter()
+
+    def run(self, method: str, arguments: tuple[Any, ...]) -> Answer:
+        if method in WITHIN_ROUND:
+            self.shard.seconds["wait"] += perf_counter() - self._idle_since
+        value = getattr(self.shard, method)(*arguments)
+        wanted = refs_for_shards(value, self.owner, self.number)
+        buffers = {shard: self.store.pack(refs) for shard, refs in wanted.items()}
+        for_driver = self.store.pack(refs_for_driver(method, value))
+        self._idle_since = perf_counter()
+        return Answer(value, for_driver, {i: buffer for i, buffer in buffers.items() if buffer})
+
+    def receive(self, buffers: Iterable[PackedBuffer]) -> None:
+        for buffer in buffers:
+            self.store.receive(buffer)
+
+    def save(self) -> tuple[dict[str, Any], bytes]:
+        """The JSON part of the state, and the content of the file with its tensors."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "part.safetensors"
+            return self.shard.save(str(file)), file.read_bytes()
+
+    def restore(self, files: Mapping[str, bytes], arguments: tuple[Any, ...]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            self.shard.restore(folder, *arguments)

@@ -156,6 +156,9 @@ class PoolTeam:
     def open(self, place: SharedTensorRef) -> Tensor:
         return self.arenas[place.worker].view(place)
 
+    def traffic(self) -> dict[str, int]:
+        return {}  # memory is shared
+
     def close(self) -> None:
         """End all workers, even busy ones, and wait until they have exited."""
         self.workers.close()

@@ -119,6 +119,6 @@ RESERVED = frozenset({m.key + ending for m in METRICS for ending in STATISTICS})
     "cluster", "confusion", "counters", "dataset", "digest", "epsilon", "final", "group", "groups",
     "heard", "joined", "label", "layers", "message", "missing", "models", "moved", "node", "nodes",
     "notes", "out_of_contact", "paused", "peers", "privacy", "round", "rounds", "rounds_planned",
-    "run", "scope", "seconds", "senders", "skipped", "status", "stopped", "tests", "troubles",
-    "wire", "wire_bytes",
+    "run", "scope", "seconds", "senders", "shard_bytes", "skipped", "status", "stopped",
+    "store_bytes", "tests", "troubles", "wire", "wire_bytes",
 }  # fmt: skip

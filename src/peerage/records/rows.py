@@ -7,11 +7,13 @@ see a partial file.
 
 A row of the network (`scope` is "network") has `round`, `nodes`, `bytes` (sent in this round by all
 nodes), `bytes_total` (since the start) and `seconds` (by phase, means over the workers; `total` is
-the wall time). If the round was evaluated, it has metrics (`records/metrics.py`), and may have
-`layers` (tensor -> sigma `ap` and `an`, P4) and `moved` (by training, by all else, in total, and a
-cosine). The row of a node (`scope` is "node") has `round`, `node`, metrics, and `notes` of the
-algorithm. If an algorithm evaluates several models, the metrics of a row are those of the first,
-and `models` holds those of the others by name. A number that is not finite is null.
+the wall time). With the engine `ray` it has `shard_bytes` (sent between shards in this round) and
+`store_bytes` (the most that the object stores of all machines held). If the round was evaluated, it
+has metrics (`records/metrics.py`), and may have `layers` (tensor -> sigma `ap` and `an`, P4) and
+`moved` (by training, by all else, in total, and a cosine). The row of a node (`scope` is "node")
+has `round`, `node`, metrics, and `notes` of the algorithm. If an algorithm evaluates several
+models, the metrics of a row are those of the first, and `models` holds those of the others by name.
+A number that is not finite is null.
 
 If there are clusters or several architectures, an evaluated round has a row for each (`scope` is
 "group"): `by` ("cluster" or "architecture"), `group` (its number or name), `nodes` that were

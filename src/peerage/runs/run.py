@@ -175,12 +175,14 @@ def _run(
     world = prepare(experiment, dataset)
     if experiment.engine.name != "ray":  # whose workers may be on other machines
         check_world(world)
+    run = _Run(world, folder, checkpoint_every, watch)
     if folder is None:
-        return _Run(world, None, checkpoint_every, watch).go()
-    with new_run_folder(folder):
+        with run.connected():
+            return run.go()
+    with run.connected(), new_run_folder(folder):
         text = world.experiment.to_toml()
         write_bytes(folder / "experiment.toml", text.encode(), "run the experiment again")
-        return _Run(world, folder, checkpoint_every, watch).go()
+        return run.go()
 
 
 def resume(
@@ -226,13 +228,15 @@ def resume(
             check_same(_experiment_text(folder), folder, world.experiment)
         if (folder / "setup.json").exists():
             check_constants(folder, read_json(folder / "setup.json"), world.setup)
-        for file in folder.glob(".*.tmp"):  # of a process that was killed while writing
-            file.unlink(missing_ok=True)
-        if (folder / "metrics.jsonl").exists():
-            place = (saved.round, saved.final) if saved else (-1, False)
-            truncate_after(folder / "metrics.jsonl", *place)
         with watched(experiment, progress, watch, folder, log_to) as watch:
-            return _Run(world, folder, checkpoint_every, watch).go(saved)
+            run = _Run(world, folder, checkpoint_every, watch)
+            with run.connected():
+                for file in folder.glob(".*.tmp"):  # of a process that was killed while writing
+                    file.unlink(missing_ok=True)
+                if (folder / "metrics.jsonl").exists():
+                    place = (saved.round, saved.final) if saved else (-1, False)
+                    truncate_after(folder / "metrics.jsonl", *place)
+                return run.go(saved)
 
 
 def is_network_run(folder: Path) -> bool:
@@ -307,6 +311,23 @@ class _Run:
         self.bytes_total = 0
         self.last_save = (perf_counter(), 0.0)  # end and duration of the last checkpoint
         self.stopped = False  # by a watcher
+        self.cluster: Any = None  # of the engine ray
+
+    @property
+    def settings(self) -> Engine:
+        return self.experiment.engine
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Connect to the cluster of the engine, if it has one, before anything is written."""
+        if self.settings.name != "ray":
+            yield
+            return
+        from peerage.engine.ray_cluster import open_cluster  # only here: most users have no Ray
+
+        with open_cluster(self.world, self.settings.workers, self.settings.address) as cluster:
+            self.cluster = cluster
+            yield
 
     def go(self, saved: checkpoint.Checkpoint | None = None) -> Result:
         if self.folder is not None:
@@ -347,13 +368,13 @@ class _Run:
         self, saved: checkpoint.Checkpoint | None
     ) -> tuple[dict[int, Model], list[int]]:
         """Run to the end; after the death of a Ray worker, again from the last checkpoint."""
-        restarts = self.experiment.engine.restarts
+        restarts = self.settings.restarts
         left = RESTARTS if restarts is None else restarts
         while True:
             try:
                 return self._run_engine(saved)
             except WorkerDied as error:
-                if self.experiment.engine.name != "ray" or not left:
+                if self.settings.name != "ray" or not left:
                     raise
                 left -= 1
                 saved = self._return_to_checkpoint()
@@ -407,14 +428,13 @@ class _Run:
         self.writer = MetricWriter(path)
 
     def _engine(self) -> Lockstep:
-        settings = self.experiment.engine
-        if settings.name == "serial":
+        if self.settings.name == "serial":
             return Lockstep(self.world, SerialTeam(self.world))
-        if settings.name == "ray":
-            from peerage.engine.ray import RayTeam  # only here: most users do not have Ray
+        if self.settings.name == "ray":
+            from peerage.engine.ray import RayTeam
 
-            return Lockstep(self.world, RayTeam(self.world, settings.workers, settings.address))
-        workers = settings.workers or len(os.sched_getaffinity(0))
+            return Lockstep(self.world, RayTeam(self.world, self.cluster))
+        workers = self.settings.workers or len(os.sched_getaffinity(0))
         return Lockstep(self.world, PoolTeam(self.world, workers))
 
     def _rounds(self, engine: Lockstep, done: int) -> None:

@@ -62,6 +62,18 @@ def summary_of(
         **({"models": final["models"]} if "models" in final else {}),
         **({} if privacy is None else {"privacy": privacy}),
         **({"groups": groups} if groups else {}),
+        **traffic_of(network),
+    }
+
+
+def traffic_of(network: Sequence[Row]) -> dict[str, int]:
+    """The bytes between shards in all rounds, and the most that object stores held."""
+    known = [row for row in network if "shard_bytes" in row]
+    if not known:
+        return {}
+    return {
+        "shard_bytes": sum(row["shard_bytes"] for row in known),
+        "store_bytes": max(row["store_bytes"] for row in known),
     }
 
 
@@ -83,7 +95,7 @@ def network_row(
     row: Row = {"scope": "network", "round": round, **_mark(final), "nodes": nodes}
     metrics = _metrics_of(report)
     row |= _values(report, (m for m in metrics if m.source == "training"))
-    row |= {"bytes": report.bytes, "bytes_total": bytes_total}
+    row |= {"bytes": report.bytes, "bytes_total": bytes_total, **report.traffic}
     row |= _values(report, (m for m in metrics if m.source != "training"))
     moved = [vars(n.moved) for n in report.nodes if n.moved is not None]
     if moved:

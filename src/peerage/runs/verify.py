@@ -14,7 +14,8 @@ from peerage.runs.watch import STOP, Models, Watch, Watcher
 
 # Keys that real peers do not record, as they depend on the models of all nodes.
 UNSEEN = (*(m.key for m in METRICS if m.source == "network"), "layers", "moved")
-TIMES = ("seconds",)  # the only key that differs between equal runs
+# The keys that differ between equal runs: times, and what depends on the workers.
+OF_ENGINE = ("seconds", "shard_bytes", "store_bytes")
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def verify(
     if real and record.unrepeatable:
         raise CheckpointError(f"the network of {folder} cannot be verified: {record.unrepeatable}")
     result = run(experiment, watch=_until_round(int(record.summary["rounds"]), watch))
-    old = [_without(row, TIMES) for row in read_metrics(folder / "metrics.jsonl")]
-    new = [_without(row, TIMES) for row in result.rows]
+    old = [_without(row, OF_ENGINE) for row in read_metrics(folder / "metrics.jsonl")]
+    new = [_without(row, OF_ENGINE) for row in result.rows]
     # An older version, which recorded no groups, may have begun the run.
     grouped = {_moment(row) for row in old if row["scope"] == "group"}
     new = [row for row in new if row["scope"] != "group" or _moment(row) in grouped]
