@@ -312,11 +312,14 @@ def test_a_process_that_missed_the_end_of_all_others_ends_too(tmp_path):
         assert network.round(2) == 30
 
 
+STAYING = Timeouts(start=BROKEN, message=30, idle=2, stay=BROKEN)
+
+
 @pytest.mark.slow
 def test_processes_that_have_finished_stay_for_one_that_restarts(tmp_path):
     """It was down when they finished. They stay for a while, and it runs the rest of its rounds."""
     experiment = pg.Experiment(**THREE, model="logistic", rounds=30, local={"epochs": 1})
-    with Machines(tmp_path, experiment, Timeouts(start=BROKEN, message=30, idle=2)) as network:
+    with Machines(tmp_path, experiment, STAYING) as network:
         for me in range(3):
             network.start(me)
         network.until(lambda: network.round(2) >= 3, BROKEN)
@@ -334,7 +337,7 @@ def test_processes_that_have_finished_stay_for_one_that_restarts(tmp_path):
 @pytest.mark.slow
 def test_a_process_that_stays_for_another_has_finished_when_it_is_stopped(tmp_path):
     experiment = pg.Experiment(**THREE, model="logistic", rounds=30, local={"epochs": 1})
-    with Machines(tmp_path, experiment, Timeouts(start=BROKEN, message=30, idle=2)) as network:
+    with Machines(tmp_path, experiment, STAYING) as network:
         for me in range(3):
             network.start(me)
         network.until(lambda: network.round(2) >= 3, BROKEN)

@@ -77,6 +77,7 @@ class Timeouts:
     message: float = 60.0  # for a message of a reachable peer
     idle: float = 5.0  # of silence, until a peer counts as unreachable
     alone: float = 3600.0  # without contact to any other peer, until a peer ends; may be inf
+    stay: float = 30.0  # after the last round, for a peer that was lost less than this ago
 
     def __post_init__(self) -> None:
         for option in fields(self):

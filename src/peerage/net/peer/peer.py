@@ -172,7 +172,7 @@ class Peer(Receiver):
             await self.model_server.wait_for_downloads(self.transport, timeouts.message)
             if last and self.state == State.FINISHED:
                 with suppress(asyncio.CancelledError):  # by a signal; all rounds are done
-                    await notice.wait_for_lost(timeouts.start)
+                    await notice.wait_for_lost(timeouts.stay)
             self.recorder.add_late_counts(self.sent_bytes.difference)
         except EpsilonReached as reached:
             await self._serve_while_stopped(reached)
