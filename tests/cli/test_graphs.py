@@ -33,7 +33,7 @@ def test_diffuse_for_people_and_as_a_picture(tmp_path: Path) -> None:
     assert ended.code == 0
     shown = {line[:18].strip(): line[18:].strip() for line in ended.lines}
     assert float(shown["sigma ap start"].split()[0]) == pytest.approx(1, abs=0.1)
-    assert "deviation across the parameters of a node, at first" in ended.out
+    assert "deviation across a node's parameters, at first" in ended.out
     assert ended.err == ""  # progress is for terminals
     assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
 
