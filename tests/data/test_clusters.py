@@ -170,7 +170,8 @@ def test_every_partition_works_with_clusters(partition: str, shift: str) -> None
             low = 5 * (node >= 5)
             assert set(world.data_of(node).y.tolist()) <= set(range(low, low + 5))
     used = torch.cat(list(world.parts))
-    assert len(used) == len(used.unique())
+    if partition != "sample":  # whose nodes draw with replacement
+        assert len(used) == len(used.unique())
 
 
 def test_a_node_drops_labels_that_its_cluster_does_not_keep() -> None:
