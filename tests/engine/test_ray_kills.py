@@ -170,7 +170,10 @@ def test_a_run_waits_for_a_machine_that_died(machines_again, tmp_path, waiting):
 
 
 def test_a_waiting_run_is_interrupted_and_resumed_elsewhere(machines_again, tmp_path, waiting):
-    said = waiting(lambda: signal.raise_signal(signal.SIGINT))
+    def interrupt():  # not with a signal: programs in the background ignore SIGINT
+        raise KeyboardInterrupt
+
+    said = waiting(interrupt)
     experiment = toy(pg.DecHW(), rounds=ROUNDS, engine=RAY)
     with pytest.raises(Interrupted, match="the last checkpoint is of round"):
         pg.run(

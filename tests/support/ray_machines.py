@@ -48,7 +48,13 @@ class Machines:
 
     def kill(self, machine: Any) -> None:
         """End all processes of a machine at once, as if its power failed."""
+        raylets = [psutil.Process(one.process.pid) for one in machine.all_processes["raylet"]]
+        family = [child for raylet in raylets for child in raylet.children(recursive=True)]
         self.cluster.remove_node(machine, allow_graceful=False)
+        for process in family:  # without a raylet, actors would work on for a while
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family)
 
     def remove(self, machine: Any) -> None:
         """Kill a machine, and wait until Ray has noticed it."""
