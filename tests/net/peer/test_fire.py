@@ -379,8 +379,9 @@ def check_answers(fire: Attack) -> None:
     assert set(refused) <= {*REASONS, *OF_STREAMS}
     assert len(set(refused) & set(REASONS)) >= 8
     assert all(refused[reason] for reason in OF_STREAMS - {"newer stream"})
-    # gRPC rejects what is too large or too much at once, and resets streams that still send after
-    # an answer (INTERNAL); such calls never reach the peer. Its own mistakes count as failed.
+    # gRPC rejects what is too large or too much at once, and has the
+    # code INTERNAL of its own; we believe that such calls are streams that it reset, and did not
+    # verify it. Mistakes of the peer count as failed, above.
     unseen = fire.ended("UNAVAILABLE", "INTERNAL")
     unseen += sum(n for how, n in outcomes.items() if "large" in how)
     answered = fire.ended("OK")
