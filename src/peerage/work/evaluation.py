@@ -12,7 +12,8 @@ from torch import Tensor
 from peerage.vectors import FlatModel
 from peerage.work.context import Examples
 
-CHUNK = 500  # examples in one forward pass: efficient, and small enough for the cache
+CHUNK = 500  # examples in one forward pass, at most
+PIXELS = 100_000  # in one forward pass: larger results of a convolution are slow, as new memory is
 FIXED_POINT = 2.0**36  # entries are summed as integers of this unit, so that order does not matter
 
 
@@ -56,7 +57,7 @@ def score(
     model.module.eval()
     right, loss = 0, 0.0
     with torch.no_grad():
-        for x, y in examples.in_order(CHUNK):
+        for x, y in examples.in_order(chunk_size(examples)):
             logits = model.module(x)
             predicted = logits.argmax(1)
             right += int((predicted == y).sum())
@@ -67,6 +68,16 @@ def score(
                 confusion += cells.bincount(minlength=confusion.numel()).view_as(confusion)
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
     return Score(right / len(examples), loss / len(examples))
+
+
+def chunk_size(examples: Examples) -> int:
+    """The number of examples in one forward pass: efficient, and small enough for the cache.
+
+    >>> chunk_size(Examples(torch.zeros(1, 3, 32, 32), torch.zeros(1)))
+    97
+    """
+    pixels = examples.x.shape[1:3].numel() if examples.images else 1
+    return max(1, min(CHUNK, PIXELS // max(1, pixels)))
 
 
 class ConsensusSums:
