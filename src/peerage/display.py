@@ -77,14 +77,18 @@ def stages(names: Sequence[str], *, quiet: bool = False) -> Iterator[Callable[[]
         yield begin
 
 
-def counted(items: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """The items, with a bar in a notebook or in a terminal; nothing is shown in a log file."""
-    if in_notebook():
+def counted(items: Iterable[T], label: str, total: int, *, quiet: bool = False) -> Iterator[T]:
+    """The items, with a bar in a notebook or in a terminal.
+
+    Nothing is shown in a log file or if `quiet`.
+    """
+    if in_notebook() and not quiet:
         bar = NotebookBar(label, total)
         for done, item in enumerate(items, start=1):
             yield item
             bar.update(done, f"{done:,} of {total:,}", last=done == total)
         return
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    hidden = quiet or not console.is_terminal
+    with Progress(console=console, transient=True, disable=hidden) as bars:
         yield from bars.track(items, total=total, description=label)

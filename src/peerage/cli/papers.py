@@ -66,7 +66,8 @@ def reproduce(
     if other := [study.id for study in studies if inputs != "paper" and study.id[:3] != "p2-"]:
         raise InputError(f"--inputs is for studies of P2, not for {other[0]}; remove it")
     if show_list:
-        rows = entries(studies or list(runner.STUDIES.values()), store, plan, Speeds())
+        every = studies or list(runner.STUDIES.values())
+        rows = entries(every, store, plan, Speeds(), quiet=quiet)
         if as_json:
             print(json.dumps({"studies": rows}))
         else:

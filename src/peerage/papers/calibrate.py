@@ -33,12 +33,11 @@ from peerage.work.context import Examples
 from peerage.work.evaluation import score
 from peerage.work.training import LocalSGD, train
 
-SECONDS = 0.3  # of processor time per measurement
+SECONDS = 0.15  # of processor time per measurement
 TRIALS = 3  # measurements, of which the fastest counts
 MAX_AGE = 30 * 24 * 3600.0  # seconds until a machine is measured again
 START_SECONDS = 0.5  # until the workers of a run have started
-TRIAL_EXAMPLES = 500  # fewer for large models, which would take a minute
-LARGE_MODEL = 2_000_000  # parameters
+TRIAL_EXAMPLES = 500  # fewer for slow models, of which one batch can take a second
 AVERAGED_SHAPE = (8, 1 << 20)  # models, parameters: too large for any cache
 
 
@@ -278,11 +277,21 @@ def measure(known: DatasetInfo, name: str, batch: int) -> Rate:
     architecture = Architecture(name, partial(options.build, shape, classes), "torch")
     model = architecture.build_flat()
     model.load(*architecture.initial(0, 0, gain=1.0))
-    count = TRIAL_EXAMPLES if model.params.numel() < LARGE_MODEL else 2 * batch
-    images = Examples(torch.randn(count, *shape), torch.arange(count) % classes)
+    most = max(TRIAL_EXAMPLES, batch)
+    images = Examples(torch.randn(most, *shape), torch.arange(most) % classes)
     work = LocalSGD(epochs=1, batch_size=batch, lr=0.001, momentum=0.9)
-    trained = _per_second(lambda: train(model, work, images.chunks(torch.arange(count), batch)))
-    evaluated = _per_second(lambda: score(model, images))
+
+    def train_on(count: int) -> None:
+        train(model, work, images.chunks(torch.arange(count), batch))
+
+    train_on(batch)  # the first time is slow
+    start = process_time()
+    train_on(batch)
+    fitting = int(SECONDS / TRIALS / max(process_time() - start, 1e-9))  # batches of one trial
+    count = min(max(1, fitting) * batch, most)
+    tested = images.subset(torch.arange(count))
+    trained = _per_second(lambda: train_on(count))
+    evaluated = _per_second(lambda: score(model, tested))
     return Rate(count * trained, count * evaluated)
 
 

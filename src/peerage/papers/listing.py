@@ -6,13 +6,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from peerage.display import counted
 from peerage.papers.calibrate import Speeds
 from peerage.papers.runner import Store, missing_datasets
 from peerage.papers.study import Job, Plan, Study
 
 
 def entries(
-    studies: Sequence[Study], store: Store, plan: Plan, speeds: Speeds
+    studies: Sequence[Study], store: Store, plan: Plan, speeds: Speeds, *, quiet: bool = False
 ) -> list[dict[str, Any]]:
     """One row per study; `hours_left` counts only unfinished runs.
 
@@ -22,7 +23,7 @@ def entries(
     wanted = {study.id: list({j.folder: j for j in study.jobs(plan)}.values()) for study in studies}
     # One call for all studies: checking a data set reads every byte of it.
     missing = missing_datasets(job for jobs in wanted.values() for job in jobs)
-    for study in studies:
+    for study in counted(studies, "estimating times", len(studies), quiet=quiet):
         jobs = wanted[study.id]
         left = [job for job in jobs if not store.ended(job)]
         data = list(dict.fromkeys(job.dataset for job in jobs if job.dataset is not None))
